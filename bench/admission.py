@@ -24,7 +24,7 @@ from support.simulated_load import Asked, Ended, Load
 from firstline_core.errors import QueueFullError
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.scheduling.admission import Admission, Bounds
+from firstline_gateway.scheduling.admission import Admission, Before, Bounds
 from firstline_gateway.scheduling.waiting import Queue, Waiting
 
 MODEL = ModelKey("m", 1)
@@ -88,12 +88,12 @@ class Gradient:
 class Limited(Admission):
     """Lets in what fits under a limit, first come, first served."""
 
-    def __init__(self, queue: Queue, slots: int, bounds: Bounds, limit: Limit) -> None:
-        super().__init__(queue, slots, bounds)
+    def __init__(self, queue: Queue, bounds: Bounds, limit: Limit) -> None:
+        super().__init__(queue, bounds)
         self._limit = limit
         self._asked_s: dict[int, float] = {}
 
-    def let_in(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float, *, idle: bool) -> Waiting:
+    def let_in(self, key: ModelKey, request: InferRequest, now_s: float, before: Before, *, idle: bool) -> Waiting:
         if len(self._asked_s) >= self._limit.limit:
             raise QueueFullError("There is no room.", retry_after_s=0.0)
         item = self._foresee(key, request, now_s, begins_s=now_s, due_s=now_s)
@@ -130,7 +130,7 @@ async def play(rule: Rule, plan: list[Asked], *, steady: bool) -> list[Ended]:
     load = Load({MODEL: (0.0, ROW_S)})
     if rule.limit is not None:
         batcher = load.batcher
-        batcher._admission = Limited(batcher._queue, 1, batcher._bounds, rule.limit())
+        batcher._admission = Limited(batcher._queue, batcher._bounds, rule.limit())
     await load.warm(1, 2, 4)
     now_s = load.clock.monotonic_s()
     for start_s in () if steady else range(1, int(SECONDS), 2):

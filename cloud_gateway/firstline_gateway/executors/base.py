@@ -225,6 +225,18 @@ class NoSeat(NamedTuple):
     again_s: float
 
 
+class Way(NamedTuple):
+    """What a model's requests have to get by, where not every executor runs every model.
+
+    Args:
+        slots: batches that run side by side on the executors that run it.
+        parts: of what each model has to run, the part that goes to those executors.
+    """
+
+    slots: int
+    parts: Mapping[ModelKey, float]
+
+
 class Look(Protocol):
     """At the seats that there are at one moment.
 
@@ -248,6 +260,14 @@ class Look(Protocol):
             max_rows: of a batch.
             least_rows: of the batch: those of the first request.
         """
+        ...
+
+    def way(self, key: ModelKey) -> Way:
+        """What a model's requests wait behind."""
+        ...
+
+    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
+        """What a batch takes where that is least; None where nobody knows."""
         ...
 
     def hold(self, key: ModelKey, seat: Seat, rows: int) -> None:

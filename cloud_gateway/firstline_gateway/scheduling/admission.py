@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.quantities import counted
@@ -30,7 +30,7 @@ from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.scheduling.batch_times import BatchTimes
 from firstline_gateway.scheduling.margin import Margin
 from firstline_gateway.scheduling.shares import Shares
-from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting, client_of, level_of
+from firstline_gateway.scheduling.waiting import AUDIT_LEVEL, Parts, Queue, Waiting, client_of, level_of
 
 # When to come back where nothing tells.
 _FIRST_RETRY_S = 1.0
@@ -57,41 +57,51 @@ class Bounds:
     batch_rows: int
 
 
+class Before(NamedTuple):
+    """What a newcomer finds before it.
+
+    Args:
+        slots: batches that run side by side where its model runs.
+        busy_s: seconds that the batches which run there will still take, all together.
+        parts: how much of what waits, by model, is before it there.
+        alone_s: that a batch of it takes where that is least; None where the model's batches so far tell.
+    """
+
+    slots: int
+    busy_s: float
+    parts: Parts = None
+    alone_s: float | None = None
+
+
 class Admission:
     """Decides over newcomers. Belongs to one event loop.
 
     Args:
         queue: what waits; only read here.
-        slots: reads how many batches may run at the same moment.
         bounds: how much may wait.
     """
 
-    def __init__(self, queue: Queue, slots: Callable[[], int], bounds: Bounds) -> None:
+    def __init__(self, queue: Queue, bounds: Bounds) -> None:
         self._queue = queue
-        self._read_slots = slots
         self._bounds = bounds
         self.shares = Shares()
         self.margin = Margin()
         self.times: defaultdict[ModelKey, BatchTimes] = defaultdict(BatchTimes)
 
-    @property
-    def _slots(self) -> int:
-        return self._read_slots()
-
     def learn(self, item: Waiting, now_s: float) -> None:
-        """A request is answered: as was foreseen? Of audits nothing was."""
-        if item.level != AUDIT_LEVEL:
+        """A request is answered: as was foreseen? Of audits nothing was, and of no budget."""
+        if item.level != AUDIT_LEVEL and not item.held_up:
             self.margin.learn(item.foreseen_s, now_s)
 
-    def let_in(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float, *, idle: bool) -> Waiting:
+    def let_in(self, key: ModelKey, request: InferRequest, now_s: float, before: Before, *, idle: bool) -> Waiting:
         """Finds the request's place.
 
         Args:
             key: its model.
             request: with its deadline on the clock of `now_s`.
             now_s: the present.
-            busy_s: seconds that the batches that run will still take, all together.
-            idle: whether a slot is free and nothing waits.
+            before: what runs and waits before it.
+            idle: whether it begins at once.
 
         Raises:
             QueueFullError: there is no room; `retry_after_s` is when there should be.
@@ -99,23 +109,25 @@ class Admission:
         """
         self.shares.note(request.principal, level_of(request), now_s)
         if idle:
-            return self._at_once(key, request, now_s)
+            return self._at_once(key, request, now_s, before)
         known = self.times[key].known
-        self._check_space(key, request, (busy_s + self._queue.of().work_s) / self._slots if known else _FIRST_RETRY_S)
+        retry_after_s = (before.busy_s + self._queue.work_s(before.parts)) / before.slots if known else _FIRST_RETRY_S
+        self._check_space(key, request, retry_after_s)
         if not known:
-            self._check_unmeasured(key, request)
-        due_s = self._due_s(key, request, now_s, busy_s)
-        ahead_s, spare_s = self._queue.place(due_s, level_of(request))
-        begins_s = now_s + (busy_s + ahead_s) / self._slots
-        item = self._foresee(key, request, now_s, begins_s=begins_s, due_s=due_s)
+            self._check_unmeasured(key, request, before.slots)
+        mine_s = self._queue.work_s(before.parts, client_of(request))
+        due_s = self._due_s(key, request, now_s, before, mine_s)
+        ahead_s, spare_s = self._queue.place(due_s, level_of(request), before.parts)
+        begins_s = now_s + (before.busy_s + ahead_s) / before.slots
+        item = self._foresee(key, request, now_s, begins_s=begins_s, due_s=due_s, alone_s=before.alone_s)
         if known:
             _check_possible(item, now_s)
-            self._check_turn(item, now_s, begins_s, ahead_s / self._slots)
-            self._check_others(item, spare_s, begins_s - now_s)
+            self._check_turn(item, now_s, begins_s, ahead_s / before.slots, mine_s / before.slots)
+            self._check_others(item, spare_s, begins_s - now_s, before.slots)
         return item
 
-    def _at_once(self, key: ModelKey, request: InferRequest, now_s: float) -> Waiting:
-        item = self._foresee(key, request, now_s, begins_s=now_s)
+    def _at_once(self, key: ModelKey, request: InferRequest, now_s: float, before: Before) -> Waiting:
+        item = self._foresee(key, request, now_s, begins_s=now_s, alone_s=before.alone_s)
         # What is run is measured: a wrong estimate must not shut a model out for good.
         if now_s - self.times[key].ended_s <= _PROBE_PAUSES * item.alone_s:
             _check_possible(item, now_s)
@@ -124,15 +136,22 @@ class Admission:
 
     # What is foreseen of a newcomer.
 
-    def _due_s(self, key: ModelKey, request: InferRequest, now_s: float, busy_s: float) -> float:
+    def _due_s(self, key: ModelKey, request: InferRequest, now_s: float, before: Before, mine_s: float) -> float:
         """Its place in the order: its deadline, or when its client's equal part of the machine would have it done."""
         if request.deadline_s is not None:
             return request.deadline_s
-        mine_s = self._queue.of(client_of(request)).work_s + self.times[key].seconds(request.rows)
-        return now_s + min(self._bounds.seconds, (busy_s + self.shares.clients * mine_s) / self._slots)
+        mine_s += self.times[key].seconds(request.rows)
+        return now_s + min(self._bounds.seconds, (before.busy_s + self.shares.clients * mine_s) / before.slots)
 
     def _foresee(
-        self, key: ModelKey, request: InferRequest, now_s: float, *, begins_s: float, due_s: float | None = None
+        self,
+        key: ModelKey,
+        request: InferRequest,
+        now_s: float,
+        *,
+        begins_s: float,
+        due_s: float | None = None,
+        alone_s: float | None = None,
     ) -> Waiting:
         """The request, as it would wait and be done if its batch began at `begins_s`."""
         times = self.times[key]
@@ -147,7 +166,7 @@ class Admission:
             due_s=latest_s if due_s is None else due_s,
             latest_s=latest_s,
             work_s=request.rows * batch_s / batch_rows,
-            alone_s=times.seconds(request.rows),
+            alone_s=times.seconds(request.rows) if alone_s is None else alone_s,
             foreseen_s=begins_s + batch_s,
             answered=asyncio.get_running_loop().create_future(),
         )
@@ -180,25 +199,24 @@ class Admission:
                 f"{of_all.size_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s
             )
 
-    def _check_unmeasured(self, key: ModelKey, request: InferRequest) -> None:
+    def _check_unmeasured(self, key: ModelKey, request: InferRequest, slots: int) -> None:
         """Whether a request with a deadline may wait for a model that never ran."""
-        if request.deadline_s is not None and self._queue.of(key).requests >= self._slots:
+        if request.deadline_s is not None and self._queue.of(key).requests >= slots:
             raise QueueFullError(
                 f"Nothing has run on model '{key.name}' yet that would tell whether this request can be answered in "
                 "time, and others wait already; come back later.",
                 retry_after_s=_FIRST_RETRY_S,
             )
 
-    def _check_turn(self, item: Waiting, now_s: float, begins_s: float, ahead_s: float) -> None:
+    def _check_turn(self, item: Waiting, now_s: float, begins_s: float, ahead_s: float, mine_s: float) -> None:
         """Whether its turn comes in time, and its client and level have a right to the room until then.
 
         Room is time here: what the request allows, less its own batch and the margin. What waits before it fills
-        `ahead_s` of that; what runs takes some of it too, but is nobody's share.
+        `ahead_s` of that, and its client's own `mine_s`; what runs takes some of it too, but is nobody's share.
         """
         batch_s, running_s = item.foreseen_s - begins_s, begins_s - now_s - ahead_s
         room_s = self.margin.usable_s(item.latest_s - now_s - batch_s)
         room_s = self.shares.of_level(item.level) * room_s - running_s
-        mine_s = self._queue.of(client_of(item.request)).work_s / self._slots
         if not self.shares.allows(mine_s, ahead_s, room_s):
             raise QueueFullError(
                 f"There are {begins_s - now_s:.3g} s of work before this request, which allows "
@@ -206,9 +224,9 @@ class Admission:
                 retry_after_s=max(0.0, ahead_s - max(0.0, room_s / self.shares.clients)),
             )
 
-    def _check_others(self, item: Waiting, spare_s: float, wait_s: float) -> None:
+    def _check_others(self, item: Waiting, spare_s: float, wait_s: float, slots: int) -> None:
         """Whether nobody behind it becomes late by it: all of them can be put off by `spare_s`."""
-        if self.margin.usable_s(spare_s) < item.work_s / self._slots:
+        if self.margin.usable_s(spare_s) < item.work_s / slots:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
                 retry_after_s=max(wait_s, item.alone_s),

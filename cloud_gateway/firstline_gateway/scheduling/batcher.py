@@ -35,7 +35,7 @@ from firstline_gateway.executors.base import (
     Seat,
     TakesAhead,
 )
-from firstline_gateway.scheduling.admission import Admission, Bounds
+from firstline_gateway.scheduling.admission import Admission, Before, Bounds
 from firstline_gateway.scheduling.ahead import Ahead
 from firstline_gateway.scheduling.batches import Choice, choose
 from firstline_gateway.scheduling.inline import INLINE_S, Answered, Inline, expired, settle
@@ -91,7 +91,7 @@ class Batcher:
         self._on_late = on_late
         self._on_ran = on_ran
         self._queue = Queue()
-        self._admission = Admission(self._queue, lambda: executor.slots, bounds)
+        self._admission = Admission(self._queue, bounds)
         self._running: dict[asyncio.Future[list[Outcome]], _Running] = {}
         self._measured: Callable[[ModelKey], Mapping[int, float]] = (
             executor.measured if isinstance(executor, InProcess) else lambda key: {}
@@ -144,7 +144,9 @@ class Batcher:
     @property
     def wait_s(self) -> float:
         """How long a request without a deadline that came now would wait, as far as is known."""
-        return (self._busy_s(self._clock.monotonic_s()) + self._queue.of().work_s) / self._executor.slots
+        aside_s = self._late.aside_s if self._late is not None else 0.0
+        waiting_s = max(0.0, self._queue.work_s() - aside_s)
+        return (self._busy_s(self._clock.monotonic_s()) + waiting_s) / self._executor.slots
 
     @property
     def apart(self) -> Mapping[ModelKey, Apart]:
@@ -172,10 +174,10 @@ class Batcher:
         if self.enter(key, request, now_s, answered):
             return await answered
         self._expect(key)
-        idle = not self._queue and not self._is_full(key) and self._is_free(key, request.rows)
-        item = self._admission.let_in(key, request, now_s, self._busy_s(now_s), idle=idle)
+        idle, before = self._before(key, request.rows, now_s)
+        item = self._admission.let_in(key, request, now_s, before, idle=idle)
         item.came_s = now_s
-        self._queue.add(item, item.work_s / self._executor.slots)
+        self._queue.add(item, item.work_s / before.slots, before.parts)
         self._start_batches()
         if request.deadline_s is not None:
             item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
@@ -229,10 +231,14 @@ class Batcher:
     def _busy_s(self, now_s: float) -> float:
         return sum(running.left_s(now_s) for running in self._running.values())
 
-    def _is_free(self, key: ModelKey, rows: int) -> bool:
+    def _before(self, key: ModelKey, rows: int, now_s: float) -> tuple[bool, Before]:
+        """Whether a request that comes now begins at once, and what is before it."""
         if self._late is not None:
-            return self._late.is_free(key, rows)
-        return len(self._running) < self._executor.slots
+            running = [(each.batch[0].key, each.left_s(now_s)) for each in self._running.values()]
+            return self._late.before(key, rows, running)
+        slots = self._executor.slots
+        idle = not self._queue and not self._is_full(key) and len(self._running) < slots
+        return idle, Before(slots, self._busy_s(now_s))
 
     def _start_batches(self) -> None:
         if self._late is not None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import FirstlineError
 from firstline_gateway.executors.base import HasSeats, Look, ModelKey, NoSeat, Seat, Times
-from firstline_gateway.scheduling.admission import Admission
+from firstline_gateway.scheduling.admission import Admission, Before
 from firstline_gateway.scheduling.batches import Choice, choose, level
 from firstline_gateway.scheduling.waiting import Queue, Waiting
 
@@ -61,13 +61,38 @@ class Late:
         self._refuse = refuse
         self._again: Timer | None = None
         self._is_due = False
+        self._aside: set[ModelKey] = set()
         engine.on_free(self._fill_soon)
 
-    def is_free(self, key: ModelKey, rows: int) -> bool:
-        """Whether a request that comes now, where nothing waits, begins at once."""
+    @property
+    def aside_s(self) -> float:
+        """Seconds of one slot that models which wait aside would take."""
+        return sum(self._queue.of(key).work_s for key in self._aside)
+
+    def before(self, key: ModelKey, rows: int, running: Iterable[tuple[ModelKey, float]]) -> tuple[bool, Before]:
+        """Whether a request that comes now begins at once, and what is before it.
+
+        Args:
+            key: its model.
+            rows: its rows.
+            running: of each batch, its model and the seconds that it will still take.
+        """
         look = self._engine.look()
-        seat = None if look.is_full else look.seat(key, rows, self._max_rows, rows)
-        return seat is not None and not isinstance(seat, NoSeat) and seat.is_free
+        seat = self._seat_now(look, key, rows)
+        slots, parts = look.way(key)
+        busy_s = sum(left_s * parts.get(other, 0.0) for other, left_s in running)
+        alone_s = seat.times.seconds(rows) if seat is not None else look.quickest_s(key, rows)
+        found = {other: part for other, part in parts.items() if other == key or other not in self._aside}
+        # So that nobody has to add up what is the sum of all.
+        is_all = len(self._queue) == sum(self._queue.of(other).requests for other in found if found[other] == 1)
+        return seat is not None, Before(slots, busy_s, None if is_all else found, alone_s)
+
+    def _seat_now(self, look: Look, key: ModelKey, rows: int) -> Seat | None:
+        """Where a newcomer begins at once: what waits of other models has been looked at, and left that one free."""
+        if look.is_full or self._queue.of(key).requests or key in self._full():
+            return None
+        seat = look.seat(key, rows, self._max_rows, rows)
+        return seat if not isinstance(seat, NoSeat) and seat.is_free else None
 
     def fill(self) -> None:
         """Begins what is to begin now."""
@@ -92,6 +117,7 @@ class Late:
 
     def _next(self, now_s: float) -> tuple[Choice, Seat | None, float]:
         """What is to begin now, and where; without a batch, in how many seconds to look again if nothing happens."""
+        self._aside.clear()
         look = self._engine.look()
         if look.is_full:
             return Choice([], [], []), None, self._tell_bounded(look, now_s)
@@ -154,6 +180,9 @@ class Late:
         ends_s = now_s + none.again_s
         if late := [item for item in of_model if item.latest_s <= ends_s]:
             self._refuse(late, none.error)
+        for item in of_model:
+            item.held_up = True
+        self._aside.add(of_model[0].key)
         patient_s = min((item.latest_s - now_s for item in of_model if item.latest_s > ends_s), default=math.inf)
         return max(_AGAIN_S, min(none.again_s or math.inf, patient_s))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from firstline_core.clock import Timer
@@ -20,6 +20,9 @@ from firstline_gateway.executors.base import ModelKey, Probabilities
 DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1
 """Audits go below everything that somebody waits for."""
+
+Parts = Mapping[ModelKey, float] | None
+"""How much of each model's work counts, 0 where it is not named; None is all of all."""
 
 Client = tuple[str, str]
 """What it asks for, and who: its audits take no room from its other requests."""
@@ -37,6 +40,7 @@ class Waiting:
         alone_s: seconds that a batch of it alone takes.
         foreseen_s: when it would be done, as far as was known last.
         came_s: when it was let in.
+        held_up: whether it waited for what no prediction knows of: a budget.
     """
 
     key: ModelKey
@@ -51,6 +55,7 @@ class Waiting:
     answered: asyncio.Future[Probabilities]
     expiry: Timer | None = None
     came_s: float = 0.0
+    held_up: bool = False
 
     @property
     def spare_s(self) -> float:
@@ -94,27 +99,47 @@ class Queue:
         """What waits of a model, of a client or of a level; of all together without an argument."""
         return self._tallies.get(whose, _NOTHING)
 
-    def place(self, due_s: float, level: int) -> tuple[float, float]:
+    def work_s(self, parts: Parts = None, client: Client | None = None) -> float:
+        """Seconds of one slot that wait: of so much of each model's, and of one client's or of all."""
+        if parts is None:
+            return self.of(client).work_s
+        return sum(
+            item.work_s * parts.get(item.key, 0.0)
+            for item in self._items
+            if client is None or client_of(item.request) == client
+        )
+
+    def place(self, due_s: float, level: int, parts: Parts = None) -> tuple[float, float]:
         """What a newcomer would find that is due then. Audits are before no others.
+
+        Args:
+            due_s: its place.
+            level: its level.
+            parts: how much of each model's work counts.
 
         Returns:
             Seconds of work before it, and by how much those behind it can be put off (infinite where there are none).
         """
         skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
-        behind_s, spare_s = 0.0 if skipped is None else self.of(skipped).work_s, float("inf")
+        if parts is None:
+            behind_s = 0.0 if skipped is None else self.of(skipped).work_s
+        else:
+            behind_s = sum(item.work_s * parts.get(item.key, 0.0) for item in self._items if item.level == skipped)
+        spare_s = float("inf")
         for item in reversed(self._items):  # most newcomers are due last
             if item.due_s <= due_s:
                 break
-            if item.level != skipped:
-                behind_s += item.work_s
+            if item.level != skipped and (part := 1.0 if parts is None else parts.get(item.key, 0.0)):
+                behind_s += item.work_s * part
                 spare_s = min(spare_s, item.spare_s)
-        return max(0.0, self.of().work_s - behind_s), spare_s
+        return max(0.0, self.work_s(parts) - behind_s), spare_s
 
-    def add(self, item: Waiting, delay_s: float) -> None:
-        """Puts it into its place; those behind it are done `delay_s` later."""
+    def add(self, item: Waiting, delay_s: float, parts: Parts = None) -> None:
+        """Puts it into its place; those behind it, as far as they count, are done `delay_s` later."""
         position = bisect_right(self._items, item.due_s, key=_due_s)
         for behind in self._items[position:]:
-            behind.foreseen_s += delay_s
+            if parts is None or behind.key in parts:
+                behind.foreseen_s += delay_s
         self._items.insert(position, item)
         for whose in (None, item.key, client_of(item.request), item.level):
             self._tallies.setdefault(whose, Tally()).count(item, 1)

@@ -20,6 +20,7 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,
+    DeadlineExceededError,
     EngineUnavailableError,
     FirstlineError,
     LinkDownError,
@@ -102,9 +103,9 @@ class Bench:
         for member in self.members:
             member.place(SERVED, member.costs(SERVED))
             member.place(FRUGAL, member.costs(FRUGAL))
-        engine = Dispatcher(self.members, clock=self.clock)
+        self.engine = Dispatcher(self.members, clock=self.clock)
         self.batcher = Batcher(
-            engine if len(speeds) > 1 else self.executors[0],
+            self.engine if len(speeds) > 1 else self.executors[0],
             clock=self.clock,
             bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
         )
@@ -369,3 +370,65 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     await bench.until(alone)
     assert not alone.exception()
     assert not busy.done() and not waits.done()
+
+
+async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    for member in bench.members:
+        member.energy.spend(66.0, bench.clock.monotonic_s())
+    over = [await bench.submit(rows=4) for _ in range(12)]
+    wait_s = bench.batcher.wait_s
+    busy = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    due_s = bench.clock.monotonic_s() + 0.05
+    hurried = await bench.submit(2.0, FRUGAL, deadline_s=due_s)
+    await bench.until(*busy, hurried)
+    assert not hurried.exception()
+    assert wait_s == 0
+    assert not any(task.done() for task in over)
+
+
+async def test_what_waits_for_a_budget_says_nothing_of_how_good_predictions_are() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit())
+    for member in bench.members:
+        member.energy.spend(62.0, bench.clock.monotonic_s())
+    await bench.until(await bench.submit())
+    assert bench.clock.monotonic_s() > 1.0
+    assert bench.batcher._admission.margin.seconds < 0.1
+
+
+async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
+    """Each model has an executor of its own: of the first a second's work waits, of the other a request runs."""
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(FRUGAL.key)
+    bench.members[1].displace(SERVED.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    backlog = [await bench.submit() for _ in range(150)]
+    due_s = bench.clock.monotonic_s() + 0.04
+    mine = [await bench.submit(2.0, FRUGAL, deadline_s=due_s) for _ in range(2)]
+    await bench.until(*mine)
+    assert not any(task.exception() for task in mine)
+    assert not backlog[-1].done()
+    await bench.until(*backlog)
+
+
+async def test_work_that_executors_share_counts_in_part() -> None:
+    """The first model runs on both executors, the other on one of them."""
+    bench = Bench(1.0, 1.0)
+    bench.members[0].displace(FRUGAL.key)
+    look = bench.engine.look()
+    assert look.way(FRUGAL.key) == (1, {SERVED.key: 0.5, FRUGAL.key: 1.0})
+    assert look.way(SERVED.key) == (2, {SERVED.key: 1.0, FRUGAL.key: 1.0})
+
+
+async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_ones_sake() -> None:
+    bench = Bench(1.0, 0.1, rows=1)
+    await bench.load(150.0, 2.0)
+    now_s = bench.clock.monotonic_s()
+    for _ in range(3):
+        bench.batcher._admission.times[SERVED.key].observe(1, 1.0, now_s)
+    in_time, too_late = await bench.submit(deadline_s=now_s + 0.008), await bench.submit(deadline_s=now_s + 0.005)
+    await bench.until(in_time)
+    assert not in_time.exception()
+    assert isinstance(too_late.exception(), DeadlineExceededError)

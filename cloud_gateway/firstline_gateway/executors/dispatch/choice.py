@@ -46,7 +46,8 @@ class Candidate(Generic[Name]):
     @property
     def fits(self) -> bool:
         """Whether the batch is within its budgets."""
-        return self.memory_bytes <= self.free_bytes and self.energy_j <= self.left_j
+        # What takes nothing is within a budget that another batch has overdrawn.
+        return self.memory_bytes <= self.free_bytes and self.energy_j <= max(0.0, self.left_j)
 
     @property
     def done_s(self) -> float:

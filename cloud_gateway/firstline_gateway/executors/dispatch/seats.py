@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome
+from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Way
 from firstline_gateway.executors.base import Seat as AnySeat
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
@@ -111,6 +111,21 @@ class Look:
         soonest_s = min((self._candidate(member, key, least_rows).done_s for member in others), default=math.inf)
         times = SeatTimes(best.name, key, most)
         return Seat(best.name, key, False, times, _again_s(best, soonest_s), bool(others), self._run)
+
+    def way(self, key: ModelKey) -> Way:
+        slots = {member: member.slots for member in self._members}
+        there = [member for member in self._members if not member.trouble(key)]
+        parts = {}
+        for other in {other for member in there for other in member.keys}:
+            everywhere = sum(slots[member] for member in self._members if not member.trouble(other))
+            shared = sum(slots[member] for member in there if not member.trouble(other))
+            parts[other] = shared / everywhere if everywhere else 1.0
+        return Way(max(1, sum(slots[member] for member in there)), parts)
+
+    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
+        there = [member for member in self._members if not member.trouble(key)]
+        well = [member for member in there if member.standing.trusted] or there
+        return min((each for member in well if (each := member.seconds(key, rows)) is not None), default=None)
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
