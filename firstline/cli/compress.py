@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from types import FrameType
 from typing import Annotated
 
 import typer
 
+from firstline.cli.compressed import as_json, print_found
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
 from firstline.cli.named_profile import profile_named
-from firstline.cli.output import Output, OutputOption, percent, print_json, print_table, progress, size, table, warn
+from firstline.cli.output import Output, OutputOption, print_json, progress, warn
 from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.cli.rollout_options import Where
-from firstline.workbench.compress.compression import Compression, compress, promise_of, source_of
+from firstline.workbench.compress.compression import compress, promise_of, source_of
 from firstline.workbench.compress.distilling import require_training
-from firstline.workbench.compress.judge import Figures
-from firstline.workbench.compress.making import Candidate
 from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, start_of
-from firstline.workbench.compress.target import Target
 from firstline.workbench.compress.writing import write_compressed
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.placing import refuse_existing
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.words import DISTURBED
 from firstline_core.routing.certificate import check_share
 from firstline_core.runtime.select import RuntimeOptions
 
@@ -59,6 +60,13 @@ def compress_command(
     max_loss_points: Annotated[
         float, typer.Option(min=0, max=100, help="Points of accuracy that a candidate may lose.")
     ] = 2.0,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            help="With which no greater loss has to be proved, e.g. 0.95. Default: what is seen on the judging images "
+            "counts, and the most that it may be is told."
+        ),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Of the certificates. Default: the first variant's own, else 0.05.")
     ] = None,
@@ -85,6 +93,13 @@ def compress_command(
         str,
         typer.Option("--student", metavar="ID", help="The student starts as this smaller model, and nothing is cut."),
     ] = "",
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --train: it is kept here after each epoch; ended, the same command goes on from there.",
+        ),
+    ] = None,
     threads: Annotated[
         int, typer.Option(min=0, help="Threads a model and a training may use; 0 leaves it to the runtime.")
     ] = 1,
@@ -109,13 +124,15 @@ def compress_command(
     if out is not None:
         refuse_existing(out)  # before the models run for minutes
     source, promise = source_of(opened.manifest, of), promise_of(opened.manifest, epsilon, delta)
-    for name, share in {"epsilon": promise.epsilon, "delta": promise.delta}.items():
-        check_share(name, share)
+    for name, share in {"epsilon": promise.epsilon, "delta": promise.delta, "confidence": confidence}.items():
+        if share is not None:
+            check_share(name, share)
     if train:
         require_training()
     start_of(opened.manifest, source, start)
     if start and train is None:
         raise ConfigError("--student names what a student starts as; --train says for how many epochs it is taught.")
+    _ready(checkpoints, train)
     if depth is None:
         depth = 1.0 if start or keep < 1 else DEPTH
     lesson = Lesson(keep, depth, start, epochs=train or 0, threads=threads)
@@ -131,9 +148,11 @@ def compress_command(
             source=source,
             promise=promise,
             max_loss=max_loss_points / 100,
+            confidence=confidence,
             profile=profile,
             lesson=lesson if train is not None else None,
             seed=seed,
+            checkpoints=checkpoints,
             options=options,
             told=lambda words: typer.echo(f"{words} ...", err=True),
             progress=told,
@@ -147,9 +166,9 @@ def compress_command(
     if force and (refused := [one for one in found.candidates if one.verdict and not one.verdict.accepted]):
         warn(f"--force takes {len(refused)} that the rule refuses.")
     if output is Output.JSON:
-        print_json(_json(found, taken, written.manifest.version if written else None))
+        print_json(as_json(found, taken, written.manifest.version if written else None))
         return
-    _print(found)
+    print_found(found)
     if written is not None:
         order = ", ".join(model.id for model in written.manifest.edge)
         typer.echo(
@@ -161,97 +180,56 @@ def compress_command(
 
 @contextmanager
 def _work_folder() -> Iterator[Path]:
-    """For all files on the way, candidates among them; what a killed command leaves there is known by its name."""
+    """For all files on the way, candidates among them; what a killed command leaves there is known by its name.
+
+    SIGTERM unwinds the block as Ctrl-C does, and ends the process with 128 and its number, as shells have it.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         with TemporaryDirectory(prefix="firstline-compress-") as folder:
-            yield Path(folder)
+            try:
+                with _temporary_files_in(Path(folder) / "tmp"):
+                    work = Path(folder) / "work"
+                    work.mkdir()
+                    yield work
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the tidying
     except OSError as error:
         raise ConfigError(
             f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
             "place for it."
         ) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _json(found: Compression, taken: list[str], version: int | None) -> dict[str, object]:
-    return {
-        "source": found.source.id,
-        "target": found.target,
-        "waited_share": found.waited_share,
-        "promise": found.promise,
-        "max_loss": found.max_loss,
-        "rows": dict(zip(("make", "judge", "certify"), found.rows, strict=True)),
-        "there": found.there,
-        "certified_accuracy": found.certified_accuracy,
-        "candidates": [
-            {
-                "id": one.model.id if one.model is not None else None,
-                "technique": one.technique,
-                "figures": one.figures,
-                "accepted": one.verdict is not None and one.verdict.accepted,
-                "reasons": one.verdict.reasons if one.verdict is not None else (one.failed,),
-                "provenance": one.model.provenance if one.model is not None else None,
-            }
-            for one in found.candidates
-        ],
-        "taken": taken,
-        "version": version,
-    }
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Those of quantisers and of processes too, whose own tidying a signal interrupts."""
+    folder.mkdir()
+    variable, known = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = known
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
 
 
-def _print(found: Compression) -> None:
-    make, judge, certify = found.rows
-    promise = found.promise
-    typer.echo(
-        f"Made of {found.source.id} on {make} images, judged on {judge}, certified on {certify}: at most "
-        f"{percent(promise.epsilon)} {promise.contract}, with confidence {percent(1 - promise.delta)}."
-    )
-    aimed = found.target is not None
-    made = table(
-        "model", ">accuracy", ">on new rows", ">p50 ms", *((">mJ", "on") if aimed else ()), ">bytes", ">kept", "verdict"
-    )
-    for there in found.there:
-        made.add_row(*_row(there, found), "there")
-    for one in found.candidates:
-        made.add_row(*_row(one.figures, found), _verdict(one)) if one.figures else None
-    print_table(made)
-    if found.target is not None:
-        typer.echo(_of_target(found, found.target))
-    for one in found.candidates:
-        name = one.model.id if one.model is not None else one.technique
-        reasons = one.verdict.reasons if one.verdict is not None else (one.failed,)
-        typer.echo(f"{name} is {_verdict(one)}: {'; '.join(reasons) or 'nothing that is there is as accurate'}.")
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
-def _verdict(one: Candidate) -> str:
-    if one.verdict is None:
-        return "not made" if one.model is None else "not judged"
-    return "accepted" if one.verdict.accepted else "refused"
-
-
-def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
-    kept = "-" if figures.kept is None else percent(figures.kept)
-    on_target = (_energy(figures.energy_mj), figures.ran) if found.target is not None else ()
-    accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
-    return figures.id, *accuracies, f"{figures.latency_ms:.4g}", *on_target, size(figures.size_bytes), kept
-
-
-def _energy(reading: Reading | None) -> str:
-    if reading is None or isinstance(reading, Absent):
-        return "absent"
-    return f"{reading.value:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
-
-
-def _of_target(found: Compression, target: Target) -> str:
-    """Whence latency and energy come."""
-    said = [
-        f"Latency is of '{target.machine}', "
-        + ("measured now, in turns, each model in its best way." if target.here else "as its profile has it.")
-    ]
-    energy = found.there[0].energy_mj
-    if isinstance(energy, Absent):
-        said.append(f"Energy is absent: {energy.reason}")
-    elif energy is not None:
-        said.append(f"Energy is {type(energy).__name__.lower()}: {energy.source}.")
-    if found.waited_share > DISTURBED:
-        said.append(f"Other work had the core for up to {percent(round(found.waited_share, 2))} of a measurement.")
-    return " ".join(said)
+def _ready(checkpoints: Path | None, train: int | None) -> None:
+    """Raises ConfigError where nothing is trained, or the folder cannot be made: now, and not after minutes."""
+    if checkpoints is None:
+        return
+    if not train:
+        raise ConfigError("--checkpoints keeps a training; --train says for how many epochs a student is taught.")
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{checkpoints} cannot hold checkpoints: {error.strerror or error}.") from error

@@ -10,6 +10,7 @@ Where labels do not matter, the column may be absent, and so may labels.csv: the
 from __future__ import annotations
 
 import csv
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,17 @@ class Dataset:
         with _opened(self.folder) as images:
             for sample in self.samples:
                 yield images.read(sample, self.folder / LABELS_NAME), sample.label
+
+    def digest(self) -> str:
+        """sha256 over every image's bytes with its label, in order; what files are called does not count.
+
+        Raises:
+            ConfigError: an image is missing, unreadable or too large.
+        """
+        found = hashlib.sha256()
+        for encoded, label in self.read():
+            found.update(f"{hashlib.sha256(encoded).hexdigest()} {label}\n".encode())
+        return found.hexdigest()
 
     def check_labels(self, labels: Sequence[str]) -> None:
         """Compares with a bundle's labels.

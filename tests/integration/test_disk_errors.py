@@ -6,13 +6,19 @@ import zipfile
 from pathlib import Path
 
 from support.agent import DIGITS
-from support.disk_errors import agent_on_a_failing_disk, errors_at
+from support.disk_errors import agent_on_a_failing_disk, errors_at, replacement_errors
 
 
 def test_any_change_of_an_outbox_may_fail() -> None:
     counts = errors_at(first=1, step=5)
     assert counts["changes"] > 40
     assert counts["rounds"] == 4 * len(range(1, counts["changes"] + 1, 5))
+    assert counts["refusing"] > counts["rounds"] / 4
+
+
+def test_any_change_of_a_replacement_may_fail_and_no_promise_is_lost() -> None:
+    counts = replacement_errors(step=4)
+    assert counts["rounds"] > 150
     assert counts["refusing"] > counts["rounds"] / 4
 
 

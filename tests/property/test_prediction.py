@@ -65,16 +65,24 @@ def test_a_load_without_queries_is_refused() -> None:
         predict([Stream(point(query_ms=1.0), 0.0)])
 
 
-def test_a_query_after_another_models_takes_what_the_turn_costs_more() -> None:
+def test_a_query_that_waits_after_another_models_takes_what_the_turn_costs_more() -> None:
     turned = replace(point(query_ms=1.0), switched=distribution([0.0015]))
-    arrivals_ms, kinds = np.arange(0.0, 40.0, 10.0), np.array([0, 0, 1, 0])
+    arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0]), np.array([0, 0, 1, 0, 1, 0])
     took = replayed([turned, point(query_ms=9.0)], arrivals_ms, kinds, servers=1, seed=0)
-    assert took.tolist() == pytest.approx([1.0, 1.0, 9.0, 1.5])
+    ends_ms = took + arrivals_ms
+    assert np.diff(ends_ms[:4]).tolist() == pytest.approx([1.0, 9.0, 1.5])
+    assert took[4:].tolist() == pytest.approx([9.0, 1.0])  # after a rest there is little left to take
+
+
+def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
+    cooled = replace(point(query_ms=1.0), queued=distribution([0.002]))
+    took = replayed([cooled], np.array([0.0, 0.5, 10.0]), np.zeros(3, np.intp), servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
 def test_a_turn_is_never_taken_for_a_gain() -> None:
     quicker = replace(point(query_ms=1.0), switched=distribution([0.0005]))
-    assert replayed([quicker, quicker], np.array([0.0, 9.0]), np.array([0, 1]), servers=1, seed=0).tolist() == [
+    assert replayed([quicker, quicker], np.array([0.0, 0.5]), np.array([0, 1]), servers=1, seed=0).tolist() == [
         1.0,
-        1.0,
+        1.5,
     ]

@@ -52,6 +52,7 @@ POINTS = st.builds(
     ran_on=st.just("CPUExecutionProvider"),
     query=_SOME,
     rested=_SOME,
+    queued=st.none() | _SOME,
     prepare=_SOME,
     run=_SOME,
     offline_per_s=_AMOUNTS,

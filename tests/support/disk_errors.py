@@ -85,6 +85,57 @@ asyncio.run(main())
 """
 
 
+# A damaged outbox, whose replacement fails at each change in turn; then it is opened again.
+_REPLACEMENT = """
+import asyncio, errno, itertools, json, shutil, sys
+from pathlib import Path
+from support.faulty_disk import calls, fail
+from support.outbox_faults import LIMITS, promise
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import CapacityError
+from firstline_edge.outbox.store import Outbox
+
+root = Path(sys.argv[1])
+
+def opened(folder):
+    return Outbox(folder / "outbox.db", LIMITS, clock=SimulatedClock())
+
+async def main():
+    kept, rounds, refused = root / "kept", 0, 0
+    outbox = opened(kept)
+    items = [promise(size) for size in (1, 3_000, 1)]
+    for item in items:
+        await outbox.put(item)
+    outbox.close()
+    content = bytearray((kept / "outbox.db").read_bytes())
+    content[63] ^= 1  # of the version
+    (kept / "outbox.db").write_bytes(content)
+    work = root / "work"
+    shutil.copytree(kept, work)
+    before = calls()
+    opened(work).close()
+    for after, (error, torn), times in itertools.product(
+        range(1, calls() - before + 1, int(sys.argv[2])), ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)
+    ):
+        shutil.rmtree(work)
+        shutil.copytree(kept, work)
+        fail(after, error, times=times, torn=torn)
+        try:
+            opened(work).close()
+        except CapacityError:
+            refused += 1
+        fail(-1, 0)
+        outbox = opened(work)
+        found = {item.request.request_id for item in await outbox.pending(9)}
+        assert found == {item.request.request_id for item in items}, (after, error, times, len(found), outbox.damage)
+        outbox.close()
+        rounds += 1
+    print(json.dumps({"rounds": rounds, "refusing": refused}))
+
+asyncio.run(main())
+"""
+
+
 # The whole agent: started, and from some change on its disk refuses everything; then it is well again.
 _AGENT = """
 import asyncio, errno, json, sys
@@ -128,6 +179,16 @@ def errors_at(first: int, step: int) -> dict[str, int]:
         root = folder / "disk"
         root.mkdir()
         said, _ = run_on(root, _OUTBOX, str(first), str(step), record=False)
+    found: dict[str, int] = json.loads(said)
+    return found
+
+
+def replacement_errors(step: int) -> dict[str, int]:
+    """Lets every `step`-th change that the replacement of a damaged outbox makes fail; what happened."""
+    with quick_folder() as folder:
+        root = folder / "disk"
+        root.mkdir()
+        said, _ = run_on(root, _REPLACEMENT, str(step), record=False)
     found: dict[str, int] = json.loads(said)
     return found
 

@@ -191,6 +191,8 @@ class Seat(Protocol):
             same, and had best wait for that.
         times: what it takes there.
         again_s: where it cannot, seconds after which that is to be asked again, even if nothing has happened.
+        has_others: where it cannot, whether an executor that is free may take what is left of the model, once enough
+            of it is held for this one.
     """
 
     @property
@@ -201,6 +203,9 @@ class Seat(Protocol):
 
     @property
     def again_s(self) -> float: ...
+
+    @property
+    def has_others(self) -> bool: ...
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
         """As `Executor.run`; what is asked after this call finds it taken."""
@@ -221,7 +226,18 @@ class NoSeat(NamedTuple):
 
 
 class Look(Protocol):
-    """At the seats that there are at one moment."""
+    """At the seats that there are at one moment.
+
+    Attributes:
+        is_full: whether no executor is free for anything.
+    """
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def is_bounded(self, key: ModelKey) -> bool:
+        """Whether there may be no seat for a model, free or not: it has a budget everywhere, or nobody runs it."""
+        ...
 
     def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
         """The next batch's.
@@ -238,6 +254,10 @@ class Look(Protocol):
         """A batch of so many rows waits for a seat that is not free: what is asked after this comes behind it."""
         ...
 
+    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
+        """So many rows wait for the executors that run a model, of which none is free; likewise."""
+        ...
+
 
 @runtime_checkable
 class HasSeats(Protocol):
@@ -247,8 +267,8 @@ class HasSeats(Protocol):
     passed by what is more urgent, and go to whoever is free first after all.
     """
 
-    def look(self) -> Look | None:
-        """At the seats of this moment; None where no executor is free."""
+    def look(self) -> Look:
+        """At the seats of this moment."""
         ...
 
     def on_free(self, call: Callable[[], None]) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from firstline_core.errors import ProtocolError, StoreUnavailableError
+import msgspec
+
+from firstline_core.errors import FirstlineError
 from firstline_core.profile.profile import Profile, decode
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.dispatch.profiles import Priors
@@ -26,8 +28,8 @@ def priors_in(store: Store) -> Priors:
             with closing(connect(store)) as database, database.reading() as connection:
                 content = records.of_hardware(connection, bundle, model_digest, fingerprint)
             return [decode(content, f"The stored profile of {bundle}")] if content is not None else []
-        except (StoreUnavailableError, ProtocolError) as error:
-            log.warning("no profile taken from the store", bundle=bundle, error=error.message)
+        except (FirstlineError, msgspec.MsgspecError) as error:  # the model runs without one
+            log.warning("no profile taken from the store", bundle=bundle, error=str(error))
             return []
 
     return found

@@ -66,7 +66,7 @@ class Late:
     def is_free(self, key: ModelKey, rows: int) -> bool:
         """Whether a request that comes now, where nothing waits, begins at once."""
         look = self._engine.look()
-        seat = None if look is None else look.seat(key, rows, self._max_rows, rows)
+        seat = None if look.is_full else look.seat(key, rows, self._max_rows, rows)
         return seat is not None and not isinstance(seat, NoSeat) and seat.is_free
 
     def fill(self) -> None:
@@ -92,9 +92,11 @@ class Late:
 
     def _next(self, now_s: float) -> tuple[Choice, Seat | None, float]:
         """What is to begin now, and where; without a batch, in how many seconds to look again if nothing happens."""
-        again_s = math.inf
-        look, waiting = self._engine.look(), list(self._queue)
-        while look is not None and waiting:
+        look = self._engine.look()
+        if look.is_full:
+            return Choice([], [], []), None, self._tell_bounded(look, now_s)
+        again_s, waiting = math.inf, list(self._queue)
+        while waiting:
             seats = _Seats(look, waiting, self._admission, self._max_rows)
             choice = choose(
                 waiting,
@@ -104,23 +106,48 @@ class Late:
                 max_rows=self._max_rows,
                 full=self._full(),
             )
+            if choice.hopeless:  # they go first: what is left may be another batch, for another seat
+                return Choice([], choice.hopeless, []), None, again_s
             if not choice.batch:
                 return choice, None, again_s
             key = choice.batch[0].key
-            seat = seats.found[key]
+            seat = seats.of(key)
             if isinstance(seat, NoSeat):
                 again_s = min(again_s, self._put_aside([item for item in waiting if item.key == key], seat, now_s))
                 waiting = [item for item in waiting if item.key != key]
                 continue
             if seat.is_free:
                 return choice, seat, again_s
-            if choice.hopeless:
-                return choice._replace(batch=[], put_off=[]), None, again_s
             again_s = min(again_s, seat.again_s)
-            look.hold(key, seat, choice.rows)
-            held = set(map(id, choice.batch))
-            waiting = [item for item in waiting if id(item) not in held]
+            waiting = self._hold(look, seat, choice, waiting)
         return Choice([], [], []), None, again_s
+
+    def _hold(self, look: Look, seat: Seat, choice: Choice, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """A batch waits for its seat; what else is to be looked at."""
+        key = choice.batch[0].key
+        look.hold(key, seat, choice.rows)
+        held = set(map(id, choice.batch))
+        left = [item for item in waiting if id(item) not in held]
+        if seat.has_others:
+            return left
+        # The rest of its model waits as well. What of it is due before all others comes before them.
+        others = [item for item in left if item.key != key]
+        until_s = others[0].due_s if others else math.inf
+        rows = sum(item.request.rows for item in left if item.key == key and item.due_s <= until_s)
+        look.hold_all(key, rows, self._max_rows)
+        return others
+
+    def _tell_bounded(self, look: Look, now_s: float) -> float:
+        """Nothing begins now; who is beyond every budget, or runs nowhere, is told all the same."""
+        again_s = math.inf
+        bounded = {key for key in {item.key for item in self._queue} if look.is_bounded(key)}
+        waiting = [item for item in self._queue if item.key in bounded]
+        seats = _Seats(look, waiting, self._admission, self._max_rows)
+        for key in bounded:
+            seat = seats.of(key)
+            if isinstance(seat, NoSeat):
+                again_s = min(again_s, self._put_aside([item for item in waiting if item.key == key], seat, now_s))
+        return again_s
 
     def _put_aside(self, of_model: Sequence[Waiting], none: NoSeat, now_s: float) -> float:
         """Tells those who cannot wait; in how many seconds the others are to be looked at again, whatever happens."""
@@ -140,13 +167,20 @@ class _Seats(dict[ModelKey, Times]):
         self._waiting = waiting
         self._admission = admission
         self._max_rows = max_rows
-        self.found: dict[ModelKey, Seat | NoSeat] = {}
+        self._found: dict[ModelKey, Seat | NoSeat] = {}
 
-    def __missing__(self, key: ModelKey) -> Times:
+    def of(self, key: ModelKey) -> Seat | NoSeat:
+        """Where the next batch of a model is to run."""
+        if key in self._found:
+            return self._found[key]
         of_model = [item for item in self._waiting if item.key == key]
         rows = sum(item.request.rows for item in of_model)
         # Whoever is due first is run, or whoever is of the highest level: see `batches.choose`.
         least_rows = max(of_model[0].request.rows, min(of_model, key=level).request.rows)
-        seat = self.found[key] = self._look.seat(key, rows, self._max_rows, least_rows)
+        seat = self._found[key] = self._look.seat(key, rows, self._max_rows, least_rows)
+        return seat
+
+    def __missing__(self, key: ModelKey) -> Times:
+        seat = self.of(key)
         times = self[key] = self._admission.times[key] if isinstance(seat, NoSeat) else seat.times
         return times

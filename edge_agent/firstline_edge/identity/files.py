@@ -10,8 +10,11 @@ time            the newest time that a gateway vouched for
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -101,22 +104,40 @@ class IdentityFiles:
         except OSError:
             return None
 
-    def save(self, identity: Identity, authorities_pem: str, key_pem: str, certificate_pem: str) -> Written:
+    def save(
+        self,
+        identity: Identity,
+        authorities_pem: str,
+        key_pem: str,
+        certificate_pem: str,
+        over: Written | Literal["any"] = "any",
+    ) -> Written:
         """Takes a new certificate; a power cut in between leaves the old one, or the new one.
+
+        Args:
+            identity: to be kept, with what follows.
+            authorities_pem: as the gateway gave them.
+            key_pem: of the certificate.
+            certificate_pem: as the gateway gave it.
+            over: the writing that this one may take the place of; any that cannot be read it takes the place of, too.
 
         Returns:
             What `written` says until somebody writes another one.
 
         Raises:
             CapacityError: the disk refuses.
+            ConfigError: there is another writing than `over`.
         """
         try:
             make_folder(self.folder)
-            write_whole(self.authorities, authorities_pem.encode())
-            write_whole(self.device, (key_pem + certificate_pem).encode())
-            found = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
-            self._joining.unlink(missing_ok=True)
-            self._give_to_owner()
+            with self._alone():
+                if over not in ("any", self.written()) and readable_identity(self.state_dir) is not None:
+                    raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
+                write_whole(self.authorities, authorities_pem.encode())
+                write_whole(self.device, (key_pem + certificate_pem).encode())
+                found = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
+                self._joining.unlink(missing_ok=True)
+                self._give_to_owner()
         except OSError as error:
             raise self._refused(error) from error
         return _writing(found)
@@ -141,13 +162,25 @@ class IdentityFiles:
         except OSError as error:
             raise self._refused(error) from error
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The agent renews while somebody joins: three files of which each is whole may not belong together."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
     def _give_to_owner(self) -> None:
         """What root wrote belongs to whom the state directory belongs: the agent runs as that user."""
         if os.geteuid() != 0:
             return
         owner = self.folder.parent.stat()
-        with contextlib.suppress(OSError):  # a container's root may lack the right; then it is the agent's user too
-            for path in (self.folder, *self.folder.iterdir()):
+        for path in (self.folder, *self.folder.iterdir()):
+            # A container's root may lack the right, then it is the agent's user too; or the agent has just renamed it.
+            with contextlib.suppress(OSError):
                 os.chown(path, owner.st_uid, owner.st_gid)
 
     def _refused(self, error: OSError) -> CapacityError:

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Identity, Written, readable_identity
+from firstline_edge.identity.files import Identity, Written
 
 # Devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
@@ -87,10 +87,8 @@ class Renewal:
         credentials.heard(answer.now_s)
         authority = bytes.fromhex(known.authority)
         identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)
-        anew = credentials.files.written() != credentials.written
-        if anew and await asyncio.to_thread(readable_identity, credentials.files.state_dir) is not None:
-            raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
-        written = await asyncio.to_thread(credentials.files.save, identity, answer.ca, key, answer.certificate)
+        what = (identity, answer.ca, key, answer.certificate)
+        written = await asyncio.to_thread(credentials.files.save, *what, credentials.written)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
         await self.take_up(identity, written)
 

@@ -23,7 +23,7 @@ from firstline_edge.state import device_profile_path
 
 log = logger(__name__)
 
-_ANEW = "It is passed by; edge-agent profile {name} measures anew, once it is removed."
+_ANEW = "It is passed by; edge-agent profile {name} measures anew."
 
 
 class Profiles:

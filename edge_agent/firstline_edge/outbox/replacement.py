@@ -22,7 +22,14 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import salvage
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 from firstline_edge.outbox.salvage import Row
-from firstline_edge.outbox.schema import LEAST_BYTES, DamagedError, accepted_frames, make_private, open_writer
+from firstline_edge.outbox.schema import (
+    LEAST_BYTES,
+    DamagedError,
+    accepted_frames,
+    empty_log,
+    make_private,
+    open_writer,
+)
 
 log = logger(__name__)
 
@@ -93,7 +100,8 @@ def _begin(path: Path) -> None:
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)
     make_private(begun)
-    open_writer(begun, alone=True).close()
+    with contextlib.closing(open_writer(begun, alone=True)) as connection:
+        empty_log(connection)
     begun.replace(path)
     sync_folder(path.parent)
 
@@ -103,6 +111,7 @@ def _replaced(path: Path, seal: Seal, why: str) -> Opened:
     make_private(fresh)
     with contextlib.closing(open_writer(fresh)) as connection:
         promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
+        empty_log(connection)  # which does not go with the file into its place
     aside = set_aside(path)
     _finish(path)
     damage = (

@@ -177,6 +177,16 @@ def accepted_frames(connection: sqlite3.Connection) -> int:
     return frames
 
 
+def empty_log(connection: sqlite3.Connection) -> None:
+    """Returns once the database holds all that its log did. Closing it does so too, and says nothing where it cannot.
+
+    Raises:
+        sqlite3.Error: the disk refuses, or somebody reads.
+    """
+    if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        raise sqlite3.OperationalError("somebody reads it, so that its log cannot be emptied")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.telemetry.logs import logger
+from firstline_edge.outbox.schema import empty_log
 
 log = logger(__name__)
 
 _GROUP_LIMIT = 256
-_EMPTY_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
 
 
 @dataclass(slots=True)
@@ -197,10 +197,9 @@ def _compact(connection: sqlite3.Connection) -> None:
     Raises:
         sqlite3.Error: the disk refuses.
     """
-    for statement in (_EMPTY_LOG, "VACUUM", _EMPTY_LOG):
-        busy = connection.execute(statement).fetchone()
-        if busy is not None and busy[0]:
-            raise sqlite3.OperationalError("somebody reads it, so that its log cannot be emptied")
+    empty_log(connection)
+    connection.execute("VACUUM")
+    empty_log(connection)
 
 
 def is_full(error: BaseException | None) -> bool:

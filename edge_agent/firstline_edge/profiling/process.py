@@ -21,6 +21,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.profile.need import Need
+from firstline_edge.profiling.damaged import make_way
 
 LIMIT_BYTES = 64 * 1024
 
@@ -100,6 +101,7 @@ def main() -> int:
             joules_per_core_s=order.joules_per_core_s,
             root=Path(order.root),
         )
+        make_way(Path(order.path))
         found = measure_profile(
             bundle,
             Path(order.path),

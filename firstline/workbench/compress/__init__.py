@@ -3,6 +3,7 @@
 Judging
     compression     from a bundle and data to what was measured, certified and judged
     judge           whether a candidate is better than what is there, with the numbers and the reason; pure
+    loss            what of its accuracy a candidate loses: seen, and at most; pure
     parts           three parts of the data: to make, to judge, to certify
     trial           candidates beside what is there: accuracy, latency, certificate
     target          what each costs on the machine that it is for: measured here, or read from that one's profile
@@ -18,6 +19,7 @@ Making
     pruning         cuts channels out of convolutions
     reconstruction  mends what was cut by least squares
     distilling      trains a smaller model on what the larger one says (`[train]`)
+    checkpoint      a training that was ended goes on from its last epoch
     normalising     batch normalisation for the time of a training, folded away again
     inside          what lies inside of an ONNX model, for given rows
 """

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from firstline.workbench.certify import Certification
 from firstline.workbench.compress.judge import Figures, judge
+from firstline.workbench.compress.loss import loss
 from firstline.workbench.compress.making import Candidate, Make, Told, Work, made_of
 from firstline.workbench.compress.parts import parted
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.compress.target import Target, measured_costs, read_costs, target_of
-from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved
+from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved, right
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.certificate import Contract, valid_certificate
 from firstline_core.bundle.loading import load_model
@@ -28,6 +29,9 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
+
+LOSS_DELTA = 0.05
+"""Of the bounds of what is lost, where nobody asks for a confidence."""
 
 
 class Promise(Struct, frozen=True):
@@ -44,6 +48,9 @@ class Compression:
 
     Attributes:
         source: what the candidates were made of.
+        max_loss: share of accuracy that may be lost.
+        loss_delta: of the candidates' bounds of what is lost, all together.
+        proved: whether these bounds decide, or what was seen.
         target: the machine that latency and energy are of; None for this one, as the options say.
         there: figures of all models of the bundle, the source among them.
         certifications: by id, of the candidates; the promise holds for all of them together.
@@ -56,6 +63,8 @@ class Compression:
     target: Target | None
     promise: Promise
     max_loss: float
+    loss_delta: float
+    proved: bool
     there: tuple[Figures, ...]
     candidates: tuple[Candidate, ...]
     certifications: dict[str, Certification]
@@ -113,10 +122,12 @@ def compress(
     source: Model,
     promise: Promise,
     max_loss: float = 0.02,
+    confidence: float | None = None,
     lesson: Lesson | None = None,
     profile: Profile | None = None,
     others: Mapping[str, Make] = MappingProxyType({}),
     seed: int = 0,
+    checkpoints: Path | None = None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     told: Told = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -130,10 +141,13 @@ def compress(
         source: one of its models, see `source_of`.
         promise: see `promise_of`.
         max_loss: share of accuracy that may be lost.
+        confidence: with which no greater loss has to be proved, of all candidates together; None where what is seen
+            on the judging rows counts.
         lesson: how a pruned student is taught; None for no student.
         profile: of the machine that they are for, see `target.py`; None for this one, as the options say.
         others: techniques beside ours, by name.
         seed: of the parts.
+        checkpoints: where a training that was ended goes on from, see `checkpoint.py`; None for nowhere.
         options: how all of them run, but for what a profile says.
         told: what is being done.
         progress: how much of it.
@@ -153,7 +167,16 @@ def compress(
     with_all = _copied(bundle, folder)
     for model in manifest.models:
         load_model(with_all, model, options).close()  # one that does not run here says so now, not after minutes
-    made = made_of(Work(with_all, source, options, told, progress), parts, lesson, others)
+    told("Reading the data")
+    data = {
+        "seed": str(seed),
+        "data_sha256": dataset.digest(),
+        "make_rows": str(len(parts.make)),
+        "judge_rows": str(len(parts.judge)),
+        "certify_rows": str(len(parts.certify)),
+    }
+    work = Work(with_all, source, data, options, told, progress, checkpoints)
+    made = made_of(work, parts, lesson, others)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     told("Timing")
     if profile is None or target is None:
@@ -170,8 +193,12 @@ def compress(
     told("Certifying")
     rows = gathered(with_all, models, parts.certify, options, progress)
     prove = partial(proved, with_all, epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract)
-    new = len(models) - len(manifest.models)
-    proofs = {model.id: prove(rows[model.id], among=max(new, 1)) for model in models if model.id != manifest.full.id}
+    new = models[len(manifest.models) :]
+    among = max(len(new), 1)
+    proofs = {model.id: prove(rows[model.id], among=among) for model in models if model.id != manifest.full.id}
+    loss_delta = LOSS_DELTA if confidence is None else 1 - confidence
+    was_right = right(judged[source.id])
+    losses = {one.id: loss(right(judged[one.id]), was_right, delta=loss_delta, among=among) for one in new}
     figures = {
         model.id: Figures(
             id=model.id,
@@ -181,6 +208,7 @@ def compress(
             kept=proofs[model.id].proof.kept if model.id in proofs else None,
             energy_mj=costs.known[model.id].energy_mj,
             ran=costs.known[model.id].ran,
+            loss=losses.get(model.id),
         )
         for model in models
     }
@@ -192,7 +220,7 @@ def compress(
             one = msgspec.structs.replace(one, failed=costs.unknown[one.model.id])  # noqa: PLW2901
         elif one.model is not None:
             mine = figures[one.model.id]
-            verdict = judge(mine, figures[source.id], there, max_loss, promised=promised)
+            verdict = judge(mine, figures[source.id], there, max_loss, promised=promised, proved=confidence is not None)
             one = msgspec.structs.replace(one, figures=mine, verdict=verdict)  # noqa: PLW2901
         candidates.append(one)
     ids = {one.model.id for one in made if one.model is not None}
@@ -201,6 +229,8 @@ def compress(
         target,
         promise,
         max_loss,
+        loss_delta,
+        confidence is not None,
         there,
         tuple(candidates),
         {name: proof for name, proof in proofs.items() if name in ids},

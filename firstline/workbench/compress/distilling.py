@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.workbench.compress.checkpoint import Training
 from firstline.workbench.compress.inside import opened
 from firstline.workbench.compress.normalising import folded, normalised
 from firstline_core.errors import ConfigError
@@ -43,6 +45,8 @@ def distil(
     batch: int = 64,
     threads: int = 1,
     seed: int = 0,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Any:
     """Trains on the teacher's tempered probabilities, by Kullback and Leibler's divergence, and on what lies inside.
@@ -64,13 +68,16 @@ def distil(
         batch: images of a step.
         threads: that PyTorch may use; 0 leaves it to that.
         seed: of order and views.
+        checkpoint: where the training is put down after each epoch, and taken up; None for nowhere.
+        say: told in words that it was taken up.
         progress: told how many epochs are done, of how many.
 
     Returns:
         The student with other weights.
 
     Raises:
-        ConfigError: PyTorch is not installed, or a model that it cannot hold.
+        ConfigError: PyTorch is not installed, or a model that it cannot hold; a checkpoint that is damaged, or cannot
+            be written.
     """
     torch = _torch()
     if threads:
@@ -85,7 +92,11 @@ def distil(
     steps = epochs * max(1, len(rows) // batch)
     shape = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share_of_rate(step, steps))
     divergence = torch.nn.KLDivLoss(reduction="batchmean")
-    for epoch in range(epochs):
+    training = Training(small, optimiser, shape, random)
+    begun = training.taken_up(checkpoint) if checkpoint is not None else 0
+    if begun:
+        say(f"The training goes on after epoch {begun} of {epochs}")
+    for epoch in range(begun, epochs):
         for chosen in np.array_split(random.permutation(len(rows)), max(1, len(rows) // batch)):
             seen = views(rows[chosen], random)
             wanted, *inside = (torch.from_numpy(told) for told in teach(seen))
@@ -100,6 +111,8 @@ def distil(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
             shape.step()
+        if checkpoint is not None:
+            training.put_down(checkpoint, epoch + 1)
         progress(epoch + 1, epochs)
     return _written_back(student, folded(small))
 

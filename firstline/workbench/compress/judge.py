@@ -1,7 +1,8 @@
 """Whether a candidate is better than what is there. Pure; the numbers come from `trial.py`.
 
 The rule. A candidate must
-1. lose at most the stated points of accuracy against the model that it was made of;
+1. lose at most the stated points of accuracy against the model that it was made of: as was seen on the judging rows;
+   where a confidence is asked for, as they prove with it (`loss.py`);
 2. be certified where a variant that is there carries a valid certificate, or is certified on the same rows, and keep at
    least nine tenths of what the best of them keeps there for the same promise: quantisation harms the score that routes
    sooner than it harms the accuracy, and a variant without a certificate would end a promise that users were given;
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from firstline.workbench.compress.loss import Loss
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 
 GAIN = 1.1
@@ -38,6 +40,7 @@ class Figures(Struct, frozen=True):
             promise was asked for.
         energy_mj: of one query; None where nobody looked.
         ran: provider and threads, in words; "" where all ran as the options say.
+        loss: of accuracy, against the model that the candidates were made of; None of what was there before.
     """
 
     id: str
@@ -47,6 +50,7 @@ class Figures(Struct, frozen=True):
     kept: float | None = None
     energy_mj: Reading | None = None
     ran: str = ""
+    loss: Loss | None = None
 
 
 class Verdict(Struct, frozen=True):
@@ -61,7 +65,13 @@ class Verdict(Struct, frozen=True):
 
 
 def judge(
-    candidate: Figures, source: Figures, there: Sequence[Figures], max_loss: float, *, promised: bool = False
+    candidate: Figures,
+    source: Figures,
+    there: Sequence[Figures],
+    max_loss: float,
+    *,
+    promised: bool = False,
+    proved: bool = False,
 ) -> Verdict:
     """Applies the rule of the module.
 
@@ -71,6 +81,7 @@ def judge(
         there: every model that is there already, the source among them.
         max_loss: of accuracy, as a share: 2 points are 0.02.
         promised: whether a variant that is there carries a valid certificate.
+        proved: whether it is not enough to have seen no greater loss; the candidate's `loss` has to prove it.
     """
     against: list[str] = []
     if candidate.accuracy < source.accuracy - max_loss - 1e-9:
@@ -78,6 +89,8 @@ def judge(
             f"loses {100 * (source.accuracy - candidate.accuracy):.2f} points of accuracy against {source.id}, and "
             f"{100 * max_loss:g} are allowed"
         )
+    elif proved and candidate.loss is not None and candidate.loss.at_most > max_loss:
+        against.append(_unproved(candidate.loss, source, max_loss))
     best = max((one for one in there if one.kept), key=lambda one: one.kept or 0.0, default=None)
     if best is not None and best.kept and (candidate.kept or 0.0) < KEEPS * best.kept:
         kept = f"keeps {100 * candidate.kept:.1f} %" if candidate.kept else "is not certified"
@@ -90,6 +103,14 @@ def judge(
     if against:
         return Verdict(False, tuple(against))
     return Verdict(True, tuple(f"{_told(ratios)} against {rival.id}" for ratios, rival in stands))
+
+
+def _unproved(loss: Loss, source: Figures, max_loss: float) -> str:
+    return (
+        f"may lose up to {100 * loss.at_most:.2f} points of accuracy against {source.id}, with confidence "
+        f"{100 - 100 * loss.delta:.10g} %, and {100 * max_loss:g} are allowed: of {loss.rows} images it lost "
+        f"{loss.lost} and won {loss.won}; more images prove more"
+    )
 
 
 def _compared(candidate: Figures, rival: Figures) -> dict[str, float]:

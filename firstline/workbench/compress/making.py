@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
 
@@ -55,13 +56,20 @@ class Candidate(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every technique is given: whose files lie where, and whom to tell."""
+    """What every technique is given: whose files lie where, of which data, and whom to tell.
+
+    Attributes:
+        data: which it is, and how it was parted, for the provenance.
+        checkpoints: where a training is kept, None for nowhere.
+    """
 
     bundle: Bundle
     source: Model
+    data: Mapping[str, str]
     options: RuntimeOptions
     told: Told
     progress: Callable[[int, int], None]
+    checkpoints: Path | None = None
 
 
 def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
@@ -75,11 +83,11 @@ def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str
     if lesson is not None and not work.source.shows_logits:
         raise ConfigError(f"A student is taught by logits; '{work.source.id}' declares no softmax behind its output.")
     work.told("Reading images")
-    with closing(load_model(work.bundle, work.source, work.options)) as loaded:
-        limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-        rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit)
     file = work.bundle.file(work.source.artefact)
     with _scratch(work.bundle.path) as scratch:
+        with closing(load_model(work.bundle, work.source, work.options)) as loaded:
+            limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
+            rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows")
         of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
         made = of_runtime(work, file, scratch, rows)
         if lesson is not None:
@@ -112,11 +120,24 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
         model = start_of(work.bundle.manifest, work.source, lesson.start)
         techniques.prepared(work.bundle.file(model.artefact), start)
     try:
-        told = student(scratch / _READY, whole, rows, lesson, options=work.options, start=start, progress=work.progress)
+        told = student(
+            scratch / _READY,
+            whole,
+            rows,
+            lesson,
+            options=work.options,
+            start=start,
+            checkpoints=work.checkpoints,
+            say=work.told,
+            progress=work.progress,
+        )
     except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)
         return [Candidate(None, "student", failed=_one_line(error))]
     made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
-    nodes = techniques.prepared(whole, ready)
+    try:
+        nodes = techniques.prepared(whole, ready)
+    except ConfigError as error:  # the student itself, which took an hour, is there
+        return [made, Candidate(None, "student-static-int8", failed=error.message)]
     return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
 
 
@@ -171,8 +192,8 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
                 technique=technique,
                 source=source.id,
                 source_digest=source.digest,
-                parameters=parameters,
-                libraries=_LIBRARIES[source.runtime](),
+                parameters={**work.data, **parameters},
+                libraries={"firstline": version("firstline")} | _LIBRARIES[source.runtime](),
             ),
         )
         load_model(bundle, model, RuntimeOptions()).close()

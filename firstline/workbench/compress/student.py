@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from firstline.workbench.compress.checkpoint import place_of
 from firstline.workbench.compress.distilling import distil
 from firstline.workbench.compress.inside import opened
 from firstline.workbench.compress.pruning import prune
@@ -25,6 +26,8 @@ RECONSTRUCTION_ROWS = 256
 SHORTENING_ROWS = 64
 DEPTH = 0.4
 STARTED_RATE = 5e-4  # of one that knows its task already
+_TRAINED_BY = ("firstline", "numpy", "onnxruntime", "onnx2torch", "torch")
+"""Whose versions a student's weights depend on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ def student(
     *,
     options: RuntimeOptions,
     start: Path | None = None,
+    checkpoints: Path | None = None,
+    say: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
     """Writes the student's file.
@@ -86,6 +91,9 @@ def student(
         lesson: how.
         options: how the teacher runs.
         start: what the student is cut from, where that is not the source.
+        checkpoints: a folder in which the training is kept after each epoch, and from which the same one goes on;
+            None for nowhere.
+        say: told in words what is being done.
         progress: how much of each step is done.
 
     Returns:
@@ -105,7 +113,22 @@ def student(
     told |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
     if lesson.epochs:
         hints = [] if start is not None else _ends(cut)
-        cut = _taught(cut, teacher, hints, rows, lesson=lesson, options=options, progress=progress)
+        place = None
+        if checkpoints is not None:
+            how = (lesson, options, hints, [version(name) for name in _TRAINED_BY])
+            models = (one.SerializeToString(deterministic=True) for one in (cut, teacher))
+            place = place_of(checkpoints, rows, [*models, repr(how).encode()])
+        cut = _taught(
+            cut,
+            teacher,
+            hints,
+            rows,
+            lesson=lesson,
+            options=options,
+            checkpoint=place,
+            say=say,
+            progress=progress,
+        )
         told |= {"rate": f"{lesson.rate:g}", "torch": version("torch")}
     onnx.save(cut, out)
     return told
@@ -132,6 +155,8 @@ def _taught(
     *,
     lesson: Lesson,
     options: RuntimeOptions,
+    checkpoint: Path | None,
+    say: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> Any:
     import onnx
@@ -155,6 +180,8 @@ def _taught(
                 epochs=lesson.epochs,
                 rate=lesson.rate,
                 threads=lesson.threads,
+                checkpoint=checkpoint,
+                say=say,
                 progress=progress,
             )
 

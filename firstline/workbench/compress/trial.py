@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -32,24 +33,48 @@ WARM_RUNS = 5
 WARM_S = 0.001
 
 
-def rows_of(model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None) -> Array:
+def rows_of(
+    model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None, place: Path | None = None
+) -> Array:
     """(n, ...) the images as the model takes them, at most `limit` of them, spread evenly.
+
+    Args:
+        model: whose preprocessing counts.
+        dataset: at least one image.
+        spec: the bundle's input.
+        limit: None for all.
+        place: a file to hold them in instead of memory; the system reads from it what is looked at.
 
     Raises:
         ConfigError: the bundle takes no encoded images, one of these does not fit it, or they become rows of several
             sizes.
     """
     some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
-    prepared: list[Array] = []
-    for sample, tensor in images(spec, some):
-        with fitting(sample, some):
-            prepared.append(model.prepare(tensor))
-        if prepared[-1].shape != prepared[0].shape:
+    rows = _prepared(model, some, spec)
+    return np.stack(list(rows)) if place is None else _held(rows, place)
+
+
+def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator[Array]:
+    shape: tuple[int, ...] | None = None
+    for sample, tensor in images(spec, dataset):
+        with fitting(sample, dataset):
+            (row,) = model.prepare(tensor)
+        if row.shape != (shape := shape or row.shape):
             raise ConfigError(
-                f"'{sample.file}' of {some.folder} becomes a row of shape {list(prepared[-1].shape[1:])}, and the "
-                f"first {list(prepared[0].shape[1:])}; give the bundle a preprocessing that resizes."
+                f"'{sample.file}' of {dataset.folder} becomes a row of shape {list(row.shape)}, and the first "
+                f"{list(shape)}; give the bundle a preprocessing that resizes."
             )
-    return np.concatenate(prepared)
+        yield row
+
+
+def _held(rows: Iterable[Array], place: Path) -> Array:
+    """Written and then mapped: a mapping that is written to ends the process where the disk is full."""
+    count = 0
+    with place.open("wb") as stream:
+        for row in rows:
+            stream.write(np.ascontiguousarray(row).data)
+            count += 1
+    return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
 def gathered(
@@ -96,8 +121,14 @@ def gathered(
     }
 
 
+def right(evidence: Evidence) -> NDArray[np.bool_]:
+    """(n,) whether the model names the class that the data does."""
+    found: NDArray[np.bool_] = evidence.edge == evidence.truth
+    return found
+
+
 def accuracy(evidence: Evidence) -> float:
-    return float((evidence.edge == evidence.truth).mean())
+    return float(right(evidence).mean())
 
 
 def proved(

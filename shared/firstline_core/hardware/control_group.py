@@ -51,7 +51,8 @@ def memory_left(tree: Tree) -> Found:
     for group in groups(tree):
         limit, used = _limit(tree, group), tree.number(f"{group}/{used_in}", low=0)
         if isinstance(limit, Measured) and isinstance(used, Measured):
-            kept = max(0.0, used.value - _statistic(tree, f"{group}/memory.stat", droppable))
+            pages = _statistic(tree, f"{group}/memory.stat", droppable)
+            kept = max(0.0, used.value - (pages.value if isinstance(pages, Measured) else 0.0))
             found.append(Measured(max(0.0, limit.value - kept), used.source))
     return _least(found, "memory")
 
@@ -68,8 +69,7 @@ def cpu_used_s(tree: Tree) -> Found:
         return next((found for found in used if isinstance(found, Measured)), _UNCOUNTED)
     for group in groups(tree):
         if tree.has(f"{group}/cpu.stat"):
-            usage_us = _statistic(tree, f"{group}/cpu.stat", "usage_usec")
-            return Measured(usage_us / 1e6, f"/{group}/cpu.stat")
+            return _statistic(tree, f"{group}/cpu.stat", "usage_usec", 1e-6)
     return _UNCOUNTED
 
 
@@ -121,10 +121,12 @@ def _quota(tree: Tree, group: str) -> Found:
     return Measured(quota.value / period.value, quota.source)
 
 
-def _statistic(tree: Tree, file: str, name: str) -> float:
+def _statistic(tree: Tree, file: str, name: str, scale: float = 1.0) -> Found:
     told = tree.text(file)
-    for line in told.splitlines() if isinstance(told, str) else []:
+    if isinstance(told, Absent):
+        return told
+    for line in told.splitlines():
         key, _, number = line.partition(" ")
-        if key == name and isinstance(found := as_number(number, file, low=0), Measured):
-            return found.value
-    return 0.0
+        if key == name:
+            return as_number(number, file, scale, low=0)
+    return Absent(f"/{file}: says nothing of {name}.")

@@ -41,7 +41,7 @@ from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
-_SHARES = {"query": 0.35, "rested": 0.25, "switched": 0.15, "server": 0.15, "operators": 0.1}
+_SHARES = {"query": 0.3, "loaded": 0.3, "switched": 0.15, "server": 0.15, "operators": 0.1}
 """Of a point's seconds: what a service meets most has the most samples."""
 _TRACED_RUNS = 50
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
@@ -111,7 +111,7 @@ def measure(job: Job) -> Point:
         whole = times.whole()
         steady = distribution(whole[warm:])
         warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
-        again = scenarios.rested(query, steady.p50_ms / 1000, job.seconds * _SHARES["rested"])
+        under_load = scenarios.loaded(query, steady.p50_ms / 1000, job.seconds * _SHARES["loaded"])
         found_server: Server | None = None
         if job.key.batch == 1:
             found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
@@ -126,7 +126,8 @@ def measure(job: Job) -> Point:
         runtime=_runtime(model),
         ran_on=loaded.runtime.provider,
         query=steady,
-        rested=distribution(again),
+        rested=distribution(under_load.rested),
+        queued=distribution(under_load.queued) if under_load.queued else None,
         switched=switched,
         prepare=distribution(times.prepare[warm : warm + measured]),
         run=distribution(times.run[warm : warm + measured]),

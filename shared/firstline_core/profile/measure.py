@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
 from firstline_core.profile.need import Need, need
-from firstline_core.profile.profile import POINTS, Condition, Key, Point, Profile, Refused, encode
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Condition, Key, Point, Profile, Refused, encode
 from firstline_core.profile.reading import FOLDER, read_profile
 from firstline_core.profile.throttled import held_back
 from firstline_core.runtime.select import CPU
@@ -144,7 +144,7 @@ def measure_profile(
         may: asked before each point.
 
     Raises:
-        ConfigError: see `keys`; or the profile cannot be written.
+        ConfigError: see `keys`; or the profile cannot be written, or would be larger than anybody reads.
         ProtocolError: what lies at the path is no profile.
     """
     tree = Tree(wanted.root)
@@ -185,6 +185,7 @@ def measure_profile(
         else:
             found = replace(found, refused=(*refused, measured))
         found = replace(found, made_s=round(time.time(), 3), agent_version=version("firstline"))
+        found = _bounded(found, all_keys)
         _write(path, found)
     progress(len(left), len(left), "")
     if not left:
@@ -218,6 +219,22 @@ def _begun(manifest: Manifest, before: Profile | None, fingerprint: str, machine
     points = tuple(point for point in before.points if point.key.model_digest in digests)
     refused = tuple(one for one in before.refused if one.key.model_digest in digests)
     return replace(empty, points=points, refused=refused, made_s=before.made_s, agent_version=before.agent_version)
+
+
+def _bounded(found: Profile, wanted: Collection[Key]) -> Profile:
+    """Without the oldest points beside what is wanted, where all together are more than a reader takes.
+
+    Raises:
+        ConfigError: what is wanted is more than that by itself.
+    """
+    found = replace(found, refused=found.refused[-POINTS:])  # those that are wanted come last
+    spare = [point for point in found.points if point.key not in wanted]
+    while len(found.points) > POINTS or len(encode(found)) + 1 > LIMIT_BYTES:
+        if not spare:
+            raise ConfigError(f"That would be more than {LIMIT_BYTES >> 20} MiB; name fewer threads or batches.")
+        oldest = spare.pop(0)
+        found = replace(found, points=tuple(point for point in found.points if point is not oldest))
+    return found
 
 
 def _seconds(points: int, wanted: Wanted) -> float:

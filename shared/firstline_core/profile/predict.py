@@ -75,8 +75,8 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     """Milliseconds of each query of given arrivals.
 
     Args:
-        points: what a query of each kind takes: as `query` where it had to wait, as `rested` where a server was free,
-            and longer where the query before was of another kind, see `_turn_ms`.
+        points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
+            (`query` where that is not known), and longer where the query before was of another kind, see `_turn_ms`.
         arrivals_ms: (n,) ascending.
         kinds: (n,) places in `points`.
         servers: how many queries run at once.
@@ -87,9 +87,9 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     turned = np.append(False, kinds[1:] != kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
     for kind, point in enumerate(points):
-        for of_kind, more_ms in ((~turned & (kinds == kind), 0.0), (turned & (kinds == kind), _turn_ms(point))):
-            waited[of_kind] = point.query.at(shares[of_kind]) + more_ms
-            free[of_kind] = point.rested.at(shares[of_kind]) + more_ms
+        of_kind = kinds == kind
+        free[of_kind] = point.rested.at(shares[of_kind])  # what a rest cools, another model has little to take from
+        waited[of_kind] = (point.queued or point.query).at(shares[of_kind]) + _turn_ms(point) * turned[of_kind]
     return sojourn(arrivals_ms, waited, free, servers)
 
 

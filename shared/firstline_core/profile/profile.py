@@ -144,6 +144,8 @@ class Point(Struct, frozen=True):
         ran_on: the provider that really executed it.
         query: SingleStream: from an encoded query to probabilities, back to back.
         rested: the same after a rest of two queries in the mean, from when it was due: threads sleep, timers are late.
+        queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
+            warms. None where none had to wait, as in profiles of before it was measured.
         switched: as `query`, each right after a query of another of the bundle's models: the caches are the other's.
             Of batch 1 alone; None where it was not measured, as in profiles of before it was.
         prepare: of `query`: decoding and preprocessing.
@@ -179,6 +181,7 @@ class Point(Struct, frozen=True):
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
     switched: Distribution | None = None
+    queued: Distribution | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Server
@@ -13,9 +14,7 @@ from firstline_core.profile.profile import Server
 Query = Callable[[], None]
 
 _MOST = 20_000
-_REST = 2.0
-"""Mean of the rests, in queries: as a server has them that is busy half of the time. Where queries come as a Poisson
-process, an idle period lasts service time / utilisation in the mean."""
+_LOAD = 0.5
 _LOADS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Of the Server scenario, as shares of what back to back queries make busy: the highest that keeps the bound."""
 _BOUND = 5.0
@@ -34,22 +33,43 @@ def single_stream(query: Query, seconds: float, *, least: int = 5, between: Quer
         done += 1
 
 
-def rested(query: Query, query_s: float, seconds: float, *, least: int = 5) -> list[float]:
-    """Seconds from when a query was due to its answer, each after the server had nothing to do for a while.
+class Loaded(NamedTuple):
+    """Seconds of queries under load.
+
+    Attributes:
+        rested: of those that found the server free, from when each was due.
+        queued: of those that had to wait, from the end of the one before. What a rest has cooled is not warm again
+            after one query, so that these take longer than back to back.
+    """
+
+    rested: list[float]
+    queued: list[float]
+
+
+def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> Loaded:
+    """Queries as a Poisson process, of which half would keep a server busy that answers back to back.
 
     Args:
         query: what is measured.
-        query_s: that it takes, the median.
+        query_s: that it takes back to back, the median.
         seconds: to measure for.
-        least: queries, in any case.
+        least: queries that find the server free, in any case.
     """
-    until_s = time.perf_counter() + seconds
-    found: list[float] = []
-    while len(found) < least or time.perf_counter() < until_s:
-        due_s = time.perf_counter() + random.expovariate(1 / (_REST * query_s))
+    rate_per_s = _LOAD / query_s
+    found = Loaded([], [])
+    ended_s = time.perf_counter()
+    due_s, until_s = ended_s + random.expovariate(rate_per_s), ended_s + seconds
+    while ended_s < until_s or len(found.rested) < least:
+        if ended_s >= until_s:  # whatever has gathered by now: a rest comes first
+            due_s = ended_s + random.expovariate(rate_per_s)
         _wait_until(due_s)
         query()
-        found.append(time.perf_counter() - due_s)
+        before_s, ended_s = ended_s, time.perf_counter()
+        if due_s >= before_s:
+            found.rested.append(ended_s - due_s)
+        else:
+            found.queued.append(ended_s - before_s)
+        due_s += random.expovariate(rate_per_s)
     return found
 
 

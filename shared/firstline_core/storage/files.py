@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,6 +18,10 @@ from firstline_core.errors import IntegrityError
 DAMAGED = ".damaged"
 """What the name of something that was set aside ends with."""
 
+_BEGUN = ".new"
+_BEGUN_BYTES = 4  # in its name: whoever else writes the same file now has another one
+_FORGOTTEN_S = 3600.0
+"""After which nobody is writing there any more: whoever did was killed, or lost its power."""
 _DIGEST_BYTES = 16
 _CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
@@ -60,15 +67,30 @@ def write_whole(path: Path, content: bytes) -> os.stat_result:
     Raises:
         OSError: the disk refuses; the old one stays.
     """
-    fresh = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-        written = os.fstat(stream.fileno())
-    fresh.replace(path)
+    _remove_forgotten(path)
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(_BEGUN_BYTES)}{_BEGUN}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+            written = os.fstat(stream.fileno())
+        fresh.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
     sync_folder(path.parent)
     return written
+
+
+def _remove_forgotten(path: Path) -> None:
+    """What others began to put into the file's place and never did."""
+    begun = f"{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _BEGUN_BYTES}{_BEGUN}"
+    with contextlib.suppress(OSError):  # whatever it is, it is in nobody's way
+        for left in path.parent.glob(begun):
+            if time.time() - left.stat().st_mtime > _FORGOTTEN_S:
+                left.unlink()
 
 
 def copy_whole(source: Path, target: Path) -> None:

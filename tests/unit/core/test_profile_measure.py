@@ -18,7 +18,7 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.profile.energy import joules
 from firstline_core.profile.measure import Wanted, keys, measure_profile, profile_path, read_profile
 from firstline_core.profile.operators import operators
-from firstline_core.profile.profile import Profile
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Profile, Refused
 from firstline_core.profile.scenarios import steady_from
 from firstline_core.profile.words import profile_lines
 
@@ -88,6 +88,33 @@ class TestMeasuring:
         told: list[int] = []
         measure_profile(bundle, path, ONE, progress=lambda done, total, what: told.append(total))
         assert told == [1, 1]
+
+    def test_what_was_asked_for_before_makes_room_the_oldest_first(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("firstline_core.profile.measure.LIMIT_BYTES", 2 * LIMIT_BYTES)
+        monkeypatch.setattr("firstline_core.profile.reading.LIMIT_BYTES", 2 * LIMIT_BYTES)
+        monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
+        point, own = replace(measured.points[0], operators=(), server=None, switched=None), tmp_path / "own.json"
+        before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
+        refused = [Refused(one.key, "onnxruntime", "It was too large.") for one in before]
+        own.write_bytes(msgspec.json.encode(replace(measured, points=tuple(before), refused=tuple(refused))))
+        measure_profile(bundle, own, dataclasses.replace(ONE, batches=(1, POINTS)))
+        found = msgspec.json.decode(own.read_bytes(), type=Profile)
+        assert [one.key.batch for one in found.points] == [*range(3, POINTS + 2), 1]
+
+    def test_what_is_larger_than_anybody_reads_is_not_written(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own = tmp_path / "own.json"
+        own.write_bytes(msgspec.json.encode(measured))
+        most = len(msgspec.json.encode(measured)) * 3 // 2
+        monkeypatch.setattr("firstline_core.profile.measure.LIMIT_BYTES", most)
+        found = measure_profile(bundle, own, dataclasses.replace(ONE, batches=(2,)))
+        assert [one.key.batch for one in found.points] == [2]
+        with pytest.raises(ConfigError, match="name fewer threads or batches"):
+            measure_profile(bundle, own, dataclasses.replace(ONE, batches=(1, 2)))
+        assert read_profile(own) == found
 
     def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         bundle = variant_bundle(tmp_path / "bundle", "small")

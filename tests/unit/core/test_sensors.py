@@ -149,6 +149,31 @@ def test_counters_of_a_laptop_are_told_from_the_second_reading_on(tmp_path: Path
     assert values(found.throttling) == {"core_throttle": 1, "package_throttle": 0, "Processor": 0}
 
 
+@pytest.mark.parametrize("how", ["offline", "unreadable"])
+def test_a_core_that_comes_back_was_not_throttled_by_that(tmp_path: Path, opened: ExitStack, how: str) -> None:
+    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+    core = tmp_path / "sys/devices/system/cpu/cpu1"
+    file = core / "thermal_throttle/core_throttle_count"
+    file.write_text("7\n")
+    bench.read()
+    core.rename(tmp_path / "gone") if how == "offline" else file.write_text("")
+    assert measured(bench.read().throttling["core_throttle"]) == 0
+    (tmp_path / "gone").rename(core) if how == "offline" else file.write_text("7\n")
+    assert measured(bench.read().throttling["core_throttle"]) == 0
+    file.write_text("8\n")
+    assert measured(bench.read().throttling["core_throttle"]) == 1
+
+
+def test_energy_goes_on_where_a_counter_could_not_be_read_once(tmp_path: Path, opened: ExitStack) -> None:
+    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+    counter = tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj"
+    for energy_uj, joules in ((100_000_000, 0.0), (110_000_000, 10.0), (None, None), (130_000_000, 30.0)):
+        counter.write_text("" if energy_uj is None else f"{energy_uj}\n")
+        found = bench.read()
+        assert measured(found.energy_j["psys"]) == joules
+    assert measured(found.power_w["psys"]) == 5.0  # over the four seconds
+
+
 def test_energy_that_only_the_superuser_may_read(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     for domain in (tmp_path / "sys/class/powercap").iterdir():
@@ -172,6 +197,8 @@ def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, open
     assert "no cpufreq" in reason(found.frequency_share)
     say(tmp_path, "sys/fs/cgroup/system.slice/edge-agent.service/cpu.stat", "usage_usec 2500000\nuser_usec 1")
     assert measured(bench.read().cpu_busy_share) == 0.5  # 1.5 s of 2 s on 1.5 cores
+    say(tmp_path, "sys/fs/cgroup/system.slice/edge-agent.service/cpu.stat", "usage_usec unknown")
+    assert isinstance(bench.read().cpu_busy_share, Absent)
 
 
 def test_load_is_the_share_of_ticks_that_were_not_idle(tmp_path: Path, opened: ExitStack) -> None:

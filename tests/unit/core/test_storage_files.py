@@ -21,6 +21,11 @@ from firstline_core.storage.files import (
     write_whole,
 )
 
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
 LINE = b'{"spent": 12.5, "period": 20500}'
 
 
@@ -44,6 +49,34 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_of_two_who_write_a_file_at_once_neither_leaves_half_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, sync, other, found = tmp_path / "file", os.fsync, b"of the other" * 1000, []
+
+    def meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        sync(descriptor)
+        write_whole(file, other)
+        found.append(file.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_whole(file, b"own")
+    assert [*found, file.read_bytes()] == [other, b"own"]
+    assert names(tmp_path) == ["file"]
+
+
+def test_what_was_begun_and_never_ended_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    left = ("fi[l]e.0a1b2c3d.new", "fi[l]e.d3c2b1a0.new", "file.0a1b2c3d.new", "fi[l]e.note.new")
+    for name in left:
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    os.utime(tmp_path / left[1])
+    write_whole(tmp_path / "fi[l]e", b"whole")
+    assert names(tmp_path) == sorted(["fi[l]e", *left[1:]])
 
 
 @given(st.integers(0, 8 * len(with_checksum(LINE)) - 1))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import os
 import random
 import ssl
 import subprocess
@@ -18,6 +21,7 @@ from msgspec.structs import replace
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
 from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public_key_hash
+from firstline_core.storage.files import write_whole
 from firstline_edge.identity import exchange, keys
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
@@ -112,6 +116,27 @@ class TestRejoining:
         await rejoining.look()
         assert taken[1:] == again == [renewal.credentials.identity]
 
+    async def test_who_joins_right_before_a_renewal_is_kept_is_not_overwritten(
+        self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        save, again = IdentityFiles.save, []
+
+        def join_and_save(files: IdentityFiles, *what: Any) -> Any:
+            monkeypatch.setattr(IdentityFiles, "save", save)
+            again.append(joined(tmp_path, authority)[1])
+            return save(files, *what)
+
+        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
+            return authority.answer(csr, days=30)
+
+        monkeypatch.setattr(exchange, "renew", answer)
+        monkeypatch.setattr(IdentityFiles, "save", join_and_save)
+        with pytest.raises(ConfigError, match="joined anew meanwhile"):
+            await renewal.renew()
+        await rejoining.look()
+        assert taken == again == [readable_identity(tmp_path)]
+
     async def test_who_joins_while_the_agent_starts_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -160,6 +185,46 @@ class TestRejoining:
         assert taken == []
         assert "start it anew" in rejoining.problem
         assert len([record for record in caplog.records if "somebody else" in record.message]) == 1
+
+
+def test_while_one_process_writes_its_three_files_no_other_one_does(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, alone = IdentityFiles(tmp_path), []
+
+    def write_and_look(path: Path, content: bytes) -> os.stat_result:
+        other = os.open(files.folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        alone.append(path.name)
+        return write_whole(path, content)
+
+    monkeypatch.setattr("firstline_edge.identity.files.write_whole", write_and_look)
+    for _ in range(2):
+        joined(tmp_path, authority)
+    assert alone == 2 * ["ca.pem", "device.pem", "identity.json"]
+
+
+def test_what_root_wrote_is_given_away_though_the_agent_renames_a_file_meanwhile(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def give(path: Path, _user: int, _group: int) -> None:
+        if path.name == "time.0a1b2c3d.new":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        given.append(path.name)
+
+    joined(tmp_path, authority)
+    there = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "time.0a1b2c3d.new", *there(folder)]))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", give)
+    joined(tmp_path, authority)
+    assert sorted(given) == ["ca.pem", "device.pem", "identity", "identity.json"]
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path, authority: Authority) -> None:

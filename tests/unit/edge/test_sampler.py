@@ -85,6 +85,21 @@ async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
 
 
+async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is_old() -> None:
+    driver, clock, seen = Driver(), SimulatedClock(), list[Snapshot]()
+    async with running(driver, clock) as sampler:
+        await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        sampler.listener = seen.append
+        driver.answers.clear()
+        for _ in range(8):
+            await clock.advance(5.0)
+        assert [one.at_s for one in seen] == [35.0, 40.0]  # the reading began after 5 s
+        assert all(isinstance(one.cpu_busy_share, Absent) for one in seen)
+        driver.answers.set()
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+    assert [one.at_s for one in seen] == [35.0, 40.0, 40.0]
+
+
 def samples(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
     families = text_string_to_metric_families(metrics.render()[0].decode())
     return {

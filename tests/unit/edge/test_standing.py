@@ -316,7 +316,7 @@ async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_a
     make_scene: MakeScene, tmp_path: Path
 ) -> None:
     scene = make_scene()
-    (tmp_path / "standing.json.new").mkdir()  # where it would be written
+    (tmp_path / "standing.json").mkdir()  # in its place
     saving = asyncio.create_task(standings_of(scene).keep_saving())
     feed(scene, *[(SURE, 0)] * 20)
     clock = scene.clock
@@ -325,7 +325,7 @@ async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_a
         while not clock.sleepers:  # noqa: ASYNC110 (a thread writes it)
             await asyncio.sleep(0.001)
     assert "cannot be written" in standings_of(scene).problem
-    (tmp_path / "standing.json.new").rmdir()
+    (tmp_path / "standing.json").rmdir()
     await clock.advance(30)
     async with asyncio.timeout(5):
         while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
@@ -366,7 +366,8 @@ async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
     assert found.agreed == 1
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
-    (tmp_path / "standing.json.new").mkdir()  # where the next one would be written
+    (tmp_path / "standing.json").unlink()
+    (tmp_path / "standing.json").mkdir()  # in its place
     for _ in range(2):
         await standings_of(scene).close()
     assert sum("cannot keep what the audits found" in line for line in caplog.messages) == 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.workbench.compress import sensitivity, techniques
 from firstline.workbench.compress.judge import Figures
+from firstline.workbench.compress.loss import most_lost
 from firstline.workbench.compress.making import free_name
 from firstline.workbench.compress.parts import parted
 from firstline.workbench.compress.pruning import pairs, prune
@@ -98,6 +101,14 @@ def test_the_parts_have_nothing_in_common() -> None:
     assert parted(dataset, 4) != parts
     with pytest.raises(ConfigError, match="give 100 or more"):
         parted(open_dataset(_HELDOUT, 60))
+
+
+def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> None:
+    names = [*(f"{number}.png" for number in range(120)), "./7.png"]
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
+        parted(open_dataset(tmp_path))
 
 
 def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
@@ -250,6 +261,19 @@ def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
     assert new.provenance is not None
     assert new.provenance.technique == "int8-weights"
     assert new.provenance.source_digest == old.edge[0].digest
+    assert new.provenance.parameters == {
+        "seed": "0",
+        "data_sha256": open_dataset(_HELDOUT).digest(),
+        "make_rows": "300",
+        "judge_rows": "120",
+        "certify_rows": "179",
+    }
+    assert set(new.provenance.libraries) == {"firstline", "onnx", "onnxruntime"}
+    lost = by_technique["int8-weights"]["figures"]["loss"]
+    assert lost["rows"] == 120
+    assert lost["seen"] == (lost["lost"] - lost["won"]) / 120
+    assert lost["at_most"] == most_lost(lost["lost"], lost["won"], 120, 0.05 / 4)  # of four candidates together
+    assert (lost["delta"], found["loss_delta"], found["loss_proved"]) == (0.05, 0.05, False)
     assert made.manifest.golden is not None
     assert old.golden is not None
     answers = read_golden(made, made.manifest.golden.artefact)
@@ -261,6 +285,15 @@ def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
         assert (
             "exists; name another" in _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, *more, code=2).output
         )
+
+
+def test_a_loss_that_so_few_images_cannot_rule_out_is_refused_where_proof_is_asked_for() -> None:
+    asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--confidence")
+    text = " ".join(_run(*asked, 0.9).stdout.split())
+    assert "at most, with confidence 90 % for all candidates together; the most decides." in text
+    assert text.count("points of accuracy against edge-onnx, with confidence 90 %, and 2 are allowed: of 120") == 4
+    assert "No bundle was written: no candidate was taken." in text
+    assert "confidence is 95, but must be above 0 and below 1" in _run(*asked, 95, code=2).output
 
 
 def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path: Path) -> None:
@@ -282,6 +315,7 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--train", "0"), "A student is cut from an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
+        (("--checkpoints", "somewhere"), "--checkpoints keeps a training; --train says for how many epochs"),
         (("--limit", "50"), "give 100 or more"),
     ],
 )
@@ -301,6 +335,31 @@ def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
     shutil.copytree(_DIGITS / "bundle", tmp_path / "some")
     (tmp_path / "some/full.onnx").unlink()
     assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
+
+
+def test_being_told_to_end_takes_the_work_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def told(*_: object, **__: object) -> None:
+        (work,) = tmp_path.iterdir()
+        assert work.name.startswith("firstline-compress-")
+        assert os.environ["TMPDIR"] == tempfile.gettempdir()
+        tempfile.mkdtemp()  # as a quantiser's, whose tidying was interrupted
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    tidied = tempfile.TemporaryDirectory.cleanup
+
+    def again(folder: tempfile.TemporaryDirectory[str]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # of an impatient caller, while the folder is tidied away
+        tidied(folder)
+
+    monkeypatch.setattr("firstline.cli.compress.compress", told)
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", again)
+    _run(_DIGITS / "bundle", "--data", _HELDOUT, code=143)
+    assert list(tmp_path.iterdir()) == []
+    assert tempfile.tempdir == str(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_no_room_to_work_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge
+from firstline.workbench.compress.loss import Loss
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 
 SOURCE = Figures("source", accuracy=0.9, latency_ms=10.0, size_bytes=1000, kept=0.8)
@@ -77,6 +78,21 @@ def test_a_promise_that_was_given_is_not_ended() -> None:
     assert refused.reasons == (
         "is not certified on this data, and what is there carries a certificate; give more images",
     )
+
+
+def test_a_loss_is_proved_where_that_is_asked_for() -> None:
+    made = candidate(latency_ms=5.0, accuracy=0.895)
+    wide = msgspec.structs.replace(made, loss=Loss(12, 7, 1000, 0.005, 0.0213, 0.05))
+    assert judge(wide, SOURCE, [SOURCE], 0.02).accepted
+    refused = judge(wide, SOURCE, [SOURCE], 0.02, proved=True)
+    assert refused.reasons == (
+        "may lose up to 2.13 points of accuracy against source, with confidence 95 %, and 2 are allowed: of 1000 "
+        "images it lost 12 and won 7; more images prove more",
+    )
+    narrow = msgspec.structs.replace(made, loss=Loss(12, 7, 1000, 0.005, 0.0199, 0.05))
+    assert judge(narrow, SOURCE, [SOURCE], 0.02, proved=True).accepted
+    seen = msgspec.structs.replace(wide, accuracy=0.87)
+    assert "loses 3.00 points" in judge(seen, SOURCE, [SOURCE], 0.02, proved=True).reasons[0]
 
 
 positive = st.floats(0.1, 1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -97,6 +99,38 @@ def test_only_images_that_are_wanted_are_read(tmp_path: Path) -> None:
     dataset = _data(tmp_path / "data", encode(solid(0)), b"no image", encode(solid(2)), b"no image")
     found = _rows(bundle, dataset, 2)
     assert [COLOURS[row.mean(axis=(1, 2)).argmax()] for row in found] == ["red", "blue"]
+
+
+def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path, size="side", resize=False)
+    dataset = _data(tmp_path / "data", *(encode(solid(at % 3, 64)) for at in range(60)))
+    shutil.make_archive(str(tmp_path / "data/images"), "zip", tmp_path / "data/images")
+    shutil.rmtree(tmp_path / "data/images")  # a file's reader makes room for the largest image that there may be
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    spec = bundle.manifest.input
+    try:
+        wanted = rows_of(model, dataset, spec)
+        tracemalloc.start()
+        held = rows_of(model, dataset, spec, place=tmp_path / "rows")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        model.close()
+    assert np.array_equal(held, wanted)
+    assert type(held) is np.ndarray
+    assert (tmp_path / "rows").stat().st_size == wanted.nbytes
+    assert peak_bytes < wanted.nbytes / 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
+def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path)
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            rows_of(model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full"))
+    finally:
+        model.close()
 
 
 def test_a_bundle_of_numbers_cannot_be_compressed_with_images(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from firstline_core.errors import ConfigError
 
 
 def _folder(tmp_path: Path, labels: str, images: dict[str, bytes]) -> Path:
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "labels.csv").write_text(labels, encoding="utf-8")
     for name, content in images.items():
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -24,6 +25,22 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     found = open_dataset(folder)
     assert list(found.read()) == [(b"first", 0), (b"second", 1)]
     assert found.samples[0].name == "cat, tabby"
+
+
+def test_the_digest_is_of_images_and_labels(tmp_path: Path) -> None:
+    images = {"a.png": b"first", "b.png": b"second"}
+    first = open_dataset(_folder(tmp_path / "first", "file,label\na.png,0\nb.png,1\n", images)).digest()
+    renamed = {"x.png": b"first", "y.png": b"second"}
+    named = "file,label,name\nx.png,0,cat\ny.png,1,dog\n"
+    assert open_dataset(_folder(tmp_path / "renamed", named, renamed)).digest() == first
+    others = {
+        "order": ("file,label\nb.png,1\na.png,0\n", images),
+        "label": ("file,label\na.png,1\nb.png,1\n", images),
+        "image": ("file,label\na.png,0\nb.png,1\n", images | {"b.png": b"another"}),
+        "fewer": ("file,label\na.png,0\n", images),
+    }
+    found = {open_dataset(_folder(tmp_path / name, *other)).digest() for name, other in others.items()}
+    assert len(found - {first}) == 4
 
 
 def test_an_archive_of_images(tmp_path: Path) -> None:

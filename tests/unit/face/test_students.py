@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.onnx_models import write_graph
 
-from firstline.workbench.compress.inside import outputs
+from firstline.workbench.compress.inside import BATCH_ROWS, answered, outputs
 from firstline.workbench.compress.pruning import pairs
 from firstline.workbench.compress.reconstruction import reconstruct
 from firstline.workbench.compress.shortening import blocks, shorten, without
 from firstline.workbench.compress.student import Lesson, start_of, student
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import CPU, RuntimeOptions
 
 _DIGITS = Path(__file__).parents[3] / "models/digits/bundle"
 
@@ -66,6 +70,22 @@ def _wrong(model: Any, whole: Any, rows: Any) -> float:
     """Squared error of what tells the two classes apart."""
     said, wanted = (np.diff(outputs(one, rows, ["logits"])[0]) for one in (model, whole))
     return float(np.square(said - wanted).mean())
+
+
+def test_what_lies_inside_is_looked_at_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    asked = []
+
+    class Counting(OnnxRuntime):
+        def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+            asked.append(len(feeds["x"]))
+            return super().run(feeds)
+
+    rows = _images(BATCH_ROWS * 2 + 5)
+    with closing(Counting(_deep(tmp_path / "m.onnx"), providers=(CPU,), threads=1)) as runtime:
+        found = answered(runtime, rows)["logits"]
+        assert max(asked) == BATCH_ROWS
+        assert np.allclose(found, runtime.run({"x": rows})["logits"], atol=1e-5)
+        assert len(answered(runtime, rows[:3])["logits"]) == 3
 
 
 def test_the_block_that_says_least_is_dropped(tmp_path: Path) -> None:
@@ -156,6 +176,58 @@ def test_normalising_changes_nothing_and_folds_away(tmp_path: Path) -> None:
         after = folded(ready)
         assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in after.modules())
         assert torch.allclose(after(rows), ready.eval()(rows), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.train
+@pytest.mark.filterwarnings("default")
+def test_a_training_that_was_ended_goes_on_to_the_same_student(tmp_path: Path) -> None:
+    source, kept, rows = _deep(tmp_path / "m.onnx"), tmp_path / "kept", _images(128)
+    kept.mkdir()
+    lesson = Lesson(depth=0.3, epochs=6, rate=1e-2)
+    said: list[str] = []
+    done: list[int] = []
+
+    def taught(name: str, rows: Any, lesson: Lesson, ends_after: int = 99) -> bytes:
+        def ended(epoch: int, total: int) -> None:
+            if total == lesson.epochs:
+                done.append(epoch)
+                if epoch == ends_after:
+                    raise KeyboardInterrupt
+
+        done.clear()
+        said.clear()
+        checkpoints = None if name == "undisturbed" else kept
+        options = RuntimeOptions()
+        student(
+            source,
+            tmp_path / name,
+            rows,
+            lesson,
+            options=options,
+            checkpoints=checkpoints,
+            say=said.append,
+            progress=ended,
+        )
+        return (tmp_path / name).read_bytes()
+
+    undisturbed = taught("undisturbed", rows, lesson)
+    with pytest.raises(KeyboardInterrupt):
+        taught("ended", rows, lesson, ends_after=4)
+    assert said == []
+    assert taught("resumed", rows, lesson) == undisturbed
+    assert (said, done) == (["The training goes on after epoch 4 of 6"], [5, 6])
+    assert taught("again", rows, lesson) == undisturbed
+    assert done == []  # nothing was left to be learnt
+    # What is not quite the same begins anew.
+    assert taught("other-rows", rows[::-1], lesson) != undisturbed
+    assert taught("other-rate", rows, replace(lesson, rate=2e-2)) != undisturbed
+    assert said == []
+    files = sorted(kept.iterdir())
+    assert len(files) == 3
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"training-\w+\.pt is damaged; remove it, and the training begins anew"):
+        taught("damaged", rows, lesson)
 
 
 @pytest.mark.train

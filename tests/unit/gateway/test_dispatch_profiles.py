@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 from support.gateway import DIGITS
 
 from firstline_core.bundle.store import open_bundle
@@ -44,7 +45,7 @@ def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: An
         rested=took,
         prepare=took,
         run=took,
-        offline_per_s=batch / seconds,
+        offline_per_s=batch / max(seconds, 1e-9),
         warm_up=WarmUp(1, 1, 1, 1),
         moved=Moved(1, 1, 1, 1),
         peak_memory_bytes=Measured(peak_mb * 1e6, "VmHWM"),
@@ -80,6 +81,9 @@ def test_without_measured_energy_the_stated_watts_hold_and_say_so() -> None:
     stated = costs_of([profile(point(1, 0.01, 50, Absent("no meter")))], DIGEST, "", 5.0)
     assert (stated.source, stated.energy_of(1, 0.5)) == ("modelled", 2.5)
     assert costs_of([], DIGEST, "", 0.0) == Costs(energy_source="measured")
+    assert costs_of(
+        [profile(point(1, 1e-9, 50, Absent("no")), point(2, 0.0, 50, Absent("no")))], DIGEST, "", 0.0
+    ).seconds.keys() == {1}
     assert costs_of([], DIGEST, "", 0.0).source == "absent"
 
 
@@ -163,7 +167,21 @@ async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_pa
 
 def test_a_store_that_is_away_leaves_no_prior(tmp_path: Path) -> None:
     (tmp_path / "damaged.db").write_bytes(b"no database" * 1000)
-    assert priors_in(Store(url=f"sqlite:///{tmp_path / 'damaged.db'}"))("digits", DIGEST, "f" * 64) == []
+    for file in ("damaged.db", "damaged.db/no_folder.db"):
+        assert priors_in(Store(url=f"sqlite:///{tmp_path / file}"))("digits", DIGEST, "f" * 64) == []
+
+
+def test_what_is_kept_and_cannot_be_read_is_no_prior(tmp_path: Path) -> None:
+    store = Store(url=f"sqlite:///{tmp_path / 'store.db'}")
+    made, database = profile(point(1, 0.01, 50, Absent("no"))), open_database(store)
+    content = encode(made)
+    with database.begin() as connection:
+        records.put(connection, entry_of(made, content, "0" * 64, by="application:ops", now_s=0.0), content)
+    assert priors_in(store)("m", DIGEST, "f" * 64) == [made]
+    with database.begin() as connection:
+        connection.execute(text("UPDATE profiles SET entry = '{}'"))
+    assert priors_in(store)("m", DIGEST, "f" * 64) == []
+    database.close()
 
 
 def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_takes_no_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -183,6 +184,18 @@ async def test_what_was_never_measured_is_got_to_know_by_copies() -> None:
         assert made.shares()["other"] > 0.9
         assert made.repeats["executor_probe"] >= 1
         assert max(took_s) < 0.022
+
+
+async def test_a_copy_that_ends_in_a_fault_of_ours_leaves_its_place_free() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        made.executors["other"].error = RuntimeError("a fault")  # type: ignore[assignment]
+        seen: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(str(context["exception"])))
+        await made.go(0.5, clients=1)
+        assert made.executors["other"].batches
+        assert made.members["other"].running == []
+        gc.collect()
+        assert "a fault" in seen
 
 
 async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:

@@ -18,13 +18,19 @@ from support.gateway import NothingToLoad, doubled, request_of
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, LinkDownError
+from firstline_core.errors import (
+    BudgetExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    LinkDownError,
+)
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.seats import Look, Seat
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -74,6 +80,7 @@ class Bench:
         energy_w: Sequence[float] = (),
         rows: int = 32,
         patience_s: float = 10.0,
+        sessions: int = 1,
     ) -> None:
         self.clock = SimulatedClock()
         self.executors = [Gains(self.clock, speed) for speed in speeds]
@@ -86,7 +93,7 @@ class Bench:
                     memory_bytes={size: size * 1e6 for size in SIZES} if memory_mib and served is SERVED else {},
                     power_w=100.0 if energy_w and served is SERVED else 0.0,
                 ),
-                sessions=1,
+                sessions=sessions,
                 memory=Memory(memory_mib << 20),
                 energy=Energy(energy_w[number] if energy_w else 0.0),
             )
@@ -285,3 +292,80 @@ async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
     gone = await bench.submit(2.0, FRUGAL)
     assert isinstance(gone.exception(), EngineUnavailableError)
     await bench.until(*running)
+
+
+async def test_all_that_waits_for_a_busy_executor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[1].displace(SERVED.key)
+    tasks = [await bench.submit() for _ in range(50)]
+    asked: list[ModelKey] = []
+    seat = Look.seat
+
+    def counted(look: Look, key: ModelKey, *rows: int) -> Seat | NoSeat:
+        asked.append(key)
+        return seat(look, key, *rows)
+
+    monkeypatch.setattr(Look, "seat", counted)
+    other = await bench.submit(2.0, FRUGAL)
+    assert len(asked) < 10
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    await bench.until(*tasks)
+
+
+async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_them() -> None:
+    """The backlog runs on the quick executor alone; the slow one takes 60 ms for what the quick one does in 6."""
+    bench = Bench(1.0, 0.1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    backlog = [await bench.submit(deadline_s=8.0) for _ in range(30)]
+    copies = len(bench.executors[1].batches)
+    urgent = await bench.submit(2.0, FRUGAL, deadline_s=bench.clock.monotonic_s() + 0.05)
+    await bench.until(urgent)
+    assert not urgent.exception()
+    assert len(bench.executors[1].batches) == copies
+    patient = await bench.submit(2.0, FRUGAL, deadline_s=9.0)
+    await bench.until(patient)
+    assert len(bench.executors[1].batches) == copies + 1
+    assert not backlog[-1].done()
+    await bench.until(*backlog)
+
+
+async def test_while_all_are_busy_it_is_told_at_once_what_no_budget_allows() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    for executor in bench.executors:
+        executor.stopped = True
+    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    assert all(executor.batches for executor in bench.executors)
+    hurried = await bench.submit(deadline_s=0.3)
+    assert isinstance(hurried.exception(), BudgetExceededError)
+    assert not any(task.done() for task in running)
+
+
+async def test_while_all_are_busy_the_patience_of_what_waits_for_memory_ends() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    for executor in bench.executors:
+        executor.stopped = True
+    tasks = [await bench.submit() for _ in range(2)]
+    await bench.submit(2.0, FRUGAL)
+    assert all(executor.batches for executor in bench.executors)
+    await bench.until(tasks[1])
+    assert isinstance(tasks[1].exception(), BudgetExceededError)
+    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
+
+
+async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_the_others_are_busy() -> None:
+    bench = Bench(1.0, 1.0, sessions=0)
+    bench.members[0].displace(FRUGAL.key)
+    bench.members[1].displace(SERVED.key)
+    for _ in range(3):
+        bench.members[1].standing.failed(0.0)
+    bench.executors[0].stopped = True
+    busy, waits = await bench.submit(), await bench.submit()
+    alone = await bench.submit(2.0, FRUGAL)
+    await bench.until(alone)
+    assert not alone.exception()
+    assert not busy.done() and not waits.done()

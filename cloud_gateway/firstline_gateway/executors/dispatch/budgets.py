@@ -62,6 +62,11 @@ class Memory:
         self.batches_bytes = 0.0
 
     @property
+    def is_limited(self) -> bool:
+        """Whether there is a budget."""
+        return self._budget_bytes > 0
+
+    @property
     def free_bytes(self) -> float:
         if not self._budget_bytes:
             return math.inf

@@ -114,12 +114,8 @@ class Dispatcher:
 
     # One batch.
 
-    def look(self) -> Look | None:
+    def look(self) -> Look:
         """See `HasSeats.look`."""
-        if any(member.usable for member in self.members) and not any(
-            member.room(ahead=True) for member in self.members
-        ):
-            return None
         return Look(self.members, self._clock.monotonic_s(), self._run_on)
 
     def on_free(self, call: Callable[[], None]) -> None:
@@ -179,11 +175,13 @@ class Dispatcher:
             await asyncio.wait([asked, slow], return_when=asyncio.FIRST_COMPLETED)
         finally:
             slow.cancel()
-            if not asked.done():
+            if asked.done() and not asked.cancelled() and asked.exception() is None:
+                self._asking.note(attempt, asked.result())
+            else:  # whatever became of it, its slot is free again
                 asked.cancel()
                 self._asking.cut_off(attempt)
         if asked.done() and not asked.cancelled():
-            self._asking.note(attempt, asked.result())
+            asked.result()  # what is no `FirstlineError` is told like any task's
 
     # Models come and go.
 

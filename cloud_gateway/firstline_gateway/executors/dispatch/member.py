@@ -151,7 +151,13 @@ class Member:
         return self.standing.trusted and any(not self.executor.trouble(key) for key in self._placed)
 
     @property
-    def _side_by_side(self) -> int:
+    def has_budget(self) -> bool:
+        """Whether anything may be beyond what it may take."""
+        return self.energy.is_limited or self.memory.is_limited
+
+    @property
+    def side_by_side(self) -> int:
+        """Batches that really run at the same moment."""
         return self._sessions or self.executor.slots
 
     @property
@@ -190,6 +196,12 @@ class Member:
         """The largest batch that pays there."""
         return self._placed[key].forecast.worthwhile_rows(max_rows)
 
+    def rows_per_s(self, key: ModelKey, rows: int) -> float:
+        """What it does of a model, in batches of at most so many rows; 0 where nothing is known."""
+        size = self.worthwhile_rows(key, max(1, rows))
+        seconds = self.seconds(key, size)
+        return self.side_by_side * size / seconds if seconds else 0.0
+
     def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
         """What it would be to a batch of a model that it runs, once those have run that are held for it."""
         placed = self._placed[key]
@@ -198,7 +210,7 @@ class Member:
             run_s *= max((each.overdue(now_s) for each in self.running), default=1.0)
         return Candidate(
             name=self,
-            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self._side_by_side),
+            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self.side_by_side),
             run_s=run_s,
             under_way=len(self.running),
             trusted=self.standing.trusted,

@@ -93,6 +93,7 @@ def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, 
         and point.key.condition == "warm"
         and point.key.threads <= 1
         and provider in ("", point.key.provider)
+        and point.query.p50_ms > 0  # of no batch: who took it at its word would give that executor everything
     }
     peak_bytes = {rows: known(point.peak_memory_bytes) for rows, point in points.items()}
     least_bytes = min((each for each in peak_bytes.values() if each is not None), default=0.0)

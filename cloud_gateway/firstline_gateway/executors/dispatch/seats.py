@@ -54,6 +54,7 @@ class Seat:
     is_free: bool
     times: SeatTimes
     again_s: float
+    has_others: bool
     _run: Run
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
@@ -75,6 +76,13 @@ class Look:
         self._run = run
         self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
 
+    @property
+    def is_full(self) -> bool:
+        return not any(member.room(ahead=True) or self._is_last(member) for member in self._members)
+
+    def is_bounded(self, key: ModelKey) -> bool:
+        return all(member.has_budget or member.trouble(key) for member in self._members)
+
     def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
         there = [member for member in self._members if not member.trouble(key)]
         if not there:
@@ -94,18 +102,34 @@ class Look:
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
         # Whoever is left alone is asked where nobody else is there, once at a time.
         if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
-            return self._seat(best.name, key, most)
+            return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
         others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
         if instead:
             fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
-            return self._seat(chosen.name, key, fewer)
+            return Seat(chosen.name, key, True, SeatTimes(chosen.name, key, fewer), 0.0, False, self._run)
         soonest_s = min((self._candidate(member, key, least_rows).done_s for member in others), default=math.inf)
-        return self._seat(best.name, key, most, again_s=_again_s(best, soonest_s))
+        times = SeatTimes(best.name, key, most)
+        return Seat(best.name, key, False, times, _again_s(best, soonest_s), bool(others), self._run)
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
         self._held_s[seat.member].append(seat.member.seconds(key, rows) or 0.0)
+
+    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
+        there = [member for member in self._members if not member.trouble(key)]
+        rate_per_s = sum(member.rows_per_s(key, min(rows, max_rows)) for member in there)
+        if not rate_per_s:
+            return
+        for member in there:  # each has its part in the proportion of its speed, so that all end together
+            self._held_s[member] += [rows / rate_per_s] * member.side_by_side
+
+    def _is_last(self, member: Member) -> bool:
+        """Whether it is left alone, and asked all the same, for a model that nobody else who is well runs."""
+        if member.standing.trusted or member.running:
+            return False
+        well = [other for other in self._members if other.standing.trusted]
+        return any(not member.trouble(key) and all(other.trouble(key) for other in well) for key in member.keys)
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         return member.candidate(key, rows, self._now_s, self._held_s[member])
@@ -121,9 +145,6 @@ class Look:
             if than is None or (found.trusted >= than.trusted and found.done_s <= than.done_s):
                 return fewer, found
         return None
-
-    def _seat(self, member: Member, key: ModelKey, rows: int, again_s: float | None = None) -> Seat:
-        return Seat(member, key, again_s is None, SeatTimes(member, key, rows), again_s or 0.0, self._run)
 
 
 def _again_s(best: Candidate[Member], soonest_s: float) -> float:

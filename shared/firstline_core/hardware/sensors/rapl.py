@@ -73,11 +73,9 @@ class Rapl:
     def _domain(self, folder: str, now_s: float) -> tuple[Found, Found]:
         energy = self._tree.number(f"{folder}/energy_uj", low=0, high=_WHOLE)
         range_uj = self._tree.number(f"{folder}/max_energy_range_uj", low=1, high=_WHOLE)
-        if isinstance(energy, Absent):
-            self._counters.pop(folder, None)
+        if isinstance(energy, Absent):  # a counter goes on while nobody can read it
             return energy, energy
         if isinstance(range_uj, Absent):
-            self._counters.pop(folder, None)
             return range_uj, range_uj
         now_uj, before = int(energy.value), self._counters.get(folder)
         if before is None or not 0 < now_s - before.at_s <= _LONGEST_S:

@@ -31,7 +31,7 @@ class Throttling:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._counted: dict[str, float] = {}
+        self._counted: dict[str, float] = {}  # by file
 
     def read(self) -> dict[str, Found]:
         """1 where a cause holds now, 0 where it does not."""
@@ -44,13 +44,13 @@ class Throttling:
             elif name == "soctherm_oc":
                 for file in self._tree.names(chip, "oc*_event_cnt"):
                     cause = file.rpartition("/")[2].removesuffix("_event_cnt")
-                    placed(found, name_of(cause), self._rose(cause, [file]))
+                    placed(found, name_of(cause), self._rose([file]))
         self._cooling(found)
         for cause in ("core_throttle_count", "package_throttle_count"):
             cores = self._tree.names("sys/devices/system/cpu", "cpu[0-9]*")
             files = [file for core in cores if self._tree.has(file := f"{core}/thermal_throttle/{cause}")]
             if files:
-                found[cause.removesuffix("_count")] = self._rose(cause, files)
+                found[cause.removesuffix("_count")] = self._rose(files)
         return found
 
     def _firmware(self, found: dict[str, Found]) -> None:
@@ -85,13 +85,14 @@ class Throttling:
             slowest = max(read, key=lambda state: state.value, default=None)
             placed(found, cause, states[0] if slowest is None else Measured(float(slowest.value > 0), slowest.source))
 
-    def _rose(self, cause: str, files: list[str]) -> Found:
-        read = [self._tree.number(file, low=0) for file in files]
-        counted = [reading for reading in read if isinstance(reading, Measured)]
+    def _rose(self, files: list[str]) -> Found:
+        """Each file by itself: of a core that comes or goes, what it counted before did not happen now."""
+        read = [(file, self._tree.number(file, low=0)) for file in files]
+        counted = {file: reading.value for file, reading in read if isinstance(reading, Measured)}
         if not counted:
-            return read[0]
-        now, before = sum(reading.value for reading in counted), self._counted.get(cause)
-        self._counted[cause] = now
-        if before is None:
+            return read[0][1]
+        rises = [count > self._counted[file] for file, count in counted.items() if file in self._counted]
+        self._counted |= counted
+        if not rises:
             return Absent(f"/{files[0]}: counts events, and was read once; the next reading tells.")
-        return Measured(float(now > before), f"/{files[0]}")
+        return Measured(float(any(rises)), f"/{files[0]}")

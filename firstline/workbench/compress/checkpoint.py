@@ -1,0 +1,104 @@
+"""A training that is put down after every epoch, so that one that was ended goes on from there. Needs `[train]`.
+
+One file for each training, called by the digest of all that the student depends on: whatever is not quite the same
+begins anew. PyTorch reads it as weights and plain values alone, so that the file can run nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from firstline_core.errors import ConfigError
+from firstline_core.storage.files import write_whole
+from firstline_core.types import Array
+
+_BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """All that changes from epoch to epoch.
+
+    Attributes:
+        network: a torch.nn.Module.
+        optimiser: of its parameters.
+        schedule: of the optimiser's rate.
+        random: decides order and views.
+    """
+
+    network: Any
+    optimiser: Any
+    schedule: Any
+    random: np.random.Generator
+
+    def put_down(self, place: Path, epochs: int) -> None:
+        """Writes what is known after so many epochs, whole or not at all.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        torch = import_module("torch")
+        stream = io.BytesIO()
+        torch.save(
+            {
+                "epochs": epochs,
+                "network": self.network.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "random": json.dumps(self.random.bit_generator.state),
+                "torch_random": torch.get_rng_state(),
+            },
+            stream,
+        )
+        try:
+            write_whole(place, stream.getvalue())
+        except OSError as error:
+            raise ConfigError(f"The training cannot be kept in {place}: {error.strerror or error}.") from error
+
+    def taken_up(self, place: Path) -> int:
+        """Goes on from there.
+
+        Returns:
+            How many epochs are done; 0 where nothing was put down.
+
+        Raises:
+            ConfigError: the file is damaged, or none of ours.
+        """
+        torch = import_module("torch")
+        try:
+            known = torch.load(place, weights_only=True)
+            self.network.load_state_dict(known["network"])
+            self.optimiser.load_state_dict(known["optimiser"])
+            self.schedule.load_state_dict(known["schedule"])
+            self.random.bit_generator.state = json.loads(known["random"])
+            torch.set_rng_state(known["torch_random"])
+            return int(known["epochs"])
+        except FileNotFoundError:
+            return 0
+        except Exception as error:  # PyTorch raises whatever comes
+            raise ConfigError(f"{place} is damaged; remove it, and the training begins anew.") from error
+
+
+def place_of(folder: Path, rows: Array, said: Iterable[bytes]) -> Path:
+    """Where one training is kept.
+
+    Args:
+        folder: of all trainings.
+        rows: (n, ...) that it learns from.
+        said: whatever else the student depends on.
+    """
+    found = hashlib.sha256(f"{rows.dtype} {rows.shape}".encode())
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        found.update(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS]).data)
+    for part in said:
+        found.update(hashlib.sha256(part).digest())
+    return folder / f"training-{found.hexdigest()[:32]}.pt"

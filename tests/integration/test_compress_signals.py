@@ -1,0 +1,49 @@
+"""`firstline compress` as a process that is told to stop: nothing that it wrote is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_DIGITS = Path(__file__).parents[2] / "models/digits"
+
+
+@pytest.mark.parametrize(
+    ("phase", "number", "code"),
+    [
+        ("static-int8: sensitivity ...", signal.SIGTERM, 143),
+        ("Certifying ...", signal.SIGTERM, 143),
+        ("static-int8: sensitivity ...", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_takes_the_work_with_it(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    arguments = ["compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--out", out / "next", "--force"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "firstline", *map(str, arguments)],
+        env=os.environ | {"TMPDIR": str(work)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.strip() == phase:
+                break
+        assert len(list(work.glob("firstline-compress-*"))) == 1
+        process.send_signal(number)
+        said, errors = process.communicate(timeout=30)
+        assert process.returncode == code
+        assert said == ""
+        assert "Traceback" not in errors
+        assert [left for left in work.iterdir() if left.is_dir()] == []  # ONNX Runtime's own neither
+        assert not out.exists()
+    finally:
+        process.kill()
