@@ -162,6 +162,9 @@ def told(name: str, one: judge.Figures, source: judge.Figures, judged: int) -> l
     ]
     if one.kept is not None:
         rows.append(Figure(f"{name}: kept by its certificate", one.kept, "share"))
+    if one.loss is not None:
+        rows.append(Figure(f"{name}: lost on the judging rows", 100 * one.loss.seen, "points"))
+        rows.append(Figure(f"{name}: lost, at most with 95 % for all candidates", 100 * one.loss.at_most, "points"))
     if one is not source:
         rows.append(Figure(f"{name}: times faster", source.latency_ms / one.latency_ms, "times"))
         rows.append(Figure(f"{name}: times smaller", source.size_bytes / one.size_bytes, "times"))

@@ -20,6 +20,7 @@ from firstline.cli import (
     job,
     keys,
     model,
+    predict,
     profile,
     rollout,
     sentences,
@@ -43,6 +44,7 @@ app.command("evaluate")(evaluate.evaluate_bundle)
 app.command("certify")(certify.certify_command)
 app.command("compress")(compress.compress_command)
 app.command("profile")(profile.profile_command)
+app.command("predict")(predict.predict_command)
 app.command("split")(split.split_command)
 app.command("detections")(detections.detections_command)
 app.command("console")(console)

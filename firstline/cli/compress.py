@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,7 +188,10 @@ def _work_folder() -> Iterator[Path]:
     try:
         with TemporaryDirectory(prefix="firstline-compress-") as folder:
             try:
-                yield Path(folder)
+                with _temporary_files_in(Path(folder) / "tmp"):
+                    work = Path(folder) / "work"
+                    work.mkdir()
+                    yield work
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the tidying
     except OSError as error:
@@ -196,6 +201,22 @@ def _work_folder() -> Iterator[Path]:
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Those of quantisers and of processes too, whose own tidying a signal interrupts."""
+    folder.mkdir()
+    variable, known = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = known
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

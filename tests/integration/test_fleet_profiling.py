@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,7 +29,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
-from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, own_profile_path
+from firstline_core.fleet.profiles import BODY_BYTES, ProfileAsked, ProfileRequest, own_profile_path, profile_path
 from firstline_core.fleet.profiling import ProfilingState
 from firstline_core.fleet.twin import Reported
 from firstline_core.profile.profile import decode, encode
@@ -35,6 +38,8 @@ from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
+from firstline_gateway.profiles.brought import Brought, read_brought
+from firstline_gateway.profiles.records import Place
 from firstline_gateway.settings.load import load
 
 ASKED = ProfileAsked("two", quick=True, threads=(1,), batches=(1,))
@@ -87,12 +92,15 @@ class Site:
 
 
 @asynccontextmanager
-async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True) -> AsyncIterator[Site]:
+async def site_at(
+    folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True, age_s: float = 86_400.0
+) -> AsyncIterator[Site]:
     overrides: dict[str, Any] = {
         "models.directory": str(DIGITS.parent),
         "store.url": sqlite_store(folder).url,
         "identity.directory": str(folder / "identity"),
         "execution.sessions": 1,
+        "fleet.profile_requests_age_s": age_s,
     }
     if broker is not None:
         overrides |= {"mqtt.enabled": True, "mqtt.port": broker.port}
@@ -268,6 +276,46 @@ async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(sit
         assert (await cam.put(own_profile_path("digits", 2), content=later)).status_code == 409
 
 
+async def test_a_profile_that_nobody_asked_for_is_refused_before_it_is_sent(site: Site) -> None:
+    key = create_key(site.gateway.settings.store, "cam", "device")
+    where = httpx.URL(site.url)
+    reader, writer = await asyncio.open_connection(where.host, where.port)
+    head = f"PUT {own_profile_path('digits', 1)} HTTP/1.1\r\nHost: a\r\nAuthorization: {bearer(key)['Authorization']}"
+    writer.write(f"{head}\r\nContent-Length: {BODY_BYTES}\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        assert b" 409 " in await reader.readuntil(b"\r\n")
+    writer.close()
+
+
+async def test_what_is_brought_is_read_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(content: bytes, place: Place) -> Brought:
+        threads.append(threading.current_thread())
+        return read_brought(content, place)
+
+    monkeypatch.setattr("firstline_gateway.api.fleet.profiles.read_brought", noted)
+    async with httpx.AsyncClient(base_url=site.url, headers=bearer(site.operator), timeout=20) as keeper:
+        sent = await keeper.put(profile_path("digits", 1, "bench"), content=encode(profile(1.0)))
+    assert sent.status_code == 200
+    assert threads and threading.main_thread() not in threads
+
+
+async def test_a_request_ends_in_the_middle_of_measuring_and_the_device_hears_it(tmp_path: Path) -> None:
+    async with site_at(tmp_path, age_s=2.0) as site, site.agent() as agent:
+        await site.known()
+        await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
+        await site.stands(lambda one: one.state is ProfilingState.MEASURING)
+        found = await site.ended()
+        assert found.state is ProfilingState.EXPIRED
+        await site.gateway.profile_requests.expire()
+
+        async def over() -> bool:
+            return not agent.status()["fleet"]["profiles"] and not _measuring()
+
+        await until(over)
+
+
 async def test_requests_have_a_limit_and_those_that_ended_make_room(site: Site) -> None:
     async with site.agent(profiling=False):
         await site.known()
@@ -308,6 +356,29 @@ async def test_the_command_asks_follows_and_prints(site: Site) -> None:
     assert "is asked for no profile" in (await said(site, "two", "--on", "device-1", "--cancel", code=1)).output
     assert "--alone is for this machine" in (await said(site, "two", *few, "--alone", code=2)).output
     assert "name the device with --on" in (await said(site, site.bundle, "--no-wait", code=2)).output
+
+
+async def test_who_stops_looking_leaves_the_request(site: Site) -> None:
+    """With a process of its own, since only there does Ctrl-C come as it does."""
+    async with site.agent():
+        await site.known()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "firstline", "profile", "two", "--on", "device-1", "--quick"),
+        env={**os.environ, "FIRSTLINE_GATEWAY_URL": site.url, "FIRSTLINE_TOKEN": site.operator},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    async with asyncio.timeout(60):
+        while b"device-1 has not heard it yet" not in (line := await process.stderr.readline()):
+            assert line, "it ended"
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = await process.communicate()
+    assert process.returncode == 130
+    assert stdout == b"" and b"Traceback" not in stderr
+    assert b"The request stands. `firstline profile two --on device-1 --quick` follows it" in stderr
+    (found,) = (await site.gateway.profile_requests.of("device-1")).requests
+    assert found.state is ProfilingState.SENT
 
 
 async def test_a_refusal_ends_the_command_with_the_devices_words(site: Site) -> None:

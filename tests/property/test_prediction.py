@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.profiles import point
 
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.predict import Stream, predict, replayed, sojourn
+from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn
 
 LOADS = st.floats(0.1, 0.6)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -86,3 +86,19 @@ def test_a_turn_is_never_taken_for_a_gain() -> None:
         1.0,
         1.5,
     ]
+
+
+@FEW
+@given(slow_ms=st.floats(1.0, 20.0), bound=st.floats(1.5, 10.0))
+def test_the_highest_rate_keeps_the_bound_and_a_higher_one_does_not(slow_ms: float, bound: float) -> None:
+    streams, within_ms = [Stream(point(query_ms=1.0), 30.0), Stream(point(query_ms=slow_ms), 3.0)], bound * slow_ms
+
+    def p99_ms(factor: float) -> float:
+        return predict([one._replace(rate_per_s=factor * one.rate_per_s) for one in streams]).p99_ms
+
+    factor = highest(streams, within_ms)
+    assert p99_ms(factor) <= within_ms < p99_ms(1.02 * factor)
+
+
+def test_no_rate_is_the_highest_where_a_lone_query_takes_longer() -> None:
+    assert highest([Stream(point(query_ms=2.0), 1.0)], 1.9) == 0

@@ -13,6 +13,7 @@ from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.orders import Orders
+from firstline_gateway.profiles.keeper import RequestKeeper
 from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import Requests
 from firstline_gateway.rollouts.engine import Engine
@@ -65,7 +66,10 @@ class FleetRoom:
         listed = self.registry.bundles.digest if self.registry is not None else None
         self.rollouts = Rollouts(readers, writer, clock=clock, service=service, listed=listed)
         self.profiles = Profiles(readers, writer, clock=clock)
-        self.profile_requests = Requests(readers, writer, clock=clock, on_desired=self._tell)
+        self.profile_requests = Requests(
+            readers, writer, age_s=settings.fleet.profile_requests_age_s, clock=clock, on_desired=self._tell
+        )
+        self._request_keeper = RequestKeeper(self.profile_requests, clock)
         self.trail = Trail(readers, Path(settings.identity.directory), clock=clock)
         self.engine = Engine(database, writer, clock=clock, service=service, on_told=self._tell)
         self.rollouts.on_change = self.engine.wake
@@ -86,8 +90,9 @@ class FleetRoom:
         )
 
     async def start(self) -> None:
-        """Begins to judge rollouts, to renew metadata, to fetch full models, and to speak MQTT with devices."""
+        """Begins to judge rollouts, renew metadata, fetch full models, end old requests, and speak MQTT."""
         self.engine.start()
+        self._request_keeper.start()
         if self.registry is not None:
             self.registry.keeper.start()
         if self.full_models is not None:
@@ -99,6 +104,7 @@ class FleetRoom:
         """Ends what `start` began."""
         if self._broker is not None:
             await self._broker.close()
+        await self._request_keeper.close()
         await self.engine.close()
         if self.registry is not None:
             await self.registry.keeper.close()

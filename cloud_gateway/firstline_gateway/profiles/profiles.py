@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from hashlib import sha256
 from typing import TypeVar
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import NotFoundError
-from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, entry_of
-from firstline_core.profile.profile import Profile
+from firstline_core.fleet.profiles import ProfileEntry, ProfilePage
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.profiles import records
+from firstline_gateway.profiles import asked, records
+from firstline_gateway.profiles.brought import Brought
+from firstline_gateway.profiles.permission import fulfilled, permitted
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.requests import check_asked
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
@@ -59,32 +59,48 @@ class Profiles:
             raise _unknown(place)
         return found
 
-    async def put(self, profile: Profile, content: bytes, by: str) -> ProfileEntry:
+    async def put(self, brought: Brought, by: str) -> ProfileEntry:
         """Keeps what a person brings."""
-        entry = entry_of(profile, content, sha256(content).hexdigest(), by=by, now_s=self._clock.wall_s())
+        entry = brought.entry(by, self._clock.wall_s())
 
         def kept(connection: Connection) -> None:
-            records.put(connection, entry, content)
+            records.put(connection, entry, brought.content)
             _note(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
         await self._write(kept)
         return entry
 
-    async def take(self, profile: Profile, content: bytes, device: str) -> ProfileEntry:
-        """Keeps what a device measured of itself, which it was asked for.
+    async def check_asked(self, device: str, bundle: str, version: int) -> None:
+        """Whether it is worth while that a device sends a profile.
 
         Raises:
-            ConflictError: it was not.
+            ConflictError: see `permission.permitted`.
         """
-        by = device_principal(device)
-        entry = entry_of(profile, content, sha256(content).hexdigest(), by=by, now_s=self._clock.wall_s())
+        now_s = self._clock.wall_s()
+        await self._readers.ask(lambda on: permitted(on, device, bundle, version, now_s))
 
-        def kept(connection: Connection) -> None:
-            check_asked(connection, device, entry.bundle, entry.version)
-            records.put(connection, entry, content)
+    async def take(self, brought: Brought, device: str) -> ProfileEntry:
+        """Keeps what a device measured of itself, which it was asked for; the same again changes nothing.
 
-        await self._write(kept)
-        log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
+        Raises:
+            ConflictError: it was not, or has brought something else already.
+        """
+        now_s = self._clock.wall_s()
+        entry = brought.entry(device_principal(device), now_s)
+
+        def kept(connection: Connection) -> tuple[ProfileEntry, bool]:
+            request = permitted(connection, device, entry.bundle, entry.version, now_s, lock=True)
+            if request.brought_s is not None:
+                if request.sha256 != entry.sha256:
+                    raise fulfilled(request)
+                return replace(entry, kept_s=request.brought_s), False
+            records.put(connection, entry, brought.content)
+            asked.put(connection, replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s))
+            return entry, True
+
+        entry, new = await self._write(kept)
+        if new:
+            log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
 
     async def remove(self, place: Place, by: str) -> None:

@@ -1,10 +1,10 @@
-"""Devices are asked for profiles, by their twins; what people ask for is in the audit trail."""
+"""Devices are asked for profiles, by their twins, until they have or the time is over; the trail has who asked."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -12,14 +12,23 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, ProfileRequests
-from firstline_core.fleet.profiling import REQUESTS, DesiredProfile
+from firstline_core.fleet.profiling import REQUESTS
 from firstline_core.fleet.twin import Desired
 from firstline_core.ids import new_request_id
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles.standing import request_of
+from firstline_gateway.profiles import asked as records
+from firstline_gateway.profiles.asked import Asked
+from firstline_gateway.profiles.standing import request_of, why_not
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import GroupWriter
 from firstline_gateway.trail import records as trail
+
+_AT_ONCE = 100  # devices whose requests end in one transaction
+
+_T = TypeVar("_T")
+
+log = logger(__name__)
 
 
 class Requests:
@@ -28,27 +37,39 @@ class Requests:
     Args:
         readers: of the store.
         writer: writes to it.
+        age_s: so long a request stands.
         clock: what times are on.
         on_desired: called when a device is to do something else, on the event loop.
     """
 
     def __init__(
-        self, readers: Readers, writer: GroupWriter, *, clock: Clock, on_desired: Callable[[], None] = lambda: None
+        self,
+        readers: Readers,
+        writer: GroupWriter,
+        *,
+        age_s: float,
+        clock: Clock,
+        on_desired: Callable[[], None] = lambda: None,
     ) -> None:
         self._readers = readers
         self._writer = writer
+        self._age_s = age_s
         self._clock = clock
         self._on_desired = on_desired
 
     async def of(self, device: str) -> ProfileRequests:
-        """All of one device.
+        """All of one device, those that have ended too.
 
         Raises:
             NotFoundError: nobody has heard of it.
         """
         now_s = self._clock.wall_s()
-        found = await self._readers.ask(lambda on: _known(on, device))
-        return ProfileRequests(tuple(request_of(found, asked, now_s) for asked in found.desired.profiles))
+
+        def read(connection: Connection) -> ProfileRequests:
+            found = _known(connection, device)
+            return ProfileRequests(tuple(request_of(found, one, now_s) for one in records.of(connection, device)))
+
+        return await self._readers.ask(read)
 
     async def ask(self, device: str, asked: ProfileAsked, by: str) -> ProfileRequest:
         """Asks a device; one that stands already and asks for the same is told instead.
@@ -63,23 +84,27 @@ class Requests:
             found = _known(connection, device, lock=True)
             if found.accepted_s is None:
                 raise ConflictError(f"{device} is not let in yet; `firstline device accept {device}` does that.")
-            standing = {one.bundle: one for one in found.desired.profiles}
-            before = standing.pop(asked.bundle, None)
-            if before is not None and asked.is_same(before) and not request_of(found, before, now_s).ended:
-                return request_of(found, before, now_s)
-            kept = [one for one in standing.values() if not request_of(found, one, now_s).ended]
-            if len(kept) >= REQUESTS:
-                raise ConflictError(
-                    f"{device} has {len(kept)} profiles to measure, as many as can wait; take one back."
-                )
-            ended = [one for one in standing.values() if one not in kept]
+            before = {one.wanted.bundle: one for one in records.of(connection, device)}
+            same = before.pop(asked.bundle, None)
+            if same is not None and asked.is_same(same.wanted):
+                told = request_of(found, same, now_s)
+                if not told.ended:
+                    return told
+            ended = [one for one in before.values() if request_of(found, one, now_s).ended]
+            standing = len(before) - len(ended)
+            if standing >= REQUESTS:
+                raise ConflictError(f"{device} has {standing} profiles to measure, as many as can wait; take one back.")
+            for one in ended[: max(0, len(before) + 1 - REQUESTS)]:  # the oldest
+                records.remove(connection, device, one.wanted.bundle)
             wanted = asked.desired(new_request_id())
-            _desire(connection, device, (*kept, *ended[: REQUESTS - 1 - len(kept)], wanted), now_s)
+            new = Asked(device, wanted, by, now_s, now_s + self._age_s)
+            records.put(connection, new)
+            _tell(connection, device, records.of(connection, device), now_s)
             details: dict[str, Any] = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
             trail.add(connection, at_s=now_s, actor=by, action="profile.request", subject=subject, details=details)
-            return replace(request_of(_known(connection, device), wanted, now_s), new=True)
+            return replace(request_of(_known(connection, device), new, now_s), new=True)
 
-        found = await asyncio.wrap_future(self._writer.submit(made))
+        found = await self._write(made)
         if found.new:
             self._on_desired()
         return found
@@ -93,32 +118,56 @@ class Requests:
         now_s, subject = self._clock.wall_s(), f"device:{device}"
 
         def cancelled(connection: Connection) -> None:
-            found = _known(connection, device, lock=True)
-            gone = next((one for one in found.desired.profiles if one.bundle == bundle), None)
+            _known(connection, device, lock=True)
+            gone = records.find(connection, device, bundle)
             if gone is None:
                 raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
-            left = tuple(one for one in found.desired.profiles if one != gone)
-            _desire(connection, device, left, now_s)
-            details = {"bundle": bundle, "request": gone.id}
+            records.remove(connection, device, bundle)
+            _tell(connection, device, records.of(connection, device), now_s)
+            details = {"bundle": bundle, "request": gone.wanted.id}
             trail.add(connection, at_s=now_s, actor=by, action="profile.cancel", subject=subject, details=details)
 
-        await asyncio.wrap_future(self._writer.submit(cancelled))
+        await self._write(cancelled)
         self._on_desired()
 
+    async def expire(self) -> int:
+        """Ends requests that were not fulfilled in time; how many.
 
-def check_asked(connection: Connection, device: str, bundle: str, version: int) -> None:
-    """Whether the device was asked for that profile: it stores no other.
+        Raises:
+            StoreUnavailableError: the database refuses, or says nothing.
+        """
+        now_s = self._clock.wall_s()
+        count = 0
+        while due := await self._readers.ask(lambda on: records.due(on, now_s, _AT_ONCE)):
 
-    Raises:
-        ConflictError: it was not, or somebody has taken that back.
-    """
-    found = devices.find(connection, device)
-    asked = found.desired.profiles if found is not None and found.accepted_s is not None else ()
-    if not any(one.bundle == bundle and one.version in (0, version) for one in asked):
-        raise ConflictError(f"Nobody asks {device} for a profile of {bundle} version {version} (any more).")
+            def expired(connection: Connection, names: Sequence[str] = due) -> int:
+                return sum(_expire(connection, name, now_s) for name in names)
+
+            count += await self._write(expired)
+        if count:
+            log.info("requests for profiles ended", requests=count)
+            self._on_desired()
+        return count
+
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
+        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
-def _desire(connection: Connection, device: str, wanted: tuple[DesiredProfile, ...], now_s: float) -> None:
+def _expire(connection: Connection, device: str, now_s: float) -> int:
+    found = devices.find(connection, device, lock=True)
+    all_ = records.of(connection, device)
+    over = [one for one in all_ if one.ended_s is None and one.has_expired(now_s)]
+    for one in over:
+        why = why_not(found, one, now_s) if found is not None else ""
+        records.put(connection, replace(one, ended_s=now_s, why=why))
+    _tell(connection, device, all_, now_s)
+    return len(over)
+
+
+def _tell(connection: Connection, device: str, asked: Sequence[Asked], now_s: float) -> None:
+    """What has been brought stays, so that the device need not hear of it again; what is over goes."""
+    wanted = tuple(one.wanted for one in asked if not one.has_expired(now_s))
+
     def changed(_: str, before: Desired) -> Desired:
         return replace(before, profiles=wanted)
 

@@ -1,4 +1,4 @@
-"""The table of the profiles: each as it came, and what is told of it without reading it."""
+"""The tables of the profiles, each as it came and what is told of it, and of who was asked for one."""
 
 from __future__ import annotations
 
@@ -18,4 +18,20 @@ PROFILES = Table(
     Column("content", LargeBinary, nullable=False),
     Column("fingerprint", String(64), nullable=False, server_default=""),  # of `entry`
     Index(None, "bundle", "fingerprint"),
+)
+
+PROFILE_REQUESTS = Table(
+    "profile_requests",
+    METADATA,
+    Column("device", String(64), primary_key=True),
+    Column("bundle", String(64), primary_key=True),
+    Column("wanted", Text, nullable=False),
+    Column("by", String(128), nullable=False),
+    Column("asked_s", Double, nullable=False),
+    Column("until_s", Double, nullable=False, index=True),
+    Column("version", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("brought_s", Double),
+    Column("ended_s", Double),
+    Column("why", Text, nullable=False),
 )

@@ -233,6 +233,8 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether a device that may connect belongs to the fleet at once, or after `firstline device accept`."""
     mqtt: bool = True
     """Where `mqtt.enabled` is, also follow devices there, and tell them what to run."""
+    profile_requests_age_s: Annotated[float, Meta(gt=0, le=365 * 86_400)] = 7 * 86_400.0
+    """How long a device is asked for a profile (seconds); what it has not brought by then, it brings no more."""
 
 
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

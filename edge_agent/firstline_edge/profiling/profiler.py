@@ -98,7 +98,7 @@ class Profiler:
     async def _while_wanted(self, asked: DesiredProfile) -> None:
         task = asyncio.create_task(self._work(asked))
         try:
-            while not task.done() and asked in self._wanted:
+            while not task.done() and any(one.id == asked.id for one in self._wanted):
                 self._news.clear()
                 await first_of(asyncio.wait({task}), self._news.wait())
             if not task.done():

@@ -8,9 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.batches import run_in_batches
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
+
+BATCH_ROWS = 32
 
 
 def opened(model: Any, names: Sequence[str]) -> Any:
@@ -24,6 +28,11 @@ def opened(model: Any, names: Sequence[str]) -> Any:
     return other
 
 
+def answered(runtime: Runtime, rows: Array) -> dict[str, Array]:
+    """All outputs for all rows, a few rows at a time: what a model holds on the way is gigabytes for hundreds."""
+    return run_in_batches({runtime.inputs[0].name: rows}, min(BATCH_ROWS, len(rows)), runtime.run)
+
+
 def outputs(model: Any, rows: Array, names: Sequence[str]) -> list[Array]:
     """These tensors, each of all rows."""
     from onnx import save
@@ -32,5 +41,5 @@ def outputs(model: Any, rows: Array, names: Sequence[str]) -> list[Array]:
         file = Path(folder) / "opened.onnx"
         save(opened(model, names), file)
         with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
-            found = runtime.run({runtime.inputs[0].name: rows})
+            found = answered(runtime, rows)
     return [found[name] for name in names]

@@ -87,7 +87,7 @@ def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str
     with _scratch(work.bundle.path) as scratch:
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
             limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-            rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows.npy")
+            rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows")
         of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
         made = of_runtime(work, file, scratch, rows)
         if lesson is not None:
@@ -134,7 +134,10 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
     except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)
         return [Candidate(None, "student", failed=_one_line(error))]
     made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
-    nodes = techniques.prepared(whole, ready)
+    try:
+        nodes = techniques.prepared(whole, ready)
+    except ConfigError as error:  # the student itself, which took an hour, is there
+        return [made, Candidate(None, "student-static-int8", failed=error.message)]
     return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
 
 

@@ -7,10 +7,11 @@ either; which of several certified candidates goes first they do choose, for whi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from firstline.workbench.dataset import Dataset
+from firstline.workbench.dataset import LABELS_NAME, Dataset
 from firstline_core.errors import ConfigError
 
 SHARES = (0.5, 0.2, 0.3)
@@ -36,9 +37,15 @@ def parted(dataset: Dataset, seed: int = 0) -> Parts:
     """Draws the parts at random, the same ones for the same seed.
 
     Raises:
-        ConfigError: fewer than 20 images for a part.
+        ConfigError: fewer than 20 images for a part, or a file that is named twice.
     """
-    count = len(dataset)
+    count, lines = len(dataset), dict[PurePosixPath, int]()
+    for sample in dataset.samples:
+        if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
+            raise ConfigError(
+                f"{dataset.folder / LABELS_NAME}:{sample.line} names '{sample.file}', as line {first} does; an image "
+                "may be in one of the three parts only, so name each once."
+            )
     cuts = np.cumsum([round(share * count) for share in SHARES[:-1]])
     parts = np.split(np.random.default_rng(seed).permutation(count), cuts)
     if min(map(len, parts)) < LEAST_ROWS:

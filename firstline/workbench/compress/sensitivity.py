@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from firstline.workbench.compress.inside import answered
 from firstline.workbench.compress.techniques import static_int8
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.ports import pick_port
@@ -74,4 +75,4 @@ def _answers(file: Path, rows: Array, output: str) -> Array:
     """(n, classes) as the model's output has them."""
     with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
         name = pick_port(runtime.outputs, output, f"Model {file.name}", "output").name
-        return runtime.run({runtime.inputs[0].name: rows})[name].reshape(len(rows), -1)
+        return answered(runtime, rows)[name].reshape(len(rows), -1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,27 +50,31 @@ def rows_of(
             sizes.
     """
     some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
-    rows: Array | None = None
-    for position, (sample, tensor) in enumerate(images(spec, some)):
-        with fitting(sample, some):
+    rows = _prepared(model, some, spec)
+    return np.stack(list(rows)) if place is None else _held(rows, place)
+
+
+def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator[Array]:
+    shape: tuple[int, ...] | None = None
+    for sample, tensor in images(spec, dataset):
+        with fitting(sample, dataset):
             (row,) = model.prepare(tensor)
-        if rows is None:
-            rows = _empty((len(some), *row.shape), row.dtype, place)
-        if row.shape != rows.shape[1:]:
+        if row.shape != (shape := shape or row.shape):
             raise ConfigError(
-                f"'{sample.file}' of {some.folder} becomes a row of shape {list(row.shape)}, and the first "
-                f"{list(rows.shape[1:])}; give the bundle a preprocessing that resizes."
+                f"'{sample.file}' of {dataset.folder} becomes a row of shape {list(row.shape)}, and the first "
+                f"{list(shape)}; give the bundle a preprocessing that resizes."
             )
-        rows[position] = row
-    assert rows is not None  # noqa: S101 (the caller's to check)
-    return rows
+        yield row
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: Path | None) -> Array:
-    if place is None:
-        return np.empty(shape, dtype)
-    held: Array = np.lib.format.open_memmap(place, "w+", dtype, shape).view(np.ndarray)
-    return held
+def _held(rows: Iterable[Array], place: Path) -> Array:
+    """Written and then mapped: a mapping that is written to ends the process where the disk is full."""
+    count = 0
+    with place.open("wb") as stream:
+        for row in rows:
+            stream.write(np.ascontiguousarray(row).data)
+            count += 1
+    return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
 def gathered(

@@ -92,6 +92,9 @@ class ProfileRequest(Struct, frozen=True):
         done: points, of `total`, which is 0 while it has not said.
         message: a sentence for people, or "".
         new: whether it was made by this very call.
+        by: the principal that asks; "" where that is not known.
+        asked_s: wall time when it did.
+        until_s: wall time when the request ends, unless it was fulfilled.
     """
 
     device: Name
@@ -102,6 +105,9 @@ class ProfileRequest(Struct, frozen=True):
     total: int = 0
     message: str = ""
     new: bool = False
+    by: str = ""
+    asked_s: float = 0.0
+    until_s: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -39,9 +39,11 @@ class ProfilingState(StrEnum):
     """The gateway has it."""
     REFUSED = "refused"
     """The device does not, or cannot."""
+    EXPIRED = "expired"
+    """Its time was over before the device had; the gateway's word, no device's."""
 
 
-ENDED = frozenset({ProfilingState.DONE, ProfilingState.REFUSED})
+ENDED = frozenset({ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.EXPIRED})
 
 
 class DesiredProfile(Struct, frozen=True):

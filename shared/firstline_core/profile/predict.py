@@ -21,6 +21,8 @@ Times = NDArray[np.float64]
 QUERIES = 20_000
 """Of which p99 leaves 200 beyond it."""
 _WARM_UP = 0.1
+_LEAST_LOAD = 0.001
+_PRECISION = 0.01
 
 
 class Stream(NamedTuple):
@@ -69,6 +71,32 @@ def predict(streams: Sequence[Stream], *, servers: int = 1, queries: int = QUERI
     busy_ms_per_s = sum(stream.rate_per_s * stream.point.query.mean_ms for stream in streams)
     p50_ms, p99_ms = np.quantile(kept, (0.5, 0.99))
     return Prediction(float(p50_ms), float(p99_ms), float(kept.mean()), busy_ms_per_s / 1000 / servers)
+
+
+def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) -> float:
+    """By how much the streams' rates may be multiplied before p99 exceeds a bound, to 1 %; 0 where any rate does.
+
+    Args:
+        streams: at least one.
+        within_ms: the bound.
+        servers: how many queries run at once.
+    """
+
+    def predicted(factor: float) -> Prediction:
+        return predict([one._replace(rate_per_s=factor * one.rate_per_s) for one in streams], servers=servers)
+
+    def keeps(factor: float) -> bool:
+        found = predicted(factor)
+        return found.utilisation < 1 and found.p99_ms <= within_ms
+
+    full = 1 / predicted(1.0).utilisation
+    low, high = _LEAST_LOAD * full, full
+    if not keeps(low):
+        return 0.0
+    while high - low > _PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
 
 
 def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp], *, servers: int, seed: int) -> Times:

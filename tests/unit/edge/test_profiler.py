@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.agent import until
 from support.profiles import profile
 
@@ -190,6 +191,19 @@ async def test_what_is_taken_back_makes_way_for_the_next(device: Device) -> None
         device.profiler.desire((TWO,))
         await device.is_so(two=DONE)
     assert [found.bundle for found in device.stored] == ["two"]
+
+
+async def test_a_request_that_is_said_otherwise_and_is_the_same_goes_on(device: Device) -> None:
+    device.waits = ["The battery is low."]
+    device.profiler.desire((ONE,))
+    async with device.running():
+        await device.is_so(one=MEASURING)
+        device.profiler.desire((replace(ONE, quick=True),))
+        for _ in range(10):  # turns of the loop in which it would be begun again
+            await asyncio.sleep(0)
+        device.goes_on.set()
+        await device.is_so(one=DONE)
+    assert len(device.measured) == 1
 
 
 async def test_what_is_not_here_holds_nobody_up(device: Device) -> None:

@@ -103,6 +103,14 @@ def test_the_parts_have_nothing_in_common() -> None:
         parted(open_dataset(_HELDOUT, 60))
 
 
+def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> None:
+    names = [*(f"{number}.png" for number in range(120)), "./7.png"]
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
+        parted(open_dataset(tmp_path))
+
+
 def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
     source, ready = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx"
     nodes = techniques.prepared(source, ready)
@@ -336,6 +344,8 @@ def test_being_told_to_end_takes_the_work_with_it(tmp_path: Path, monkeypatch: p
     def told(*_: object, **__: object) -> None:
         (work,) = tmp_path.iterdir()
         assert work.name.startswith("firstline-compress-")
+        assert os.environ["TMPDIR"] == tempfile.gettempdir()
+        tempfile.mkdtemp()  # as a quantiser's, whose tidying was interrupted
         os.kill(os.getpid(), signal.SIGTERM)
 
     tidied = tempfile.TemporaryDirectory.cleanup
@@ -348,6 +358,7 @@ def test_being_told_to_end_takes_the_work_with_it(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", again)
     _run(_DIGITS / "bundle", "--data", _HELDOUT, code=143)
     assert list(tmp_path.iterdir()) == []
+    assert tempfile.tempdir == str(tmp_path)
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -111,15 +111,26 @@ def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
     try:
         wanted = rows_of(model, dataset, spec)
         tracemalloc.start()
-        held = rows_of(model, dataset, spec, place=tmp_path / "rows.npy")
+        held = rows_of(model, dataset, spec, place=tmp_path / "rows")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         model.close()
     assert np.array_equal(held, wanted)
     assert type(held) is np.ndarray
-    assert (tmp_path / "rows.npy").stat().st_size > wanted.nbytes
+    assert (tmp_path / "rows").stat().st_size == wanted.nbytes
     assert peak_bytes < wanted.nbytes / 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
+def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path)
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            rows_of(model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full"))
+    finally:
+        model.close()
 
 
 def test_a_bundle_of_numbers_cannot_be_compressed_with_images(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.onnx_models import write_graph
 
-from firstline.workbench.compress.inside import outputs
+from firstline.workbench.compress.inside import BATCH_ROWS, answered, outputs
 from firstline.workbench.compress.pruning import pairs
 from firstline.workbench.compress.reconstruction import reconstruct
 from firstline.workbench.compress.shortening import blocks, shorten, without
 from firstline.workbench.compress.student import Lesson, start_of, student
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import CPU, RuntimeOptions
 
 _DIGITS = Path(__file__).parents[3] / "models/digits/bundle"
 
@@ -67,6 +70,22 @@ def _wrong(model: Any, whole: Any, rows: Any) -> float:
     """Squared error of what tells the two classes apart."""
     said, wanted = (np.diff(outputs(one, rows, ["logits"])[0]) for one in (model, whole))
     return float(np.square(said - wanted).mean())
+
+
+def test_what_lies_inside_is_looked_at_a_few_rows_at_a_time(tmp_path: Path) -> None:
+    asked = []
+
+    class Counting(OnnxRuntime):
+        def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+            asked.append(len(feeds["x"]))
+            return super().run(feeds)
+
+    rows = _images(BATCH_ROWS * 2 + 5)
+    with closing(Counting(_deep(tmp_path / "m.onnx"), providers=(CPU,), threads=1)) as runtime:
+        found = answered(runtime, rows)["logits"]
+        assert max(asked) == BATCH_ROWS
+        assert np.allclose(found, runtime.run({"x": rows})["logits"], atol=1e-5)
+        assert len(answered(runtime, rows[:3])["logits"]) == 3
 
 
 def test_the_block_that_says_least_is_dropped(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_gateway.fleet.devices import Device
-from firstline_gateway.profiles.standing import request_of
+from firstline_gateway.profiles.asked import Asked
+from firstline_gateway.profiles.standing import request_of, why_not
 
 NOW_S = 1.8e9
-ASKED = DesiredProfile("1", "digits")
+ASKED = Asked("cam", DesiredProfile("1", "digits"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
 CAM = Device(
     "cam",
     {},
@@ -21,7 +22,7 @@ CAM = Device(
     online=True,
     session="s",
     reported=Reported("s", 1, revision=3, agent_version="0.1.0"),
-    desired=Desired(4, profiles=(ASKED,)),
+    desired=Desired(4, profiles=(ASKED.wanted,)),
 )
 
 
@@ -36,17 +37,18 @@ def said(state: ProfilingState, *, revision: int = 4, **fields: int | str) -> Re
         (
             replace(CAM, online=False, last_seen_s=NOW_S - 7300),
             "sent",
-            "cam is offline: it was heard of last 2 hours ago. The request stands until it comes.",
+            "cam is offline: it was heard of last 2 hours ago. The request stands until it comes, or until "
+            "2027-01-21 08:00 UTC.",
         ),
         (
             replace(CAM, last_seen_s=None, reported=None),
             "sent",
-            "cam was never heard of. The request stands until it comes.",
+            "cam was never heard of. The request stands until it comes, or until 2027-01-21 08:00 UTC.",
         ),
         (
             replace(CAM, reported=Reported("s", 2, revision=4, agent_version="0.1.0")),
             "unknown",
-            "cam runs agent 0.1.0, which knows no such requests; update it, then it measures, or take the request "
+            "cam runs agent 0.1.0, which knows no such requests. Update it, then it measures, or take the request "
             "back.",
         ),
         (replace(CAM, reported=said(ProfilingState.WAITING)), "waiting", ""),
@@ -66,6 +68,38 @@ def test_what_people_are_told(device: Device, state: str, message: str) -> None:
 
 
 def test_what_was_said_of_another_request_is_not_taken_for_this_ones() -> None:
-    other = replace(ASKED, id="2")
+    other = replace(ASKED, wanted=replace(ASKED.wanted, id="2"))
     device = replace(CAM, reported=said(ProfilingState.DONE, revision=3))
     assert request_of(device, other, NOW_S).state is ProfilingState.SENT
+
+
+def test_what_was_brought_is_done_whatever_the_device_has_said_since() -> None:
+    """Its answer may have been lost, and the time may be over."""
+    brought = replace(ASKED, version=2, brought_s=NOW_S - 5, until_s=NOW_S - 1)
+    found = request_of(replace(CAM, reported=said(ProfilingState.UPLOADING, message="Away.")), brought, NOW_S)
+    assert (found.state, found.version, found.message) == (ProfilingState.DONE, 2, "")
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (replace(CAM, reported=said(ProfilingState.MEASURING, message="The battery is low.")), "The battery is low."),
+        (
+            replace(CAM, online=False, last_seen_s=NOW_S - 7300, reported=None),
+            "cam is offline: it was heard of last 2 hours ago.",
+        ),
+        (
+            replace(CAM, reported=Reported("s", 2, revision=4, agent_version="0.1.0")),
+            "cam runs agent 0.1.0, which knows no such requests.",
+        ),
+        (CAM, ""),
+    ],
+)
+def test_what_is_over_says_since_when_and_why(device: Device, why: str) -> None:
+    over = replace(ASKED, until_s=NOW_S)
+    said = f"The request of 2027-01-14 08:00 UTC ended on 2027-01-15 08:00 UTC; ask again. {why}".rstrip()
+    assert request_of(device, ASKED, NOW_S).state is not ProfilingState.EXPIRED
+    noted = replace(over, ended_s=NOW_S, why=why)
+    assert why_not(device, over, NOW_S) == why
+    for found in (request_of(device, over, NOW_S), request_of(replace(CAM, reported=None), noted, NOW_S + 60)):
+        assert (found.state, found.message, found.ended) == (ProfilingState.EXPIRED, said, True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from firstline_core.errors import ProtocolError, RequestError
+from firstline_core.errors import RequestError
 from firstline_core.fleet.profiles import BODY_BYTES, OWN_PROFILES_PATH, PROFILES_PATH, ProfileAsked, requests_path
-from firstline_core.profile.profile import Profile, decode
+from firstline_core.profile.profile import Profile
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.asked import gateway_of, keeper
 from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, device, name_of, number_of
 from firstline_gateway.api.fleet.ranges import has_already
+from firstline_gateway.profiles.brought import Brought, read_brought
 from firstline_gateway.profiles.records import Place
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
@@ -62,8 +64,8 @@ async def read_profile(request: Request, bundle: str, version: str, machine: str
 @router.put(_ONE, summary="Keep a profile in the place of the one before.", openapi_extra=described(Profile))
 async def write_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
     place = _place(bundle, version, machine)
-    profile, content = await profile_of(request, place)
-    return answer(await gateway_of(request).profiles.put(profile, content, request.state.principal))
+    brought = await _brought(request, place)
+    return answer(await gateway_of(request).profiles.put(brought, request.state.principal))
 
 
 @router.delete(_ONE, summary="Forget a profile.")
@@ -102,27 +104,14 @@ async def cancel(request: Request, name: str, bundle: str) -> Response:
     openapi_extra=described(Profile),
 )
 async def write_own(request: Request, bundle: str, version: str) -> Response:
-    name = request.state.device
-    profile, content = await profile_of(request, _place(bundle, version, name))
-    return answer(await gateway_of(request).profiles.take(profile, content, name))
+    profiles, place = gateway_of(request).profiles, _place(bundle, version, request.state.device)
+    await profiles.check_asked(place[2], place[0], place[1])  # before megabytes come that nobody wants
+    return answer(await profiles.take(await _brought(request, place), place[2]))
 
 
-async def profile_of(request: Request, place: Place) -> tuple[Profile, bytes]:
-    """The body, and as a profile.
-
-    Raises:
-        RequestError: it is none, or of something else than its address says.
-        PayloadTooLargeError: over the limit.
-    """
+async def _brought(request: Request, place: Place) -> Brought:
     content = await read_body(in_time(request.stream()), request.headers, _DOCUMENT)
-    try:
-        profile = decode(content, "The body")
-    except ProtocolError as error:
-        raise RequestError(error.message) from error
-    if (found := (profile.bundle, profile.version, profile.machine)) != place:
-        told, wanted = (f"{bundle} version {version} on {machine}" for bundle, version, machine in (found, place))
-        raise RequestError(f"The body is a profile of {told}; its address is that of {wanted}.")
-    return profile, content
+    return await asyncio.to_thread(read_brought, content, place)
 
 
 def _place(bundle: str, version: str, machine: str) -> Place:

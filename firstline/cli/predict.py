@@ -1,0 +1,154 @@
+"""`firstline predict`: what a mixed load will take on a machine that was profiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.named_profile import profile_named
+from firstline.cli.output import Output, OutputOption, percent, print_json
+from firstline.cli.rollout_options import Where
+from firstline_core.errors import ConfigError
+from firstline_core.profile.predict import Prediction, Stream, highest, predict
+from firstline_core.profile.profile import Point, Profile
+from firstline_core.profile.words import DISTURBED
+
+_FULL = 1.0
+
+
+def predict_command(
+    profile: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROFILE", help="A file, or BUNDLE/VERSION/MACHINE that --gateway keeps.", show_default=False
+        ),
+    ],
+    loads: Annotated[
+        list[str], typer.Argument(metavar="MODEL=PER_SECOND...", help="Queries of one row each.", show_default=False)
+    ],
+    *,
+    threads: Annotated[
+        int | None, typer.Option(min=0, help="Of a run, as measured. Default: the fewest that were.")
+    ] = None,
+    servers: Annotated[int, typer.Option(min=1, max=1024, help="Runs at the same moment.")] = 1,
+    within: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Also the highest rates, in these proportions, whose p99 is within this."),
+    ] = None,
+    gateway: GatewayOption = "",
+    key_file: KeyFileOption = "",
+    ca: CaOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say what requests will take, from when they come to their answer, where several models share a machine.
+
+    Queries come as a Poisson process and are answered first come, first served; they are simulated, from what the
+    profile's points took. Nothing is run.
+    """
+    if within is not None and not 0 < within < math.inf:
+        raise ConfigError(f"--within {within:g} is no time above 0.")
+    if "/" not in profile and not Path(profile).exists():
+        raise ConfigError(f"There is no file {profile}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE.")
+    found = profile_named(profile, "", Where(gateway, key_file, ca))
+    streams = _streams(found, loads, threads)
+    foreseen = predict(streams, servers=servers)
+    factor = None if within is None else highest(streams, within, servers=servers)
+    if disturbed := _disturbed(streams):
+        typer.echo(disturbed, err=True)
+    if output is Output.JSON:
+        print_json(_document(found, streams, foreseen, factor))
+        return
+    typer.echo(f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.")
+    typer.echo(_sentence(foreseen))
+    if factor is not None:
+        typer.echo(_highest_sentence(streams, factor, within))
+
+
+def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> list[Stream]:
+    rates: dict[str, float] = {}
+    for load in loads:
+        variant, sign, text = load.partition("=")
+        try:
+            rate_per_s = float(text)
+        except ValueError:
+            rate_per_s = math.nan
+        if not sign or not 0 < rate_per_s < math.inf:
+            raise ConfigError(f"{load[:200]!a} is no load: MODEL=PER_SECOND, such as edge=20.")
+        if variant in rates:
+            raise ConfigError(f"{variant} is there twice; add its rates up.")
+        rates[variant] = rate_per_s
+    return [Stream(_point(profile, variant, threads), rate_per_s) for variant, rate_per_s in rates.items()]
+
+
+def _point(profile: Profile, variant: str, threads: int | None) -> Point:
+    """Of the latest model of that name: with so many threads, by the provider that is quickest."""
+    of_one_row = [point for point in profile.points if point.key.of_one_row]
+    points = [point for point in of_one_row if point.key.variant == variant]
+    if not points:
+        known = ", ".join(dict.fromkeys(point.key.variant for point in of_one_row)) or "none"
+        raise ConfigError(f"The profile has no point of {variant!a} with one row a query; it has: {known}.")
+    points = [point for point in points if point.key.model_digest == points[-1].key.model_digest]
+    measured = sorted({point.key.threads for point in points})
+    wanted = measured[0] if threads is None else threads
+    if wanted not in measured:
+        raise ConfigError(
+            f"{variant} was not measured with --threads {wanted}, but with {', '.join(map(str, measured))}; "
+            f"firstline profile --threads {wanted} measures it."
+        )
+    return min((point for point in points if point.key.threads == wanted), key=lambda point: point.query.p50_ms)
+
+
+def _named(streams: Sequence[Stream]) -> str:
+    return ", ".join(
+        f"{stream.point.key.variant} {stream.rate_per_s:g}/s (threads {stream.point.key.threads})" for stream in streams
+    )
+
+
+def _sentence(foreseen: Prediction) -> str:
+    busy = f"Busy for {percent(round(foreseen.utilisation, 3))} of the time"
+    if foreseen.utilisation >= _FULL:
+        return f"{busy}: more than can be answered, so that the queue grows without end."
+    return f"{busy}; p50 {foreseen.p50_ms:.3g} ms, mean {foreseen.mean_ms:.3g} ms, p99 {foreseen.p99_ms:.3g} ms."
+
+
+def _disturbed(streams: Sequence[Stream]) -> str:
+    waited = max(stream.point.waited_share for stream in streams)
+    if waited <= DISTURBED:
+        return ""
+    return (
+        f"warning: other work had the core for up to {percent(round(waited, 2))} of the time while that was measured."
+    )
+
+
+def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:
+    if factor == 0:
+        return f"No rate keeps p99 within {within_ms:g} ms."
+    rates = ", ".join(f"{stream.point.key.variant} {factor * stream.rate_per_s:.3g}/s" for stream in streams)
+    return f"p99 is within {within_ms:g} ms up to {rates}."
+
+
+def _document(
+    profile: Profile, streams: Sequence[Stream], foreseen: Prediction, factor: float | None
+) -> dict[str, object]:
+    full = foreseen.utilisation >= _FULL
+    times = {name: None if full else getattr(foreseen, name) for name in ("p50_ms", "mean_ms", "p99_ms")}
+    return {
+        "bundle": profile.bundle,
+        "version": profile.version,
+        "machine": profile.machine,
+        "utilisation": foreseen.utilisation,
+        **times,
+        "streams": [
+            {
+                "key": stream.point.key,
+                "rate_per_s": stream.rate_per_s,
+                "highest_per_s": None if factor is None else factor * stream.rate_per_s,
+            }
+            for stream in streams
+        ],
+    }

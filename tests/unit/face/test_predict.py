@@ -1,0 +1,90 @@
+"""`firstline predict`: a mixed load on a machine whose profile is stated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.profiles import point, profile
+from typer.testing import CliRunner, Result
+
+from firstline.cli.app import app
+from firstline_core.profile.profile import Profile, encode
+
+
+@pytest.fixture
+def stated() -> Profile:
+    """A quick and a slow model; the quick one with two threads too."""
+    edge, full = point(10.0), point(30.0, variant="full", digest="b" * 64)
+    return replace(profile(), points=(edge, point(6.0, threads=2), full))
+
+
+def predicted(tmp_path: Path, stated: Profile, *arguments: str) -> Result:
+    file = tmp_path / "digits@bench.json"
+    file.write_bytes(encode(stated))
+    return CliRunner().invoke(app, ["predict", str(file), *arguments])
+
+
+def test_a_mix_is_told_in_a_sentence(tmp_path: Path, stated: Profile) -> None:
+    found = predicted(tmp_path, stated, "edge=5", "full=1")
+    assert found.exit_code == 0, found.output
+    first, second = found.stdout.splitlines()
+    assert first == "digits version 1 on bench, edge 5/s (threads 1), full 1/s (threads 1); servers: 1."
+    assert second.startswith("Busy for 8 % of the time; p50 10 ms")
+
+
+def test_the_same_as_json_with_the_highest_rates(tmp_path: Path, stated: Profile) -> None:
+    found = predicted(tmp_path, stated, "edge=4", "full=2", "--within", "100", "-o", "json")
+    said = json.loads(found.stdout)
+    assert said["utilisation"] == pytest.approx(0.1) and said["p50_ms"] == pytest.approx(10.0)
+    highest = {stream["key"]["variant"]: stream["highest_per_s"] for stream in said["streams"]}
+    assert highest["edge"] == pytest.approx(2 * highest["full"])
+    above = [f"{variant}={1.1 * rate}" for variant, rate in highest.items()]
+    assert json.loads(predicted(tmp_path, stated, *above, "-o", "json").stdout)["p99_ms"] > 100
+    kept = [f"{variant}={0.99 * rate}" for variant, rate in highest.items()]
+    assert json.loads(predicted(tmp_path, stated, *kept, "-o", "json").stdout)["p99_ms"] <= 100
+
+
+def test_threads_are_those_that_were_measured(tmp_path: Path, stated: Profile) -> None:
+    assert "p50 6 ms" in predicted(tmp_path, stated, "edge=1", "--threads", "2").stdout
+    found = predicted(tmp_path, stated, "edge=1", "--threads", "3")
+    assert found.exit_code == 2 and "with --threads 3, but with 1, 2" in found.output
+
+
+def test_what_cannot_be_done_has_no_times(tmp_path: Path, stated: Profile) -> None:
+    found = predicted(tmp_path, stated, "full=40", "--within", "29")
+    assert "Busy for 120 % of the time: more than can be answered" in found.stdout
+    assert "No rate keeps p99 within 29 ms." in found.stdout
+    assert json.loads(predicted(tmp_path, stated, "full=40", "-o", "json").stdout)["p99_ms"] is None
+
+
+def test_a_profile_that_tells_of_other_work_says_so(tmp_path: Path, stated: Profile) -> None:
+    busy = replace(stated, points=tuple(replace(one, waited_share=0.4) for one in stated.points))
+    found = predicted(tmp_path, busy, "edge=1", "-o", "json")
+    assert "other work had the core for up to 40 % of the time" in found.stderr
+    assert json.loads(found.stdout)["machine"] == "bench"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["edge"], "'edge' is no load: MODEL=PER_SECOND, such as edge=20."),
+        (["edge=0"], "'edge=0' is no load"),
+        (["edge=inf"], "'edge=inf' is no load"),
+        (["edge=1", "edge=2"], "edge is there twice; add its rates up."),
+        (["other=1"], "no point of 'other' with one row a query; it has: edge, full."),
+        (["edge=1", "--within", "0"], "--within 0 is no time above 0."),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(
+    tmp_path: Path, stated: Profile, arguments: list[str], sentence: str
+) -> None:
+    found = predicted(tmp_path, stated, *arguments)
+    assert found.exit_code == 2 and sentence in found.output
+
+
+def test_a_profile_that_is_not_there_is_named() -> None:
+    found = CliRunner().invoke(app, ["predict", "absent", "edge=1"])
+    assert found.exit_code == 2 and "There is no file absent" in found.output

@@ -1,0 +1,179 @@
+"""Requests for profiles: each lets a device bring what was asked for, once, and until its time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.databases import Kept
+from support.profiles import profile
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import ConflictError, NotFoundError
+from firstline_core.fleet.profiles import ProfileAsked, ProfileEntry, ProfileRequest
+from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
+from firstline_core.fleet.twin import Reported
+from firstline_core.profile.profile import encode
+from firstline_gateway.fleet import devices
+from firstline_gateway.profiles import asked as records
+from firstline_gateway.profiles.brought import read_brought
+from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.readers import Readers
+
+DAY_S = 86_400.0
+BY = "application:ops"
+
+
+class Bench:
+    """A gateway's requests, on a clock that stands, and one device that belongs to its fleet."""
+
+    def __init__(self, store: Store) -> None:
+        self.kept = Kept(store)
+        self.clock = SimulatedClock()
+        self.readers = Readers(self.kept.database)
+        self.told = 0
+        self.requests = Requests(
+            self.readers, self.kept.writer, age_s=7 * DAY_S, clock=self.clock, on_desired=self._on_desired
+        )
+        self.profiles = Profiles(self.readers, self.kept.writer, clock=self.clock)
+        with self.kept.database.begin() as connection:
+            devices.seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
+
+    async def ask(self, bundle: str = "digits", version: int = 0) -> ProfileRequest:
+        return await self.requests.ask("cam", ProfileAsked(bundle, version), BY)
+
+    async def bring(self, *query_ms: float, version: int = 1, bundle: str = "digits") -> ProfileEntry:
+        content = encode(profile(*query_ms, version=version, bundle=bundle, machine="cam"))
+        return await self.profiles.take(read_brought(content, (bundle, version, "cam")), "cam")
+
+    async def stands(self, bundle: str = "digits") -> ProfileRequest:
+        found = (await self.requests.of("cam")).requests
+        return next(one for one in found if one.asked.bundle == bundle)
+
+    def wanted(self) -> tuple[DesiredProfile, ...]:
+        """What the device hears."""
+        with self.kept.database.reading() as connection:
+            found = devices.find(connection, "cam")
+        assert found is not None
+        return found.desired.profiles
+
+    def says(self, *said: Profiling) -> None:
+        with self.kept.database.begin() as connection:
+            devices.report(connection, "cam", Reported("s", 1, 1, profiles=said), self.clock.wall_s(), accept=True)
+
+    def _on_desired(self) -> None:
+        self.told += 1
+
+    def close(self) -> None:
+        self.readers.close()
+        self.kept.close()
+
+
+@pytest.fixture
+def bench(store_settings: Store) -> Iterator[Bench]:
+    found = Bench(store_settings)
+    yield found
+    found.close()
+
+
+async def test_one_request_is_fulfilled_once_and_the_same_again_changes_nothing(bench: Bench) -> None:
+    asked = await bench.ask()
+    first = await bench.bring(1.0)
+    await bench.clock.advance(60)
+    assert await bench.bring(1.0) == first  # its answer was lost
+    with pytest.raises(ConflictError, match="has brought a profile of digits version 1 already"):
+        await bench.bring(2.0)
+    for version in (2, 3):
+        with pytest.raises(ConflictError, match="already"):
+            await bench.bring(1.0, version=version)
+        with pytest.raises(ConflictError, match="already"):
+            await bench.profiles.check_asked("cam", "digits", version)
+    found = await bench.stands()
+    assert (found.state, found.version, found.asked.id) == (ProfilingState.DONE, 1, asked.asked.id)
+    assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
+
+
+async def test_who_is_asked_again_may_bring_another(bench: Bench) -> None:
+    before = await bench.ask()
+    await bench.bring(1.0)
+    again = await bench.ask()
+    assert again.new and again.asked.id != before.asked.id
+    assert (await bench.bring(2.0)).points == 1
+    with pytest.raises(ConflictError, match="already"):
+        await bench.bring(1.0)  # not even what it had brought before
+
+
+async def test_what_was_removed_meanwhile_does_not_come_back_by_itself(bench: Bench) -> None:
+    await bench.ask()
+    await bench.bring(1.0)
+    await bench.profiles.remove(("digits", 1, "cam"), BY)
+    await bench.bring(1.0)
+    assert not (await bench.profiles.page(("", 0, ""), 10)).profiles
+
+
+async def test_a_version_that_was_asked_for_is_the_only_one(bench: Bench) -> None:
+    await bench.ask(version=2)
+    with pytest.raises(ConflictError, match="Nobody asks cam for a profile of digits version 1"):
+        await bench.bring(1.0)
+    await bench.profiles.check_asked("cam", "digits", 2)
+    assert (await bench.bring(1.0, version=2)).version == 2
+
+
+async def test_after_its_time_a_request_is_no_permission_and_the_device_hears_it(bench: Bench) -> None:
+    asked = await bench.ask()
+    assert asked.until_s == asked.asked_s + 7 * DAY_S
+    assert (asked.by, bench.told) == (BY, 1)
+    bench.says(Profiling(asked.asked.id, "digits", ProfilingState.MEASURING, message="The battery is low."))
+    await bench.clock.advance(7 * DAY_S - 1)
+    assert await bench.requests.expire() == 0
+    await bench.profiles.check_asked("cam", "digits", 1)
+    await bench.clock.advance(1)
+    for refused in (bench.bring(1.0), bench.profiles.check_asked("cam", "digits", 1)):
+        with pytest.raises(ConflictError, match="the request has ended"):
+            await refused
+    before = await bench.stands()
+    assert bench.wanted() and bench.told == 1
+    assert await bench.requests.expire() == 1
+    assert not bench.wanted() and bench.told == 2
+    bench.says()
+    assert await bench.stands() == before
+    assert before.state is ProfilingState.EXPIRED and before.message.endswith("ask again. The battery is low.")
+    assert await bench.requests.expire() == 0 and bench.told == 2
+
+
+async def test_what_is_over_makes_room_and_is_asked_for_anew(bench: Bench) -> None:
+    for number in range(8):
+        await bench.ask(f"b{number}")
+    with pytest.raises(ConflictError, match="has 8 profiles to measure"):
+        await bench.ask("b8")
+    await bench.clock.advance(8 * DAY_S)
+    assert (await bench.ask("b8")).new  # the keeper has not come by yet
+    await bench.clock.advance(1)
+    assert (await bench.ask("b7")).new
+    assert [one.bundle for one in bench.wanted()] == ["b8", "b7"]
+    assert await bench.requests.expire() == 6
+    assert [one.asked.bundle for one in (await bench.requests.of("cam")).requests][-3:] == ["b6", "b8", "b7"]
+
+
+async def test_what_was_brought_stays_with_the_device_when_its_time_is_over(bench: Bench) -> None:
+    """Else it would lose what it says of it, and hear of a change that is none."""
+    await bench.ask()
+    await bench.bring(1.0)
+    await bench.clock.advance(8 * DAY_S)
+    assert await bench.requests.expire() == 0
+    assert len(bench.wanted()) == 1 and (await bench.stands()).state is ProfilingState.DONE
+    await bench.bring(1.0)  # even now its answer may be asked for again
+
+
+async def test_what_is_over_can_be_taken_back_and_goes_with_its_device(bench: Bench) -> None:
+    await bench.ask()
+    await bench.clock.advance(8 * DAY_S)
+    await bench.requests.cancel("cam", "digits", BY)
+    with pytest.raises(NotFoundError, match="asked for no profile of digits"):
+        await bench.requests.cancel("cam", "digits", BY)
+    await bench.ask()
+    with bench.kept.database.begin() as connection:
+        devices.forget(connection, "cam")
+        assert not records.of(connection, "cam")
