@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -106,6 +108,13 @@ class Site:
         with psycopg.connect(self.store.url.replace("+psycopg", "")) as connection:
             rows = connection.execute("SELECT device, request_id FROM deliveries").fetchall()
         return Counter((device, request_id) for device, request_id in rows)
+
+    def count(self, jobs: str) -> int:
+        """Of the jobs, those of which this holds (SQL)."""
+        with psycopg.connect(self.store.url.replace("+psycopg", "")) as connection:
+            found = connection.execute(f"SELECT count(*) FROM jobs WHERE {jobs}".encode()).fetchone()
+        assert found is not None
+        return int(found[0])
 
     @property
     def logs(self) -> str:
@@ -234,7 +243,7 @@ async def test_a_replica_is_killed_under_load_and_nothing_is_lost_or_done_twice(
         for url in found.replicas:
             assert await requests_of(url) > 5, "each replica has its part"
         killed, process = next(iter(found.replicas.items()))
-        await process.end()
+        await killed_at_work(found, killed, process, load)
         await load.more(100, 25)
         await load.end()
 
@@ -259,8 +268,25 @@ async def test_a_replica_is_killed_under_load_and_nothing_is_lost_or_done_twice(
 
         left = [url for url in found.replicas if url != killed]
         await jobs_are_done(found, load.jobs)
+        assert found.count("attempts > 1"), "another took up what the dead one had begun"
         await revoked_everywhere(found, left)
         assert "Traceback" not in found.logs
+
+
+async def killed_at_work(found: Site, url: str, process: Process, load: Load) -> None:
+    """Stops a replica again and again, until it is stopped over a job that it has begun; then it is killed."""
+    headers = bearer(found.key) | {"Prefer": "respond-async"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
+        while True:
+            asked = [client.post("/firstline/v1/models/digits/infer", content=picture(1)) for _ in range(4)]
+            taken = [reply.headers["Location"] for reply in await asyncio.gather(*asked)]
+            os.kill(process.pid, signal.SIGSTOP)
+            load.jobs += taken
+            ids = ", ".join(f"'{location.rpartition('/')[2]}'" for location in taken)
+            if found.count(f"status = 0 AND holder <> '' AND job_id IN ({ids})"):
+                break
+            os.kill(process.pid, signal.SIGCONT)
+        await process.end()
 
 
 async def jobs_are_done(found: Site, jobs: list[str]) -> None:
