@@ -64,8 +64,13 @@ demo: .venv/demo.stamp ## install, then run the whole line on this machine, link
 
 # Whom pytest starts reads what another has compiled: Firstline's own modules, and pytest's rewritten plugins.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: check mosquitto postgres kubectl node chromium .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
+test: rewritten check mosquitto postgres kubectl node chromium .venv-clients/stamp $(TFLITE) ## format, lint, types, import contracts and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
+
+# In the background, for the check leaves a core: each of pytest's processes would rewrite all tests in a fresh checkout.
+.PHONY: rewritten
+rewritten: .venv/test.stamp
+	@$(BIN)/pytest -q --collect-only -p no:cacheprovider </dev/null >/dev/null 2>&1 &
 
 check: .venv/test.stamp ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

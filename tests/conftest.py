@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -33,6 +34,17 @@ _CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 def _shared_data() -> Path:
     return Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays to the end, and is half a gigabyte: no search for garbage needs to look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import audit
 import pytest
 import sbom
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 
 
 @pytest.mark.parametrize("extra", ["edge"])
 def test_a_bill_of_materials_is_the_lock(extra: str, tmp_path: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator  # two seconds, which every process of pytest would take
+
     path = sbom.write(extra, tmp_path)
     text = path.read_text()
     bill = json.loads(text)
