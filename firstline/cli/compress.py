@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -32,6 +33,8 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import check_share
 from firstline_core.runtime.select import RuntimeOptions
+
+_Action: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 def compress_command(
@@ -184,7 +187,7 @@ def _work_folder() -> Iterator[Path]:
 
     SIGTERM unwinds the block as Ctrl-C does, and ends the process with 128 and its number, as shells have it.
     """
-    before = signal.signal(signal.SIGTERM, _end)
+    before = _on_sigterm(_end)
     try:
         with TemporaryDirectory(prefix="firstline-compress-") as folder:
             try:
@@ -193,14 +196,14 @@ def _work_folder() -> Iterator[Path]:
                     work.mkdir()
                     yield work
             finally:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the tidying
+                _on_sigterm(signal.SIG_IGN)  # a second one would interrupt the tidying
     except OSError as error:
         raise ConfigError(
             f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
             "place for it."
         ) from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        _on_sigterm(before)
 
 
 @contextmanager
@@ -217,6 +220,13 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = variable
+
+
+def _on_sigterm(action: _Action) -> _Action:
+    """Returns what was done before. Signals are the main thread's: in another, whoever started it ends the process."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGTERM, action)
+    return None
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
