@@ -75,15 +75,15 @@ class Record(msgspec.Struct, frozen=True):
     naive: tuple[Line, ...]
 
 
-class _Rows(msgspec.Struct, frozen=True):
+class Rows(msgspec.Struct, frozen=True):
     """What one variant said of each row."""
 
     ms: float
     scores: NDArray[np.float64]
     losses: NDArray[np.bool_]
 
-    def take(self, rows: NDArray[np.intp]) -> _Rows:
-        return _Rows(self.ms, self.scores[rows], self.losses[rows])
+    def take(self, rows: NDArray[np.intp]) -> Rows:
+        return Rows(self.ms, self.scores[rows], self.losses[rows])
 
     def threshold(self, epsilon: float, delta: float) -> float:
         """The loosest certified one; above every score where none is."""
@@ -96,8 +96,8 @@ class _Rows(msgspec.Struct, frozen=True):
 def measure(data: Path = DATA, cache: Path = CACHE) -> dict[str, Record]:
     """Both pairs; a minute."""
     return {
-        "cifar10": _record("cifar10", _observed(_cifar(data, cache), CIFAR10, data, 2500), 0.05),
-        "imagenet": _record("imagenet", _observed(_imagenet(data, cache), IMAGENET, data, 650), 0.1),
+        "cifar10": _record("cifar10", observed(cifar_variants(data, cache), CIFAR10, data, 2500), 0.05),
+        "imagenet": _record("imagenet", observed(_imagenet(data, cache), IMAGENET, data, 650), 0.1),
     }
 
 
@@ -137,7 +137,7 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
     return found
 
 
-def _record(name: str, said: Mapping[str, _Rows], epsilon: float) -> Record:
+def _record(name: str, said: Mapping[str, Rows], epsilon: float) -> Record:
     ids = list(said)
     chains = [(one,) for one in ids] + [(one, other) for at, one in enumerate(ids) for other in ids[at + 1 :]]
     return Record(
@@ -150,7 +150,7 @@ def _record(name: str, said: Mapping[str, _Rows], epsilon: float) -> Record:
     )
 
 
-def _line(chain: tuple[str, ...], said: Mapping[str, _Rows], epsilon: float, *, own: bool) -> Line:
+def _line(chain: tuple[str, ...], said: Mapping[str, Rows], epsilon: float, *, own: bool) -> Line:
     stages = [said[variant] for variant in chain]
     rng = np.random.default_rng(_SEED)
     found = [_once(stages, epsilon, rng.permutation(len(stages[0].scores)), own=own) for _ in range(SPLITS)]
@@ -159,12 +159,12 @@ def _line(chain: tuple[str, ...], said: Mapping[str, _Rows], epsilon: float, *, 
 
 
 def _once(
-    stages: Sequence[_Rows], epsilon: float, order: NDArray[np.intp], *, own: bool
+    stages: Sequence[Rows], epsilon: float, order: NDArray[np.intp], *, own: bool
 ) -> tuple[float, float, float, float]:
     """Edge milliseconds, kept share, lost share of all test rows, and whether a stage broke the promise."""
     half = len(order) // 2
     parts, test = np.array_split(order[:half], len(stages) if own else 1), order[half:]
-    passed: list[tuple[_Rows, float]] = []
+    passed: list[tuple[Rows, float]] = []
     edge_ms = kept = lost = 0.0
     broken = False
     for at, stage in enumerate(stages):
@@ -184,8 +184,16 @@ def _once(
     return edge_ms, kept, lost, float(broken)
 
 
-def _observed(bundle: Bundle, pair: Pair, data: Path, limit: int) -> dict[str, _Rows]:
-    """What each variant says, by its margin, and whether the full model says otherwise; the quickest variant first."""
+def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bool = False) -> dict[str, Rows]:
+    """What each variant says, by its margin, and whether the full model says otherwise; the quickest variant first.
+
+    Args:
+        bundle: of the pair's models.
+        pair: its labelled images.
+        data: third-party models and images.
+        limit: of images.
+        and_full: the full model is told as one of the variants.
+    """
     manifest = bundle.manifest
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model")
@@ -196,15 +204,15 @@ def _observed(bundle: Bundle, pair: Pair, data: Path, limit: int) -> dict[str, _
         seen = list(observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)))
     full = np.concatenate([one.answers[-1] for one in seen]).argmax(axis=1)
     found = {}
-    for at, model in enumerate(manifest.edge):
+    for at, model in enumerate((*manifest.edge, manifest.full) if and_full else manifest.edge):
         answers = np.concatenate([one.answers[at] for one in seen])
         ms = 1000 * float(np.median([one.seconds[at] for one in seen]))
         margins = score("margin", answers, 1.0).astype(np.float64)
-        found[model.id] = _Rows(ms, margins, answers.argmax(axis=1) != full)
+        found[model.id] = Rows(ms, margins, answers.argmax(axis=1) != full)
     return dict(sorted(found.items(), key=lambda item: item[1].ms))
 
 
-def _cifar(data: Path, cache: Path) -> Bundle:
+def cifar_variants(data: Path, cache: Path) -> Bundle:
     """The pair with two more edge variants from the same folder."""
     spec = read_recipe(_RECIPES / CIFAR10.recipe / "recipe.toml", data / CIFAR10.recipe)
     models = data / CIFAR10.recipe / "models"

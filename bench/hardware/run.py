@@ -129,7 +129,8 @@ def _profiling(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list
 
 def _controller(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
     print("controller: an hour, and what it depends on", file=sys.stderr, flush=True)
-    return controller.measure(), msgspec.to_builtins(Stated())
+    found, of = controller.measure()
+    return found, {"stated": msgspec.to_builtins(Stated()), "measured": of}
 
 
 def _scheduler(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,11 +53,22 @@ def days(draw: st.DrawFn) -> list[Snapshot]:
 
 
 def _at(snapshot: Snapshot, at_s: float) -> Snapshot:
-    return Snapshot(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | {"at_s": at_s})
+    return _replaced(snapshot, at_s=at_s)
+
+
+def _replaced(snapshot: Snapshot, **fields: Any) -> Snapshot:
+    return Snapshot(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | fields)
 
 
 def place(stance: Stance) -> int:
     return stance.rung + stance.shed
+
+
+@given(RUNGS, days())
+def test_a_share_is_of_two_rungs_that_there_are(rungs: list[Rung], day: list[Snapshot]) -> None:
+    for stance in lived(rungs, day):
+        assert 0 <= stance.share < 1
+        assert not stance.share or (stance.rung < len(rungs) - 1 and not stance.shed)
 
 
 def lived(rungs: list[Rung], day: list[Snapshot]) -> list[Stance]:
@@ -65,7 +77,9 @@ def lived(rungs: list[Rung], day: list[Snapshot]) -> list[Stance]:
 
 
 @given(RUNGS, days())
-def test_it_is_never_less_patient_than_it_says(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_it_steps_never_less_patiently_than_it_says(rungs: list[Rung], day: list[Snapshot]) -> None:
+    """But for heat below its limit, which is shared out and not stepped."""
+    day = [_replaced(snapshot, temperature_c={}) for snapshot in day]
     stances = [Stance(), *lived(rungs, day)]
     moves = [
         (snapshot.at_s, place(before), place(after))

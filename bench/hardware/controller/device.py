@@ -12,19 +12,27 @@ from dataclasses import dataclass
 from firstline_core.adaptation.choice import Prices, in_time
 from firstline_core.adaptation.controller import Controller
 from firstline_core.adaptation.guards import Limits
-from firstline_core.adaptation.ladder import Rung
+from firstline_core.adaptation.sharing import Sharing
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.routing.timing import LinkTiming
 from firstline_edge.models.edge_model import Pace
 from firstline_edge.punctuality import Punctuality
-from hardware.controller.scenario import HOUR_S, VARIANTS, Stated, arrivals
+from hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
 from hardware.thermal import CORES, HOT_C, Board, Heat
 
 _SAMPLE_S = 5.0
 _ROW_BYTES = 2300
 _RESERVE_MS = 20.0
-_BY_NAME = {each.variant: each for each in VARIANTS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One that is to be answered: which image, and by when."""
+
+    image: int
+    deadline_s: float
+    rung: int
 
 
 @dataclass(slots=True)
@@ -41,6 +49,7 @@ class Told:
     core_s: float = 0.0
     sent: int = 0
     switches: int = 0
+    shared_s: float = 0.0
 
     def energy_j(self, stated: Stated) -> float:
         """Beyond the idle board: of runs and of the radio."""
@@ -53,23 +62,31 @@ class Simulated:
     Args:
         stated: see there.
         heat: see `fitted`.
-        rungs: the ladder.
+        variants: of which the ladder is made.
         fixed: the only rung that is ever used; None for the controller and the choice.
+        guarded: whether the controller is shown the heat.
     """
 
-    def __init__(self, stated: Stated, heat: Heat, rungs: Sequence[Rung], fixed: int | None) -> None:
+    def __init__(
+        self, stated: Stated, heat: Heat, variants: Sequence[Variant], fixed: int | None, *, guarded: bool = True
+    ) -> None:
         self._stated = stated
         self._board = Board(heat, stated.warmer_c)
-        self._rungs = rungs
+        self._rungs = rungs = rungs_of(variants, stated)
+        by_name = {each.name: each for each in variants}
+        self._variants = [by_name[rung.variant] for rung in rungs]
+        self._images = len(variants[0].keeps)
         self._fixed = fixed
+        self._guarded = guarded
+        self._sharing = Sharing()
         self._run_mj = tuple(rung.energy_mj or 0.0 for rung in rungs)
-        self._asked = tuple(1 - _BY_NAME[rung.variant].kept for rung in rungs)
+        self._asked = tuple(1 - each.certified for each in self._variants)
         self._random = random.Random(stated.seed)
         self._now_s = 0.0
         self._paces = [Pace() for _ in rungs]
         self._controller = Controller(rungs, Limits(heat_c=HOT_C), stated.patience)
         self._busy: list[tuple[float, int]] = []  # when each run ends, on which rung
-        self._waiting: deque[tuple[float, int]] = deque()
+        self._waiting: deque[_Row] = deque()
         self._expected_ms = 0.0  # of what runs and what waits
         self._link_free_s = 0.0
         self._timing = LinkTiming()
@@ -117,7 +134,7 @@ class Simulated:
 
     def _look(self) -> None:
         """The sampler's reading: whole degrees, as the board's sensor has them."""
-        if self._fixed is None:
+        if self._fixed is None and self._guarded:
             throttled = Measured(float(self._board.speed < 1), "/throttled")
             soc = {"soc": Measured(float(int(self._board.hottest_c)), "/soc")}
             before = self._controller.stance
@@ -125,6 +142,7 @@ class Simulated:
                 Snapshot(at_s=self._now_s, temperature_c=soc, throttling={"throttled": throttled})
             )
             self.told.switches += before[:2] != after[:2]
+            self.told.shared_s += _SAMPLE_S * (after.share > 0 or after.rung > 0)
 
     def _arrives(self, at_s: float, left_ms: float) -> None:
         self.told.rows += 1
@@ -139,17 +157,18 @@ class Simulated:
             self._ask(at_s, deadline_s, has_answer=False)
             return
         self._expected_ms += self._rungs[rung].row_ms
+        row = _Row(self._random.randrange(self._images), deadline_s, rung)
         if len(self._busy) < CORES:
-            self._begin((deadline_s, rung))
+            self._begin(row)
         else:
-            self._waiting.append((deadline_s, rung))
+            self._waiting.append(row)
 
     def _chosen(self, wait_ms: float, left_ms: float) -> int:
         standing, busy = self._controller.stance.rung, min(1.0, len(self._busy) / CORES)
         usable = range(standing, len(self._rungs))
         runs_ms = [self._paces[rung].sure * self._rungs[rung].row_ms for rung in usable]
         link_s = self._timing.predicted_s(_ROW_BYTES, 0.95, self._now_s)
-        return standing + in_time(
+        chosen = in_time(
             runs_ms,
             busy,
             wait_ms,
@@ -157,18 +176,21 @@ class Simulated:
             math.inf if link_s is None else 1000 * link_s,
             prices=Prices(self._run_mj[standing:], self._asked[standing:], 1000 * self._stated.joules_sent),
         )
+        if chosen == 0 and len(runs_ms) > 1 and self._sharing.takes(self._controller.stance.share):
+            chosen = 1  # as `Variants.choose`
+        return standing + chosen
 
-    def _begin(self, run: tuple[float, int]) -> None:
-        deadline_s, rung = run
+    def _begin(self, row: _Row) -> None:
+        deadline_s, rung = row.deadline_s, row.rung
         expected_s = self._rungs[rung].row_ms / 1000
         took_s = expected_s / self._board.speed * self._random.lognormvariate(0.0, 0.1)
         self._paces[rung].ran(took_s, expected_s)
         done_s = self._now_s + took_s
         heapq.heappush(self._busy, (done_s, rung))
-        said = _BY_NAME[self._rungs[rung].variant]
-        if self._random.random() < said.kept:
+        said = self._variants[rung]
+        if said.keeps[row.image]:
             self.told.kept += 1
-            self.told.disagreed += self._random.random() < said.disagree
+            self.told.disagreed += bool(said.disagrees[row.image])
             self.told.met += done_s <= deadline_s
             self.told.answered += done_s <= deadline_s
         else:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from firstline_core.adaptation.choice import Prices, in_time
 from firstline_core.adaptation.controller import Controller, Stance
 from firstline_core.adaptation.ladder import Rung
+from firstline_core.adaptation.sharing import Sharing
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.types import InferRequest
 from firstline_edge.models.edge_model import EdgeModel, is_quick
@@ -71,6 +72,7 @@ class Variants:
         self._controller = controller
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)
+        self._sharing = Sharing()
         self._held: list[HeldModel | None] = [None] * len(self.rungs)
 
     @property
@@ -82,6 +84,11 @@ class Variants:
     def place(self) -> int:
         """The rung on which the device stands; their number where it sheds."""
         return self.stance.rung + self.stance.shed
+
+    @property
+    def depth(self) -> float:
+        """The same, and the share of requests that stand one further down."""
+        return self.place + self.stance.share
 
     @property
     def standing(self) -> HeldModel:
@@ -135,6 +142,8 @@ class Variants:
         wait_ms = 0.0 if is_quick(runs_ms[-1]) else 1000 * workers.wait_s
         prices = self._prices(usable, ask_mj)
         chosen = in_time(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
+        if chosen == 0 and len(usable) > 1 and self._sharing.takes(self.stance.share):
+            return Choice(usable[1], _id(usable[1]), _told(self.stance.word), sheds)
         held = usable[chosen]
         if chosen:
             why = f"deadline: {_id(first)} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
@@ -152,6 +161,7 @@ class Variants:
         """For `status`: JSON-able."""
         return {
             "standing": self.rungs[self.stance.rung].variant,
+            "shared_out": round(self.stance.share, 2),
             "sheds": self.stance.shed,
             "why": _told(self.stance.word) or None,
             "rungs": [

@@ -180,8 +180,8 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     """Hold several of a bundle's edge variants, and answer with the best that heat, memory, battery and time allow."""
     variants_limit: Annotated[int, Meta(ge=2, le=16)] = 3
     """So many of a bundle's variants are held at most: the best, the cheapest, then those between."""
-    heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 4.0
-    """Degrees Celsius to stay below costs.heat_limit_c; with as much again to spare a better variant is tried."""
+    heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 3.0
+    """Degrees Celsius below costs.heat_limit_c at which heat is made to settle, by sharing requests out to variants."""
     memory_reserve_bytes: NotNegative = 64 * _MIB
     """Memory that stays available to everything else; below it the better variants are unloaded."""
     battery_empty: Share = 0.1

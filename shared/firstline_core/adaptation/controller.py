@@ -1,5 +1,8 @@
 """How far down its ladder a device stands: down at once where a guard asks, up one rung after a calm while.
 
+Heat below its limit is no matter of steps: see `Thermostat`, which shares requests between two rungs. The device
+stands at whichever is further down.
+
 Hysteresis has two parts. Going up needs room on every guard for `dwell_s` without a break. And a step up that had to
 be taken back soon is tried again only after twice as long as the last time, as a circuit breaker probes a link: a
 device whose best variant is too much for this summer's heat asks now and then, and not every minute.
@@ -19,6 +22,7 @@ from msgspec import Struct
 
 from firstline_core.adaptation.guards import Advice, Limits, Word, battery, heat, memory, trend_per_s
 from firstline_core.adaptation.ladder import Rung
+from firstline_core.adaptation.thermostat import Thermostat
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 
@@ -47,12 +51,14 @@ class Stance(NamedTuple):
     Attributes:
         rung: the best that may be used.
         shed: not even that one: nothing is computed here.
-        word: of the guard that moved it last; None before any did.
+        word: of the guard that has it stand there, or that moved it last; None before any did.
+        share: of the requests that would be given that rung, which get the next one instead; 0 to 1.
     """
 
     rung: int = 0
     shed: bool = False
     word: Word | None = None
+    share: float = 0.0
 
 
 class Controller:
@@ -71,7 +77,10 @@ class Controller:
         self._rungs = tuple(rungs)
         self._limits = limits
         self._patience = patience or Patience()
-        self._place = 0  # of the rungs; their number is where it sheds
+        self._thermostat = Thermostat(len(self._rungs) - 1, limits)
+        self._place = 0  # that it stepped to, of the rungs; their number is where it sheds
+        self._stepped: Word | None = None
+        self._lowest_since_s: float | None = None
         self._heats: deque[tuple[float, float]] = deque()
         self._moved_s = self._rose_s = _NEVER_S
         self._calm_since_s: float | None = None
@@ -85,23 +94,44 @@ class Controller:
             snapshot: its `at_s` never goes back.
             unloaded: whether the rung above would have to be loaded first.
         """
-        now_s = snapshot.at_s
-        worst = min(self._words(snapshot, unloaded), key=lambda word: word.advice)
+        now_s, rise_c_per_s = snapshot.at_s, self._rise_c_per_s(snapshot)
+        hot = heat(snapshot, rise_c_per_s, self._limits)
+        depth = self._thermostat.look(now_s, measured(snapshot.hottest_c), rise_c_per_s)
+        self._step(min(self._words(snapshot, hot, unloaded), key=lambda word: word.advice), now_s)
+        return self._stand(depth, hot, now_s)
+
+    def _step(self, worst: Word, now_s: float) -> None:
         self._outlive_regret(now_s)
         below = self._below(worst.advice, now_s)
         if below > self._place:
             self._fall(below, worst, now_s)
-        elif worst.advice is Advice.ROOM or (self.stance.shed and worst.advice is Advice.STAY):
+        elif worst.advice is Advice.ROOM or (self._sheds and worst.advice is Advice.STAY):
             self._rise(worst, now_s)
         else:
             self._calm_since_s = None
+
+    def _stand(self, depth: float, hot: Word, now_s: float) -> Stance:
+        """Where the further down of steps and heat has it stand."""
+        last = len(self._rungs) - 1
+        if depth > self._place:
+            self.stance = Stance(int(depth), False, hot, depth - int(depth))
+        else:
+            self.stance = Stance(min(self._place, last), self._sheds, self._stepped)
+        if self.stance.rung < last:
+            self._lowest_since_s = None
+        elif self._lowest_since_s is None:
+            self._lowest_since_s = now_s
         return self.stance
 
-    def _words(self, snapshot: Snapshot, unloaded: bool) -> list[Word]:
+    @property
+    def _sheds(self) -> bool:
+        return self._place == len(self._rungs)
+
+    def _words(self, snapshot: Snapshot, hot: Word, unloaded: bool) -> list[Word]:
         better_bytes = self._rungs[self._place - 1].memory_bytes if unloaded and self._place else 0
         return [
             memory(snapshot, better_bytes, self._limits),
-            heat(snapshot, self._rise_c_per_s(snapshot), self._limits),
+            hot._replace(advice=Advice.STAY) if hot.advice is Advice.DOWN else hot,  # the thermostat's matter
             battery(snapshot, self._place, len(self._rungs), self._limits),
         ]
 
@@ -116,12 +146,18 @@ class Controller:
 
     def _below(self, advice: Advice, now_s: float) -> int:
         """The place that this advice asks for now, where that is further down."""
-        last, settled = len(self._rungs) - 1, now_s - self._moved_s >= self._patience.settle_s
-        if advice is Advice.SHED and self._place >= last and settled:
+        last, settle_s = len(self._rungs) - 1, self._patience.settle_s
+        if advice is Advice.SHED and now_s - self._lowest_s(now_s) >= settle_s:
             return last + 1
         if advice <= Advice.CHEAPEST:
             return last
-        return min(last, self._place + 1) if advice is Advice.DOWN and settled else 0
+        return min(last, self._place + 1) if advice is Advice.DOWN and now_s - self._moved_s >= settle_s else 0
+
+    def _lowest_s(self, now_s: float) -> float:
+        """Since when it has stood on the last rung; a ladder of one has never stood elsewhere."""
+        if len(self._rungs) == 1:
+            return _NEVER_S
+        return now_s if self._lowest_since_s is None else self._lowest_since_s
 
     def _fall(self, place: int, word: Word, now_s: float) -> None:
         if now_s - self._rose_s < self._patience.regret_s:
@@ -134,9 +170,9 @@ class Controller:
             return
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        dwell_s = self._patience.dwell_s * (1 if self.stance.shed else self._dwells)
+        dwell_s = self._patience.dwell_s * (1 if self._sheds else self._dwells)
         if now_s - self._calm_since_s >= dwell_s:
-            if not self.stance.shed:  # the way out of shedding is no venture
+            if not self._sheds:  # the way out of shedding is no venture
                 self._rose_s = now_s
             self._move(self._place - 1, word, now_s)
 
@@ -147,8 +183,6 @@ class Controller:
             self._rose_s = _NEVER_S
 
     def _move(self, place: int, word: Word, now_s: float) -> None:
-        self._place, self._moved_s = place, now_s
-        last = len(self._rungs) - 1
-        self.stance = Stance(min(place, last), place > last, word)
+        self._place, self._moved_s, self._stepped = place, now_s, word
         self._calm_since_s = None
         self._heats.clear()  # it is the trend of another variant's heat

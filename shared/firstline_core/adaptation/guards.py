@@ -42,7 +42,7 @@ class Limits(Struct, frozen=True):
 
     Attributes:
         heat_c: where the hardware begins to throttle, in degrees Celsius.
-        heat_margin_c: to stay below that; with as much again to spare there is room.
+        heat_margin_c: so far below that it settles (`Thermostat`); with as much again to spare there is room.
         horizon_s: how far ahead the trend of the heat is followed.
         memory_reserve_bytes: that stay available to everything else.
         stalled_share: of the time, for which tasks may wait for memory.
@@ -51,7 +51,7 @@ class Limits(Struct, frozen=True):
     """
 
     heat_c: float = 80.0
-    heat_margin_c: float = 4.0
+    heat_margin_c: float = 3.0
     horizon_s: float = 10.0
     memory_reserve_bytes: int = 64 << 20
     stalled_share: float = 0.1
@@ -95,8 +95,6 @@ def heat(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Word:
     told = f"{hottest_c:.1f} C, {ahead_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
     if hottest_c >= limits.heat_c:
         return Word(Advice.SHED, "heat", told)
-    if hottest_c >= limits.heat_c - limits.heat_margin_c / 2:
-        return Word(Advice.CHEAPEST, "heat", told)
     if ahead_c >= bound_c:
         return Word(Advice.DOWN, "heat", told)
     return Word(Advice.ROOM if ahead_c < bound_c - limits.heat_margin_c else Advice.STAY, "heat", told)

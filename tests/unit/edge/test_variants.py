@@ -158,6 +158,30 @@ async def test_heat_is_answered_with_a_cheaper_variant_under_its_own_certificate
     assert await device.variant((7.0, 0.0)) == "large"
 
 
+async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(device: Device) -> None:
+    device.feels(hottest_c=77.5)  # a half above where it should settle
+    stance = device.variants.stance
+    assert stance.rung == 0 and 0.1 < stance.share < 0.5
+    with captured_lines() as lines:
+        device.feels(hottest_c=77.5)
+        share = device.variants.stance.share
+        answers = [await device.asks((9.0 + at / 100, 0.0)) for at in range(100)]
+    given = [response.answer.model_digest for response in answers if response.answer is not None]
+    large, medium, _ = (variant.digest for variant in device.manifest.edge)
+    assert set(given) == {large, medium}
+    assert given.count(medium) == pytest.approx(100 * share, abs=1), "as many as the controller says, and evenly"
+    assert all(response.answer is not None and response.answer.certified for response in answers)
+    first = given.index(medium)
+    answer = answers[first].answer
+    assert answer is not None
+    assert "it was given medium; not a better one, for heat: 77.5 C" in device.story(answer.request_id)
+    assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
+    logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
+    (began,) = [line for line in logged if line["event"] == "switched"]
+    assert (began["from"], began["to"], began["guard"]) == ("large", "large", "heat") and began["share_of_the_next"] > 0
+    assert device.agent.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
+
+
 async def test_one_variants_alarm_is_not_anothers(device: Device) -> None:
     standings = device.agent.parts.audits.standings
     large, medium, _ = (standings.find(held) for held in device.variants.loaded)
