@@ -70,6 +70,16 @@ async def ended(site: RegistrySite, rollout: str = "r1") -> tuple[UpdateState, s
     return found[0].state, found[0].reason
 
 
+async def test_a_device_that_adapts_gets_every_variant_that_it_can_run(site: RegistrySite, tmp_path: Path) -> None:
+    settings = site.device_settings(tmp_path, fleet__trial_s=0.5, adaptation__enabled=True)
+    async with EdgeAgent(settings):
+        await desired(site, await pushed(site, tmp_path / "two", 2))
+        assert await ended(site) == (UpdateState.COMMITTED, "")
+    slot = tmp_path / "state" / "models" / "digits" / "a"
+    models = {"edge-onnx.onnx", "edge-tflite-float.tflite", "edge-tflite-int8.tflite"}
+    assert {path.name for path in slot.iterdir()} == models | {"golden.json", "manifest.json"}
+
+
 def a_digit(seed: int) -> bytes:
     return encode(np.random.default_rng(seed).integers(0, 255, (28, 28), np.uint8))
 

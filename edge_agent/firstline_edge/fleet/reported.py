@@ -38,14 +38,19 @@ def _running(held: HeldModel) -> RunningModel:
     )
 
 
-def hardware(state_dir: Path) -> Hardware:
-    """What this device offers a bundle; blocks for milliseconds."""
+def hardware(state_dir: Path, *, several: bool = False) -> Hardware:
+    """What this device offers a bundle; blocks for milliseconds.
+
+    Args:
+        state_dir: on the disk that bundles come to.
+        several: see `Hardware`.
+    """
     runtimes = frozenset(name for name, packages in _RUNTIMES.items() if any(map(find_spec, packages)))
     try:
         free_bytes: int | None = shutil.disk_usage(state_dir).free
     except OSError:
         free_bytes = None
-    return Hardware(runtimes, platform.machine(), _memory_mb(), free_bytes)
+    return Hardware(runtimes, platform.machine(), _memory_mb(), free_bytes, several)
 
 
 def capabilities(found: Hardware) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class FleetRoom:
             self._hold,
             running=parts.models.find,
             answered=counts.answered_of,
-            hardware=partial(reported.hardware, parts.state.path),
+            hardware=partial(reported.hardware, parts.state.path, several=self._settings.adaptation.enabled),
         )
         means = Means(
             self.history,

@@ -21,7 +21,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.fleet.signed_file import SignedFile
-from firstline_core.fleet.target import Hardware, ListedBundle, choose, files_for, target_path
+from firstline_core.fleet.target import Hardware, ListedBundle, chosen, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.telemetry.logs import logger
 from firstline_edge.updater.fetching import Pace, fetch
@@ -70,9 +70,9 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
             f"{wanted.name} version {wanted.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
             f"{wanted.manifest_sha256[:12]} is desired; start the rollout anew."
         )
-    variant = choose(bundle.release, device._replace(free_bytes=None))
+    variants = chosen(bundle.release, device._replace(free_bytes=None))
     folder = target_path(wanted.name, wanted.version, "")
-    manifest, *files = files_for(bundle, variant.id)
+    manifest, *files = files_for(bundle, *(variant.id for variant in variants))
     inside = ((file.path.removeprefix(folder), file) for file in files)
     return Needed(wanted.name, wanted.version, (*inside, (MANIFEST_NAME, manifest)))
 

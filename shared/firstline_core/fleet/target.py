@@ -99,12 +99,17 @@ class ListedBundle(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """What a device offers; `memory_mb` and `free_bytes` are None where it does not know."""
+    """What a device offers; `memory_mb` and `free_bytes` are None where it does not know.
+
+    Attributes:
+        several: it holds several variants of a bundle at once, and moves between them (`[adaptation]`).
+    """
 
     runtimes: frozenset[str]
     architecture: str
     memory_mb: int | None = None
     free_bytes: int | None = None
+    several: bool = False
 
 
 class Asked(NamedTuple):
@@ -198,22 +203,21 @@ def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBu
     return ListedBundle(release, manifest, found)
 
 
-def choose(release: Release, device: Hardware) -> Variant:
-    """The first variant that a device can run.
+def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
+    """What a device takes of a bundle: the first variant that it can run; all such where it holds several.
 
     Raises:
         IncompatibleTargetError: there is none; the message says what each asks for.
     """
-    reasons = []
-    for variant in release.variants:
-        lacking = unmet(variant.needs, device)
-        if not lacking:
-            return variant
-        reasons.append(f"{variant.id} {lacking}")
-    raise IncompatibleTargetError(
-        f"{release.bundle} version {release.version} has nothing for this device: "
-        f"{'; '.join(reasons) or 'it has no edge variant'}."
-    )
+    lacking = {variant.id: unmet(variant.needs, device) for variant in release.variants}
+    found = tuple(variant for variant in release.variants if not lacking[variant.id])
+    if not found:
+        reasons = "; ".join(f"{id_} {what}" for id_, what in lacking.items())
+        raise IncompatibleTargetError(
+            f"{release.bundle} version {release.version} has nothing for this device: "
+            f"{reasons or 'it has no edge variant'}."
+        )
+    return found if device.several else found[:1]
 
 
 def unmet(needs: Needs, device: Hardware) -> str:
@@ -229,9 +233,9 @@ def unmet(needs: Needs, device: Hardware) -> str:
     return ""
 
 
-def files_for(bundle: ListedBundle, model: str) -> tuple[SignedFile, ...]:
-    """What a variant (by its id), or the full model (`FULL`), needs: the manifest first, then nothing but its files."""
-    return (bundle.manifest, *(file for file, use in bundle.files.values() if model in use.models))
+def files_for(bundle: ListedBundle, *models: str) -> tuple[SignedFile, ...]:
+    """What variants (by their ids), or the full model (`FULL`), need: the manifest first, then their files alone."""
+    return (bundle.manifest, *(file for file, use in bundle.files.values() if not set(models).isdisjoint(use.models)))
 
 
 def _relative(path: str, folder: str) -> str:

@@ -19,7 +19,7 @@ from firstline_core.fleet.target import (
     Hardware,
     ListedBundle,
     bundles,
-    choose,
+    chosen,
     described,
     files_for,
     listed,
@@ -68,22 +68,30 @@ def test_a_file_that_several_need_is_named_for_each() -> None:
 
 
 def test_the_first_variant_that_runs_is_chosen_and_else_it_is_said_what_each_lacks() -> None:
-    assert choose(bundle().release, ONNX).id == "edge-onnx"
-    tflite = ONNX._replace(runtimes=frozenset({"tflite"}))
-    chosen = choose(bundle().release, tflite).id
-    assert chosen.startswith("edge-tflite")
+    assert [variant.id for variant in chosen(bundle().release, ONNX)] == ["edge-onnx"]
+    (first,) = chosen(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
+    assert first.id.startswith("edge-tflite")
     asked = {variant.id: Asked(("aarch64",), 512) for variant in bundle().release.variants}
     with pytest.raises(IncompatibleTargetError, match="edge-onnx is for aarch64, and this is x86_64") as caught:
-        choose(bundle(asked).release, ONNX)
+        chosen(bundle(asked).release, ONNX)
     assert "edge-tflite-int8 needs the runtime tflite, and here is onnx" in caught.value.message
     small = ONNX._replace(architecture="aarch64", memory_mb=256)
     with pytest.raises(IncompatibleTargetError, match="needs 512 MiB of memory, and here are 256"):
-        choose(bundle(asked).release, small)
+        chosen(bundle(asked).release, small)
     with pytest.raises(IncompatibleTargetError, match="bytes on disk, and 5 are free"):
-        choose(bundle().release, ONNX._replace(free_bytes=5))
+        chosen(bundle().release, ONNX._replace(free_bytes=5))
     none = msgspec.structs.replace(bundle().release, variants=())
     with pytest.raises(IncompatibleTargetError, match="no edge variant"):
-        choose(none, ONNX)
+        chosen(none, ONNX)
+
+
+def test_a_device_that_holds_several_variants_gets_all_that_it_can_run() -> None:
+    found, both = bundle(), ONNX._replace(runtimes=frozenset({"onnx", "tflite"}), several=True)
+    variants = chosen(found.release, both)
+    assert variants == found.release.variants
+    files = [file.path for file in files_for(found, *(variant.id for variant in variants))]
+    assert len(files) == len(set(files)) == 5 and "digits/1/full.onnx" not in files
+    assert [variant.id for variant in chosen(found.release, ONNX._replace(several=True))] == ["edge-onnx"]
 
 
 def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
