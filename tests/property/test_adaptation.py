@@ -148,7 +148,11 @@ def test_where_it_comes_to_stand_is_monotone_in_heat(
 
 @given(RUNGS, days())
 def test_calm_leads_back_to_the_best(rungs: list[Rung], day: list[Snapshot]) -> None:
-    calm = Snapshot(temperature_c={"soc": Measured(40, "")}, memory_available_bytes=Measured(4096 * MB, ""))
+    calm = Snapshot(
+        temperature_c={"soc": Measured(40, "")},
+        memory_available_bytes=Measured(4096 * MB, ""),
+        powered=Measured(1, ""),
+    )
     end_s = day[-1].at_s
     steps = len(rungs) * 32 * int(PATIENCE.dwell_s)  # the longest that a step may be waited for
     assert lived(rungs, day + [_at(calm, end_s + 5 * at) for at in range(1, steps // 5 + 20)])[-1].rung == 0

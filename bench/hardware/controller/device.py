@@ -21,7 +21,7 @@ from firstline_edge.punctuality import Punctuality
 from hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
 from hardware.thermal import CORES, HOT_C, Board, Heat
 
-_SAMPLE_S = 5.0
+_SAMPLE_S = 5.02  # the sampler waits for five seconds after each reading
 _ROW_BYTES = 2300
 _RESERVE_MS = 20.0
 

@@ -74,14 +74,15 @@ class AdaptationRoom:
             await asyncio.gather(*self._loading.values(), return_exceptions=True)
 
     def _step(self, held: HeldModel, variants: Variants, snapshot: Snapshot) -> None:
-        before, place = variants.stance, variants.place
+        before, told = variants.stance, variants.told
         after = variants.look(snapshot)
-        if variants.place != place:
-            self._tell(held, variants, before, after)
-            if variants.place > place and after.word is not None and after.word.guard == "memory":
-                self._unload(variants)
+        if variants.told != told:
+            self.switches[after.word.guard if after.word is not None else ""] += 1
+            self._tell(held, variants, told)
         elif after.share and self._begins_to_share(variants, before):
-            self._tell(held, variants, before, after)
+            self._tell(held, variants, told)
+        if after.unload:
+            self._unload(variants)
         if variants.standing is not held:
             self._models.put(variants.standing)
         if variants.wanted is not None and variants not in self._loading and self._may_try(variants):
@@ -97,10 +98,12 @@ class AdaptationRoom:
         return True
 
     def _unload(self, variants: Variants) -> None:
-        for gone in variants.unload_above():
+        all_gone = variants.unload_above()
+        for gone in all_gone:
             self._standings.unwatch_one(gone)
             log.info("variant unloaded", model=gone.manifest.name, variant=_variant(gone))
-        asyncio.get_running_loop().run_in_executor(None, give_back)
+        if all_gone:
+            asyncio.get_running_loop().run_in_executor(None, give_back)
 
     async def _bring(self, held: HeldModel, variants: Variants, rung: int) -> None:
         """Loads a variant again; requests go on with what is there."""
@@ -124,16 +127,16 @@ class AdaptationRoom:
     def _may_try(self, variants: Variants) -> bool:
         return self._clock.monotonic_s() >= self._retry_s.get(variants, float("-inf"))
 
-    def _tell(self, held: HeldModel, variants: Variants, before: Stance, after: Stance) -> None:
-        guard, reason = (after.word.guard, after.word.reason) if after.word is not None else ("", "")
-        self.switches[guard] += 1
+    def _tell(self, held: HeldModel, variants: Variants, told: int) -> None:
+        stance, last = variants.stance, len(variants.rungs) - 1
+        guard, reason = (stance.word.guard, stance.word.reason) if stance.word is not None else ("", "")
         facts = {
             "model": held.manifest.name,
             "version": held.version,
-            "from": variants.rungs[before.rung].variant,
-            "to": variants.rungs[after.rung].variant,
-            "share_of_the_next": round(after.share, 2),
-            "sheds": after.shed,
+            "from": variants.rungs[min(told, last)].variant,
+            "to": variants.rungs[min(variants.told, last)].variant,
+            "share_of_the_next": round(stance.share, 2),
+            "sheds": stance.shed,
             "guard": guard,
             "reason": reason,
         }

@@ -24,6 +24,9 @@ Sources: TypeAlias = Mapping[str, str | None]
 """By figure: "profile", "load" where it was measured then, "stated" for the owner's costs; None where nobody knows."""
 
 
+_HYSTERESIS = 0.5  # of a rung
+
+
 class Choice(Struct, frozen=True, eq=False):
     """The variant that a request was given; it keeps to it.
 
@@ -58,6 +61,7 @@ class Variants:
     Attributes:
         rungs: see there.
         stance: the controller's latest word.
+        told: the place that was told last: heat that hovers about a whole rung is not told of each time.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Variants:
     ) -> None:
         self.rungs = tuple(rungs)
         self.stance = Stance()
+        self.told = 0
         self._controller = controller
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)
@@ -113,15 +118,18 @@ class Variants:
         return self._load(self.rungs[rung].variant)
 
     def unload_above(self) -> list[HeldModel]:
-        """Lets go of what stands above the rung in use; requests under way keep what they were given."""
+        """Lets go of what stands above the rung in use, none the second time; requests keep what they were given."""
         gone = [held for held in self._held[: self.stance.rung] if held is not None]
         self._held[: self.stance.rung] = [None] * self.stance.rung
         return gone
 
     def look(self, snapshot: Snapshot) -> Stance:
         """Steps the controller; the stance from now on."""
-        above = self.stance.rung - 1
-        self.stance = self._controller.look(snapshot, unloaded=above >= 0 and self._held[above] is None)
+        unloaded = [rung for rung, held in enumerate(self._held) if held is None]
+        self.stance = self._controller.look(snapshot, unloaded)
+        depth = self.depth
+        if not self.told - _HYSTERESIS < depth < self.told + 1:
+            self.told = int(depth)
         return self.stance
 
     def choose(self, request: InferRequest, left_ms: float, link_ms: float, ask_mj: float = 0.0) -> Choice:

@@ -69,8 +69,9 @@ def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds
 
 def cause_to_end(now: Snapshot, needed: Need, limits: Limits) -> Cause | None:
     """Why a point must not go on; None where it may. Requests are no such cause: they run before it in any case."""
-    word = heat(now, 0.0, limits)
-    if not needed.heats and word.advice < Advice.STAY:
+    word, hottest_c = heat(now, 0.0, limits), measured(now.hottest_c)
+    is_hot = word.advice < Advice.STAY or (hottest_c is not None and hottest_c >= limits.settles_c)
+    if not needed.heats and is_hot:
         return Cause("heat", f"the device became too hot ({word.reason})")
     word = memory(now, 0, limits)
     if word.advice < Advice.STAY:

@@ -15,12 +15,22 @@ the device computes nothing until no guard asks for that any more. Nobody sheds 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from firstline_core.adaptation.guards import Advice, Limits, Word, battery, heat, memory, trend_per_s
+from firstline_core.adaptation.guards import (
+    NOBODY,
+    TREND_POINTS,
+    Advice,
+    Limits,
+    Word,
+    battery,
+    heat,
+    memory,
+    trend_per_s,
+)
 from firstline_core.adaptation.ladder import Rung
 from firstline_core.adaptation.thermostat import Thermostat
 from firstline_core.hardware.readings import measured
@@ -53,12 +63,14 @@ class Stance(NamedTuple):
         shed: not even that one: nothing is computed here.
         word: of the guard that has it stand there, or that moved it last; None before any did.
         share: of the requests that would be given that rung, which get the next one instead; 0 to 1.
+        unload: memory asks for what stands above to be unloaded.
     """
 
     rung: int = 0
     shed: bool = False
     word: Word | None = None
     share: float = 0.0
+    unload: bool = False
 
 
 class Controller:
@@ -81,42 +93,47 @@ class Controller:
         self._place = 0  # that it stepped to, of the rungs; their number is where it sheds
         self._stepped: Word | None = None
         self._lowest_since_s: float | None = None
+        self._seen: set[str] = set()
         self._heats: deque[tuple[float, float]] = deque()
         self._moved_s = self._rose_s = _NEVER_S
         self._calm_since_s: float | None = None
         self._dwells = 1
         self.stance = Stance()
 
-    def look(self, snapshot: Snapshot, unloaded: bool = False) -> Stance:
+    def look(self, snapshot: Snapshot, unloaded: Collection[int] = ()) -> Stance:
         """Takes a reading; where the device stands from now on.
 
         Args:
             snapshot: its `at_s` never goes back.
-            unloaded: whether the rung above would have to be loaded first.
+            unloaded: rungs that would have to be loaded first.
         """
         now_s, rise_c_per_s = snapshot.at_s, self._rise_c_per_s(snapshot)
-        hot = heat(snapshot, rise_c_per_s, self._limits)
+        words = self._words(snapshot, rise_c_per_s, unloaded)
+        self._step(words, now_s)
         depth = self._thermostat.look(now_s, measured(snapshot.hottest_c), rise_c_per_s)
-        self._step(min(self._words(snapshot, hot, unloaded), key=lambda word: word.advice), now_s)
-        return self._stand(depth, hot, now_s)
+        return self._stand(depth, words, now_s)
 
-    def _step(self, worst: Word, now_s: float) -> None:
+    def _step(self, words: Sequence[Word], now_s: float) -> None:
+        worst = min(words, key=lambda word: word.advice)
         self._outlive_regret(now_s)
         below = self._below(worst.advice, now_s)
         if below > self._place:
             self._fall(below, worst, now_s)
         elif worst.advice is Advice.ROOM or (self._sheds and worst.advice is Advice.STAY):
-            self._rise(worst, now_s)
+            # It is told of the guard that held the device down, not of another one that has room too.
+            held_down = self._stepped.guard if self._stepped is not None else ""
+            self._rise(next((word for word in words if word.guard == held_down), worst), now_s)
         else:
             self._calm_since_s = None
 
-    def _stand(self, depth: float, hot: Word, now_s: float) -> Stance:
+    def _stand(self, depth: float, words: Sequence[Word], now_s: float) -> Stance:
         """Where the further down of steps and heat has it stand."""
-        last = len(self._rungs) - 1
+        last, of = len(self._rungs) - 1, {word.guard: word for word in words}
+        unload = of["memory"].advice <= Advice.CHEAPEST
         if depth > self._place:
-            self.stance = Stance(int(depth), False, hot, depth - int(depth))
+            self.stance = Stance(int(depth), False, of["heat"], depth - int(depth), unload)
         else:
-            self.stance = Stance(min(self._place, last), self._sheds, self._stepped)
+            self.stance = Stance(min(self._place, last), self._sheds, self._stepped, 0.0, unload)
         if self.stance.rung < last:
             self._lowest_since_s = None
         elif self._lowest_since_s is None:
@@ -127,20 +144,29 @@ class Controller:
     def _sheds(self) -> bool:
         return self._place == len(self._rungs)
 
-    def _words(self, snapshot: Snapshot, hot: Word, unloaded: bool) -> list[Word]:
-        better_bytes = self._rungs[self._place - 1].memory_bytes if unloaded and self._place else 0
-        return [
+    def _words(self, snapshot: Snapshot, rise_c_per_s: float, unloaded: Collection[int]) -> list[Word]:
+        better_bytes = self._rungs[self._place - 1].memory_bytes if self._place - 1 in unloaded else 0
+        said = [
             memory(snapshot, better_bytes, self._limits),
-            hot._replace(advice=Advice.STAY) if hot.advice is Advice.DOWN else hot,  # the thermostat's matter
+            heat(snapshot, rise_c_per_s, self._limits),
             battery(snapshot, self._place, len(self._rungs), self._limits),
         ]
+        return [self._unless_lost(word) for word in said]
+
+    def _unless_lost(self, word: Word) -> Word:
+        """A sensor that is silent all at once is no room for a better variant: what it last said may still be so."""
+        if word.reason != NOBODY:
+            self._seen.add(word.guard)
+        elif word.guard in self._seen:
+            return Word(Advice.STAY, word.guard, "nobody measures it any more")
+        return word
 
     def _rise_c_per_s(self, snapshot: Snapshot) -> float:
-        """How fast the hottest part grows hotter: over the last horizon, and since the last step."""
+        """How fast the hottest part grows hotter since the last step: over the horizon, and three readings at least."""
         hottest_c = measured(snapshot.hottest_c)
         if hottest_c is not None:
             self._heats.append((snapshot.at_s, hottest_c))
-        while self._heats and self._heats[0][0] < snapshot.at_s - self._limits.horizon_s:
+        while len(self._heats) > TREND_POINTS and self._heats[0][0] < snapshot.at_s - self._limits.horizon_s:
             self._heats.popleft()
         return trend_per_s(tuple(self._heats))
 

@@ -15,7 +15,8 @@ from msgspec import Struct
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 
-_TREND_POINTS = 3  # fewer say nothing of a trend
+NOBODY = "nobody measures it"
+TREND_POINTS = 3  # fewer say nothing of a trend
 _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory: systemd-oomd kills from 0.6 on
 
 
@@ -58,6 +59,11 @@ class Limits(Struct, frozen=True):
     battery_empty: float = 0.1
     battery_full: float = 0.6
 
+    @property
+    def settles_c(self) -> float:
+        """Where heat is made to settle."""
+        return self.heat_c - self.heat_margin_c
+
 
 def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     """How fast a quantity rises, by least squares; 0 where there are too few points.
@@ -65,7 +71,7 @@ def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     Args:
         points: (seconds, value), in order.
     """
-    if len(points) < _TREND_POINTS:
+    if len(points) < TREND_POINTS:
         return 0.0
     mean_s = sum(at_s for at_s, _ in points) / len(points)
     mean = sum(value for _, value in points) / len(points)
@@ -75,8 +81,15 @@ def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     return sum((at_s - mean_s) * (value - mean) for at_s, value in points) / spread
 
 
+def ahead_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
+    """How hot it will be at the end of the horizon; what cools counts as it is."""
+    return hottest_c + max(0.0, rise_c_per_s) * limits.horizon_s
+
+
 def heat(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Word:
-    """Where the temperature is, and where it will be. Monotone: hotter, or sooner hot, never asks for more.
+    """Whether heat leaves any choice; how far down it asks a device to stand below the limit says `Thermostat`.
+
+    Monotone: hotter, or sooner hot, never asks for more.
 
     Args:
         snapshot: as read.
@@ -89,15 +102,12 @@ def heat(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Word:
         # A weak supply, too, is helped by drawing less; to compute nothing at all would answer no one sooner.
         return Word(Advice.CHEAPEST, "heat", f"the hardware holds itself back ({', '.join(held_back)})")
     if hottest_c is None:
-        return Word(Advice.ROOM, "heat", "nobody measures it")
-    bound_c = limits.heat_c - limits.heat_margin_c
-    ahead_c = hottest_c + max(0.0, rise_c_per_s) * limits.horizon_s
-    told = f"{hottest_c:.1f} C, {ahead_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
+        return Word(Advice.ROOM, "heat", NOBODY)
+    soon_c = ahead_c(hottest_c, rise_c_per_s, limits)
+    told = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
     if hottest_c >= limits.heat_c:
         return Word(Advice.SHED, "heat", told)
-    if ahead_c >= bound_c:
-        return Word(Advice.DOWN, "heat", told)
-    return Word(Advice.ROOM if ahead_c < bound_c - limits.heat_margin_c else Advice.STAY, "heat", told)
+    return Word(Advice.ROOM if soon_c < limits.settles_c - limits.heat_margin_c else Advice.STAY, "heat", told)
 
 
 def memory(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Word:
@@ -114,7 +124,7 @@ def memory(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Word:
         return Word(advice, "memory", f"tasks wait for it {stalled:.0%} of the time")
     left_bytes = measured(snapshot.memory_available_bytes)
     if left_bytes is None:
-        return Word(Advice.ROOM, "memory", "nobody measures it")
+        return Word(Advice.ROOM, "memory", NOBODY)
     told = f"{left_bytes / 1e6:.0f} MB are left, {limits.memory_reserve_bytes / 1e6:.0f} MB are kept back"
     if left_bytes < limits.memory_reserve_bytes / 2:
         return Word(Advice.SHED, "memory", told)
@@ -134,8 +144,10 @@ def battery(snapshot: Snapshot, place: int, rungs: int, limits: Limits) -> Word:
         limits: see there.
     """
     charge = measured(snapshot.battery_share)
-    if charge is None or measured(snapshot.powered) == 1:
-        return Word(Advice.ROOM, "battery", "nobody measures it" if charge is None else "power comes in")
+    if measured(snapshot.powered) == 1:
+        return Word(Advice.ROOM, "battery", "power comes in")
+    if charge is None:
+        return Word(Advice.ROOM, "battery", NOBODY)
     used = (limits.battery_full - charge) / (limits.battery_full - limits.battery_empty)
     lowest = min(rungs - 1, max(0, int(used * rungs)))
     advice = Advice.DOWN if place < lowest else Advice.STAY if place == lowest else Advice.ROOM

@@ -11,9 +11,9 @@ No model of the board is asked for. The gains are of a kind for all: they hold t
 
 from __future__ import annotations
 
-from firstline_core.adaptation.guards import Limits
+from firstline_core.adaptation.guards import Limits, ahead_c
 
-_RUNGS_PER_C = 0.3
+_RUNGS_PER_C = 0.1
 _RUNGS_PER_C_S = 0.01
 _URGENT_SHARE = 1 / 3  # of the margin: whole degrees and seconds between readings leave no finer step than the last
 _LONGEST_S = 10.0  # that one reading counts for, however long none came
@@ -42,16 +42,14 @@ class Thermostat:
 
         Args:
             at_s: never goes back.
-            hottest_c: None where nobody measures it, which asks for nothing.
+            hottest_c: None where nobody measures it: what was asked for stays, which is nothing where nobody ever did.
             rise_c_per_s: its trend.
         """
         since_s = 0.0 if self._read_s is None else min(at_s - self._read_s, _LONGEST_S)
         self._read_s = at_s
         if hottest_c is None:
-            self._integral = self.depth = 0.0
             return self.depth
-        ahead_c = hottest_c + max(0.0, rise_c_per_s) * self._limits.horizon_s
-        over_c = ahead_c - (self._limits.heat_c - self._limits.heat_margin_c)
+        over_c = ahead_c(hottest_c, rise_c_per_s, self._limits) - self._limits.settles_c
         # Within bounds, so that a long heat is not paid for by an equally long time at the cheapest.
         self._integral = self._within(self._integral + _RUNGS_PER_C_S * over_c * since_s)
         self.depth = self._within(self._integral + _RUNGS_PER_C * over_c)
