@@ -189,10 +189,17 @@ def _executor_lines(executors: list[dict[str, Any]]) -> list[str]:
     lines = []
     for each in executors:
         share = answered[each["name"]] / max(1, sum(answered.values()))
-        paces = [f"{pace['model']} at {pace['pace']:.2g} times its usual seconds" for pace in each["paces"]]
-        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *paces]
+        models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
+        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
         lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(told)})")
     return lines
+
+
+def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
+    """How one model is on one executor; without what keeps all of them from it."""
+    pace = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
+    problem = "" if of_all else model.get("problem", "")
+    return f"{pace}: {problem}" if problem else pace
 
 
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:

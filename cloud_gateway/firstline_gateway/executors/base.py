@@ -30,18 +30,32 @@ class ModelKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class OnExecutor:
+    """How one model is on one of several executors.
+
+    Args:
+        pace: what its batches take now, to what is usual there.
+        problem: why it is given none of them, as a sentence; "" where it is given some.
+        energy_source: where the joules of its batches come from: "measured", "modelled" or "absent".
+    """
+
+    pace: float
+    problem: str
+    energy_source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorReport:
     """How one of several executors is.
 
     Args:
         name: in the settings.
-        problem: why it is given no batches, as a sentence; "" where it is given some.
+        problem: why it is given no batches at all, as a sentence; "" where it is given some.
         slots: batches that it is worth giving at the same moment.
         under_way: batches that it has.
         batches: that it had, by what became of them; see `EngineReport.batches`.
-        paces: by model: what its batches take now, to what is usual there.
+        models: that it runs.
         energy_j: that its batches took, as far as anybody knows.
-        energy_sources: where that comes from: "measured", "modelled" or "absent".
     """
 
     name: str
@@ -49,9 +63,13 @@ class ExecutorReport:
     slots: int
     under_way: int
     batches: Mapping[str, int]
-    paces: Mapping[ModelKey, float]
+    models: Mapping[ModelKey, OnExecutor]
     energy_j: float
-    energy_sources: frozenset[str]
+
+    @property
+    def energy_sources(self) -> frozenset[str]:
+        """Where its joules come from."""
+        return frozenset(each.energy_source for each in self.models.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,
+    CapacityError,
     EngineUnavailableError,
     FirstlineError,
     InferenceError,
@@ -47,7 +49,7 @@ def model(name: str, size_bytes: int = 1) -> ServedModel:
 
 
 SERVED = model("m")
-M = SERVED.key
+M, N = SERVED.key, ModelKey("n", 1)
 
 
 class Timed(NothingToLoad):
@@ -61,6 +63,7 @@ class Timed(NothingToLoad):
         self._goes_on.set()
         self.row_s = row_s
         self.error: FirstlineError | None = None
+        self.errors_of: dict[ModelKey, FirstlineError] = {}
         self.batches: list[int] = []
         self.dropped: list[ModelKey] = []
 
@@ -76,8 +79,8 @@ class Timed(NothingToLoad):
         async with self._free:
             await self._clock.sleep(rows * self.row_s)
             await self._goes_on.wait()
-        if self.error is not None:
-            raise self.error
+        if (error := self.errors_of.get(key, self.error)) is not None:
+            raise error
         return [
             InvalidTensorError("negative") if (tensor.array < 0).any() else (tensor.array * 2).astype(np.float32)
             for tensor in inputs
@@ -122,10 +125,16 @@ class Site:
             await self.clock.advance(step_s)
         return future.result()
 
-    async def ask(self, *values: float, timeout_s: float | None = None) -> list[Outcome]:
+    def add(self, *others: ServedModel) -> None:
+        """More models, on every executor."""
+        for member in self.members.values():
+            for served in others:
+                member.place(served, member.costs(served))
+
+    async def ask(self, *values: float, timeout_s: float | None = None, key: ModelKey = M) -> list[Outcome]:
         inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
         due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
-        return await self.dispatcher.run(M, inputs, [due_s] * len(inputs))
+        return await self.dispatcher.run(key, inputs, [due_s] * len(inputs))
 
     async def go(self, seconds: float, clients: int = 2) -> list[float]:
         """Clients that ask without a pause for so long; what each request took. Each has the right answer."""
@@ -208,13 +217,13 @@ async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:
         made.shares()
         await made.go(2.0, clients=1)
         assert made.shares()["one"] < 0.1
-        assert made.report("one").paces[M] > 3
+        assert made.report("one").models[M].pace > 3
         made.executors["one"].row_s = 0.01
         await made.go(6.0, clients=1)
         made.shares()
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
-        assert made.report("one").paces[M] == pytest.approx(1.0, abs=0.3)
+        assert made.report("one").models[M].pace == pytest.approx(1.0, abs=0.3)
 
 
 async def test_what_hangs_in_one_is_answered_by_another() -> None:
@@ -246,6 +255,30 @@ async def test_what_fails_on_one_is_answered_by_another_and_it_is_left_alone(err
         made.shares()
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
+
+
+@pytest.mark.parametrize("error", [CapacityError("out of memory"), InferenceError("out of memory")])
+async def test_one_that_fails_for_one_model_keeps_the_others(error: FirstlineError) -> None:
+    """A GPU has too little memory for one model, and is well for another: what it answers of that one is no news."""
+    async with site({"gpu": 0.01, "cores": 0.02}) as made:
+        made.add(model("n"))
+        made.executors["gpu"].errors_of[N] = error
+        for _ in range(300):
+            for key in (M, M, N):
+                (outcome,) = await made.until(made.ask(1.0, key=key))
+                assert not isinstance(outcome, FirstlineError), outcome
+        assert 3 <= made.repeats["executor_retry"] <= 6
+        assert made.report("gpu").problem == ""
+        assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.report("gpu").models[N].problem)
+        assert made.dispatcher.look().way(N) == (1, {M: 0.5, N: 1.0})
+        made.shares()
+        for _ in range(20):
+            await made.until(made.ask(1.0))
+        assert made.shares()["gpu"] > 0.9
+        del made.executors["gpu"].errors_of[N]
+        for _ in range(1000):
+            await made.until(made.ask(1.0, key=N))
+        assert made.report("gpu").models[N].problem == ""
 
 
 async def test_only_what_failed_is_asked_again() -> None:

@@ -363,7 +363,7 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     bench.members[0].displace(FRUGAL.key)
     bench.members[1].displace(SERVED.key)
     for _ in range(3):
-        bench.members[1].standing.failed(0.0)
+        bench.members[1].standing(FRUGAL.key).failed(0.0)
     bench.executors[0].stopped = True
     busy, waits = await bench.submit(), await bench.submit()
     alone = await bench.submit(2.0, FRUGAL)

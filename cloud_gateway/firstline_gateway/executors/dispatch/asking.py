@@ -117,16 +117,17 @@ class Asking:
                 log.warning(
                     "executor left alone",
                     executor=member.name,
-                    seconds=member.standing.left_s(now_s),
+                    model=attempt.running.key.name,
+                    seconds=member.standing(attempt.running.key).left_s(now_s),
                     last=at_fault[0].message,
                 )
         elif errors:
             member.refused(attempt.running)
         else:
-            was_trusted = member.standing.trusted
+            was_left_alone = member.left_alone(attempt.running.key)
             member.answered(attempt.running, now_s)
-            if not was_trusted and member.standing.trusted:
-                log.info("executor answers again", executor=member.name)
+            if was_left_alone and not member.left_alone(attempt.running.key):
+                log.info("executor answers again", executor=member.name, model=attempt.running.key.name)
         self.on_free()
 
 

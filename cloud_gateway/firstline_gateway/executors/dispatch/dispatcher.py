@@ -18,7 +18,15 @@ from firstline_core.errors import EngineUnavailableError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, NoSeat, Outcome
+from firstline_gateway.executors.base import (
+    EngineReport,
+    ExecutorReport,
+    InProcess,
+    ModelKey,
+    NoSeat,
+    OnExecutor,
+    Outcome,
+)
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Work
 from firstline_gateway.executors.dispatch.member import Member
@@ -77,22 +85,18 @@ class Dispatcher:
 
     def _report_of(self, member: Member) -> ExecutorReport:
         now_s = self._clock.monotonic_s()
-        problems = {member.trouble(key) for key in member.keys}
-        if "" not in problems:
-            problem = " ".join(sorted(problems)) or "It has no model."
-        elif member.standing.trusted:
-            problem = ""
-        else:
-            problem = f"It failed; it is tried again in {member.standing.left_s(now_s):.1f} s."
+        models = {key: _on(member, key, now_s) for key in member.keys}
+        problem = ""
+        if not member.usable:
+            problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
         return ExecutorReport(
             name=member.name,
             problem=problem,
             slots=member.slots,
             under_way=len(member.running),
             batches=dict(member.outcomes),
-            paces={key: member.pace(key) for key in member.keys},
+            models=models,
             energy_j=member.energy.spent_j,
-            energy_sources=frozenset(member.source(key) for key in member.keys),
         )
 
     # In this process: a small model runs in the thread that asks.
@@ -100,7 +104,7 @@ class Dispatcher:
     def measured(self, key: ModelKey) -> Mapping[int, float]:
         """See `InProcess.measured`; nothing where a budget has to be asked first."""
         here = self._here
-        if here is None or not here.has(key) or not here.is_free:
+        if here is None or not here.has(key) or not here.is_free(key):
             return {}
         assert isinstance(here.executor, InProcess)  # noqa: S101 (see the constructor)
         return here.executor.measured(key)
@@ -226,3 +230,16 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))
+
+
+def _on(member: Member, key: ModelKey, now_s: float) -> OnExecutor:
+    return OnExecutor(member.pace(key), _problem(member, key, now_s), member.source(key))
+
+
+def _problem(member: Member, key: ModelKey, now_s: float) -> str:
+    """Why it gets no batches of a model that it has, as a sentence; "" where it gets some."""
+    if trouble := member.trouble(key):
+        return trouble
+    if member.left_alone(key):
+        return f"It failed; it is tried again in {member.standing(key).left_s(now_s):.1f} s."
+    return ""

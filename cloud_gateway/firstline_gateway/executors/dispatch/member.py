@@ -53,6 +53,7 @@ class _Placed:
     costs: Costs
     forecast: Forecast
     probes: Probes
+    standing: Standing
 
 
 class Member:
@@ -92,7 +93,6 @@ class Member:
         self.energy = energy
         self.takes = takes
         self.load = load
-        self.standing = Standing()
         self.running: list[Running] = []
         self.outcomes: Counter[str] = Counter()
         self._costs = costs
@@ -109,7 +109,7 @@ class Member:
         """It runs a model from now on, at these costs; `memory` has room for it."""
         self.displace(served.key)
         measured = self.executor.measured(served.key) if isinstance(self.executor, InProcess) else {}
-        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes())
+        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes(), Standing())
         self.memory.models_bytes += served.memory_bytes
 
     def displace(self, key: ModelKey) -> None:
@@ -132,6 +132,18 @@ class Member:
         """Why it runs a model not at the moment; "" where it does."""
         return self.executor.trouble(key) if key in self._placed else f"It is not on executor '{self.name}'."
 
+    def standing(self, key: ModelKey) -> Standing:
+        """Whether it answers batches of a model that it runs."""
+        return self._placed[key].standing
+
+    def left_alone(self, key: ModelKey) -> bool:
+        """Whether it runs a model, and gets none of its batches, because it did not answer them."""
+        return self.has(key) and not self.standing(key).trusted
+
+    def takes_now(self, key: ModelKey) -> bool:
+        """Whether it runs a model, and answers its batches."""
+        return not self.trouble(key) and self.standing(key).trusted
+
     def pace(self, key: ModelKey) -> float:
         """What batches of a model take now, to what is usual."""
         return self._placed[key].forecast.pace
@@ -140,15 +152,14 @@ class Member:
         """Where the joules of its batches come from."""
         return self._placed[key].costs.source
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it may run anything at once, without a look at a budget."""
-        return self.standing.trusted and not self.energy.is_limited
+    def is_free(self, key: ModelKey) -> bool:
+        """Whether it may run a batch of a model at once, without a look at a budget."""
+        return self.takes_now(key) and not self.energy.is_limited
 
     @property
     def usable(self) -> bool:
         """Whether it is given batches at the moment."""
-        return self.standing.trusted and any(not self.executor.trouble(key) for key in self._placed)
+        return any(map(self.takes_now, self._placed))
 
     @property
     def has_budget(self) -> bool:
@@ -213,7 +224,7 @@ class Member:
             wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self.side_by_side),
             run_s=run_s,
             under_way=len(self.running),
-            trusted=self.standing.trusted,
+            trusted=placed.standing.trusted,
             memory_bytes=placed.costs.memory_of(rows),
             free_bytes=self.memory.free_bytes,
             energy_j=placed.costs.energy_of(rows, run_s or 0.0),
@@ -241,7 +252,7 @@ class Member:
         placed = self._placed[key]
         return (
             placed.probes.due(now_s)
-            and self.standing.may_be_tried(now_s)
+            and placed.standing.may_be_tried(now_s)
             and not any(each.key == key for each in self.running)
         )
 
@@ -249,8 +260,8 @@ class Member:
         """A batch came back."""
         self._end(running)
         self.outcomes["answered"] += 1
-        self.standing.answered()
         if (placed := self._placed.get(running.key)) is not None:
+            placed.standing.answered()
             placed.forecast.observe(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
@@ -261,10 +272,14 @@ class Member:
         self.outcomes["refused"] += 1
 
     def failed(self, running: Running, now_s: float) -> bool:
-        """A batch did not come back; whether the executor is left alone because of that."""
+        """A batch did not come back; whether the executor is left alone with its model because of that."""
         self._end(running)
         self.outcomes["failed"] += 1
-        return self.standing.failed(now_s)
+        return self.doubted(running.key, now_s)
+
+    def doubted(self, key: ModelKey, now_s: float) -> bool:
+        """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""
+        return self.has(key) and self.standing(key).failed(now_s)
 
     def cut_off(self, running: Running, now_s: float) -> None:
         """A batch was given up, because another executor was faster."""

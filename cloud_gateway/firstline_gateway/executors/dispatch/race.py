@@ -79,7 +79,7 @@ class Race:
                 self._outcomes[at] = outcome
         now_s = self._clock.monotonic_s()
         for member in {self._doubts.pop(at) for at in attempt.positions if at in self._doubts and at in self._outcomes}:
-            member.standing.failed(now_s)  # another one has answered the same
+            member.doubted(self._work.key, now_s)  # another one has answered the same
         elsewhere = {at for other in self._asked.values() for at in other.positions}
         left = [at for at in self._open if at not in elsewhere and not self._work.is_late(at, now_s)]
         if not left:

@@ -103,7 +103,11 @@ class Look:
         # Whoever is left alone is asked where nobody else is there, once at a time.
         if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
             return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
-        others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
+        others = [
+            member
+            for member in sizes
+            if member is not best.name and member.takes_now(key) and member.room(len(self._held_s[member]))
+        ]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
         if instead:
             fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
@@ -114,18 +118,19 @@ class Look:
 
     def way(self, key: ModelKey) -> Way:
         slots = {member: member.slots for member in self._members}
-        there = [member for member in self._members if not member.trouble(key)]
+        there = self._best_of(key)
         parts = {}
         for other in {other for member in there for other in member.keys}:
-            everywhere = sum(slots[member] for member in self._members if not member.trouble(other))
-            shared = sum(slots[member] for member in there if not member.trouble(other))
+            its = self._best_of(other)
+            everywhere = sum(slots[member] for member in its)
+            shared = sum(slots[member] for member in its if member in there)
             parts[other] = shared / everywhere if everywhere else 1.0
         return Way(max(1, sum(slots[member] for member in there)), parts)
 
     def quickest_s(self, key: ModelKey, rows: int) -> float | None:
-        there = [member for member in self._members if not member.trouble(key)]
-        well = [member for member in there if member.standing.trusted] or there
-        return min((each for member in well if (each := member.seconds(key, rows)) is not None), default=None)
+        return min(
+            (each for member in self._best_of(key) if (each := member.seconds(key, rows)) is not None), default=None
+        )
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
@@ -141,10 +146,16 @@ class Look:
 
     def _is_last(self, member: Member) -> bool:
         """Whether it is left alone, and asked all the same, for a model that nobody else who is well runs."""
-        if member.standing.trusted or member.running:
+        if member.running:
             return False
-        well = [other for other in self._members if other.standing.trusted]
-        return any(not member.trouble(key) and all(other.trouble(key) for other in well) for key in member.keys)
+        return any(
+            not member.trouble(key) and not any(other.takes_now(key) for other in self._members) for key in member.keys
+        )
+
+    def _best_of(self, key: ModelKey) -> list[Member]:
+        """Who answers a model's batches; where nobody does, who runs it all the same."""
+        there = [member for member in self._members if not member.trouble(key)]
+        return [member for member in there if member.standing(key).trusted] or there
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         return member.candidate(key, rows, self._now_s, self._held_s[member])

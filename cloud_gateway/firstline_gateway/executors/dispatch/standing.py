@@ -1,9 +1,9 @@
 """Who is left alone after errors, and when somebody who gets no work is tried. Pure: times are handed in.
 
-Three failures in a row, and an executor is left alone: for half a second at first, then twice as long each time. After
-that it is tried with a copy of a batch that another one answers, so that no caller depends on it; two copies in a row
-that it answers bring it back. In the same way, and for as long as it gets no other work, an executor is tried that is
-well but slow: without that nobody would learn that it has become quick again.
+Three failures of a model in a row, and an executor is left alone with it: for half a second at first, then twice as
+long each time. After that it is tried with a copy of a batch that another one answers, so that no caller depends on it;
+two copies in a row that it answers bring it back. In the same way, and for as long as it gets no other work, an
+executor is tried that is well but slow: without that nobody would learn that it has become quick again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROBE_SHARE = 0.02
 
 
 class Standing:
-    """Of one executor."""
+    """Of one model on one executor: one that has no memory for a large model may be well for a small one."""
 
     def __init__(self) -> None:
         self._failures = self._answers = self._ejections = 0
@@ -29,7 +29,7 @@ class Standing:
         self.trusted = True
 
     def answered(self) -> None:
-        """It did what executors do; a refusal that is the request's own fault counts."""
+        """It answered a batch. What it refuses because of the request says nothing of it, and is not told."""
         self._failures = 0
         self._answers += 1
         if not self.trusted and self._answers >= _ANSWERS:
@@ -38,7 +38,7 @@ class Standing:
             self._ejections = 0
 
     def failed(self, now_s: float) -> bool:
-        """It did not answer, or said that it cannot; whether it is left alone because of that."""
+        """It did not answer, or said that it cannot; whether it is left alone with the model because of that."""
         self._answers = 0
         self._failures += 1
         if self.trusted and self._failures < _FAILURES:
