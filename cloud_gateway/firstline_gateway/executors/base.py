@@ -158,8 +158,14 @@ class Executor(Protocol):
 class InProcess(Protocol):
     """An engine whose models are in this process, so that a batch of a small one can run in the thread that asks."""
 
-    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        """As `Executor.run`, in this thread, however many run elsewhere."""
+    def run_now(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome] | Awaitable[list[Outcome]]:
+        """As `Executor.run`, in this thread, however many run elsewhere.
+
+        Returns:
+            The outcomes; what to wait for where that failed here, and another executor is asked.
+        """
         ...
 
     def measured(self, key: ModelKey) -> Mapping[int, float]:

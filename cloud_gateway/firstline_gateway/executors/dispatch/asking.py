@@ -122,7 +122,7 @@ class Asking:
                     last=at_fault[0].message,
                 )
         elif errors:
-            member.refused(attempt.running)
+            member.refused(attempt.running, now_s)
         else:
             was_left_alone = member.left_alone(attempt.running.key)
             member.answered(attempt.running, now_s)

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import EngineUnavailableError, FirstlineError
@@ -41,6 +42,13 @@ _PROBE_LATE, _PROBE_S = 20.0, 1.0
 log = logger(__name__)
 
 
+class _Here(NamedTuple):
+    """Whoever runs models in this process, and what it runs them with."""
+
+    member: Member
+    engine: InProcess
+
+
 class Dispatcher:
     """Runs batches on several executors. Belongs to one event loop.
 
@@ -55,7 +63,9 @@ class Dispatcher:
         self._asking = Asking(self.members, clock)
         self._copies: set[asyncio.Task[None]] = set()
         self._under_way = UnderWay()
-        self._here = next((member for member in self.members if isinstance(member.executor, InProcess)), None)
+        self._here = next(
+            (_Here(each, engine) for each in self.members if isinstance(engine := each.executor, InProcess)), None
+        )
 
     @property
     def slots(self) -> int:
@@ -104,17 +114,30 @@ class Dispatcher:
     def measured(self, key: ModelKey) -> Mapping[int, float]:
         """See `InProcess.measured`; nothing where a budget has to be asked first."""
         here = self._here
-        if here is None or not here.has(key) or not here.is_free(key):
+        if here is None or not here.member.has(key) or not here.member.is_free(key):
             return {}
-        assert isinstance(here.executor, InProcess)  # noqa: S101 (see the constructor)
-        return here.executor.measured(key)
+        return here.engine.measured(key)
 
-    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        here = self._here
-        assert here is not None and isinstance(here.executor, InProcess)  # noqa: S101 (see `measured`)
-        outcomes = here.executor.run_now(key, inputs, deadlines_s)
-        here.outcomes["answered"] += 1
-        return outcomes
+    def run_now(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome] | Awaitable[list[Outcome]]:
+        """See `InProcess.run_now`; what fails here, or has no room, runs on the other executors."""
+        here, work = self._here, Work(key, inputs, deadlines_s)
+        assert here is not None  # noqa: S101 (see `measured`)
+        rows, started_s = work.rows(range(len(inputs))), self._clock.monotonic_s()
+        if not here.member.has_memory(key, rows):
+            return self.run(key, inputs, deadlines_s)
+        self._asking.earn()
+        outcomes = here.engine.run_now(key, inputs, deadlines_s)
+        if not isinstance(outcomes, list):
+            return outcomes
+        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):
+            now_s = self._clock.monotonic_s()
+            here.member.answered_here(key, rows, now_s - started_s, now_s)
+            return outcomes
+        race = Race(self._asking, work)
+        race.begun(here.member, outcomes, started_s)
+        return race.outcomes if race.is_over else self._ended(race)
 
     # One batch.
 
@@ -211,7 +234,7 @@ class Dispatcher:
                     )
                     continue
             else:
-                mine, taken = served, taken or member is self._here
+                mine, taken = served, taken or (self._here is not None and member is self._here.member)
             costs = await asyncio.to_thread(member.costs, mine)
             await member.executor.put(mine)
             member.place(mine, costs)

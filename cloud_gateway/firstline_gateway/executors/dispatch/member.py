@@ -27,6 +27,7 @@ class Running:
     pace: float
     started_s: float
     memory_bytes: float
+    energy_j: float
     is_probe: bool = False
 
     @property
@@ -38,6 +39,11 @@ class Running:
         if self.run_s is None:
             return 0.0
         return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
+
+    def ran_s(self, now_s: float) -> float:
+        """What it has had of a slot by now: of its time as much as was expected to be no wait."""
+        took_s = now_s - self.started_s
+        return took_s * self.run_s / self.expected_s if self.run_s and self.expected_s else took_s
 
     def overdue(self, now_s: float) -> float:
         """How many times what was expected it has taken already, at least 1."""
@@ -153,8 +159,12 @@ class Member:
         return self._placed[key].costs.source
 
     def is_free(self, key: ModelKey) -> bool:
-        """Whether it may run a batch of a model at once, without a look at a budget."""
-        return self.takes_now(key) and not self.energy.is_limited
+        """Whether it may run batches of a model at once, without a look at a budget for each."""
+        return (
+            self.takes_now(key)
+            and not self.energy.is_limited
+            and self._placed[key].costs.largest_bytes <= self.memory.free_bytes
+        )
 
     @property
     def usable(self) -> bool:
@@ -231,19 +241,24 @@ class Member:
             left_j=self.energy.left_j(now_s),
         )
 
+    def has_memory(self, key: ModelKey, rows: int) -> bool:
+        """Whether there is room for a batch beside what runs."""
+        return self._placed[key].costs.memory_of(rows) <= self.memory.free_bytes
+
     def begin(self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False) -> Running:
         """It is given a batch."""
         placed, found = self._placed[key], self.candidate(key, rows, now_s)
         usual_s = placed.forecast.seconds(rows)
+        energy_j = placed.costs.energy_of(rows, usual_s or 0.0)
         running = Running(
-            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, is_probe=is_probe
+            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, energy_j, is_probe
         )
         if is_probe:
             placed.probes.sent((usual_s or 0.0) / placed.forecast.pace, now_s)
         else:
             placed.probes.used(now_s)
         self.memory.batches_bytes += found.memory_bytes
-        self.energy.spend(placed.costs.energy_of(rows, usual_s or 0.0), now_s)
+        self.energy.reserve(energy_j, now_s)
         self.running.append(running)
         return running
 
@@ -258,7 +273,7 @@ class Member:
 
     def answered(self, running: Running, now_s: float) -> None:
         """A batch came back."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["answered"] += 1
         if (placed := self._placed.get(running.key)) is not None:
             placed.standing.answered()
@@ -266,14 +281,22 @@ class Member:
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
 
-    def refused(self, running: Running) -> None:
+    def answered_here(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
+        """A batch has run in the thread that asks: of its slots it took none, and says nothing of their pace."""
+        placed = self._placed[key]
+        self.outcomes["answered"] += 1
+        placed.standing.answered()
+        placed.probes.used(now_s)
+        self.energy.spend(placed.costs.energy_of(rows, seconds), now_s)
+
+    def refused(self, running: Running, now_s: float) -> None:
         """A batch came back with what its requests are to blame for, or perhaps are."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["refused"] += 1
 
     def failed(self, running: Running, now_s: float) -> bool:
         """A batch did not come back; whether the executor is left alone with its model because of that."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["failed"] += 1
         return self.doubted(running.key, now_s)
 
@@ -283,13 +306,16 @@ class Member:
 
     def cut_off(self, running: Running, now_s: float) -> None:
         """A batch was given up, because another executor was faster."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["cut_off"] += 1
         if (placed := self._placed.get(running.key)) is not None:
             placed.forecast.waited(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
 
-    def _end(self, running: Running) -> None:
+    def _end(self, running: Running, now_s: float) -> None:
         self.running.remove(running)
         self.memory.batches_bytes -= running.memory_bytes
+        placed = self._placed.get(running.key)
+        took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j
+        self.energy.settle(running.energy_j, took_j, now_s)

@@ -39,6 +39,23 @@ class Race:
         self._tried.append(member)
         self._asked[asyncio.create_task(self._asking.attempt(attempt, self._work))] = attempt
 
+    def begun(self, member: Member, ended: Ended, started_s: float) -> None:
+        """An executor has been asked for all of it, and said this; what failed is asked of another one."""
+        positions = range(len(self._work.inputs))
+        running = member.begin(self._work.key, self._work.rows(positions), started_s)
+        self._tried.append(member)
+        self._take(Attempt(member, running, positions), ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is asked any more."""
+        return not self._asked
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of each request, once it is over."""
+        return [self._outcomes[at] if at in self._outcomes else self._said[at] for at in range(len(self._work.inputs))]
+
     async def end(self) -> list[Outcome]:
         """Returns once every request has an answer, or nobody is left to ask."""
         late = self._late_after()
@@ -59,7 +76,7 @@ class Race:
             for task, attempt in self._asked.items():
                 task.cancel()
                 self._asking.cut_off(attempt)
-        return [self._outcomes[at] if at in self._outcomes else self._said[at] for at in range(len(self._work.inputs))]
+        return self.outcomes
 
     @property
     def _open(self) -> list[int]:
