@@ -40,6 +40,11 @@ SERVED = model("m")
 M, N = SERVED.key, ModelKey("n", 1)
 
 
+def row(value: float) -> Tensor:
+    """What one request of one row asks."""
+    return Tensor("x", np.array([[value]], np.float32))
+
+
 class Timed(NothingToLoad):
     """Takes a time for each row, in as many slots as it has; may fail, or say nothing."""
 
@@ -120,7 +125,7 @@ class Site:
                 member.place(served, member.costs(served))
 
     async def ask(self, *values: float, timeout_s: float | None = None, key: ModelKey = M) -> list[Outcome]:
-        inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
+        inputs = [row(value) for value in values]
         due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
         return await self.dispatcher.run(key, inputs, [due_s] * len(inputs))
 

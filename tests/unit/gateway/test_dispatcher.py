@@ -6,8 +6,9 @@ import asyncio
 import gc
 import re
 
+import numpy as np
 import pytest
-from support.executors import MIB, M, N, model, site
+from support.executors import MIB, SERVED, M, N, model, row, site
 
 from firstline_core.errors import (
     BudgetExceededError,
@@ -19,6 +20,7 @@ from firstline_core.errors import (
     LinkDownError,
     QueueFullError,
 )
+from firstline_gateway.executors.dispatch.costs import Costs
 
 
 async def test_work_spreads_in_proportion_to_the_speeds() -> None:
@@ -85,6 +87,23 @@ async def test_what_hangs_in_one_is_answered_by_another() -> None:
         made.shares()
         await made.go(1.0, clients=2)
         assert made.shares()["one"] > 0.4
+
+
+@pytest.mark.parametrize(("first", "second", "within_s"), [({}, {}, 2.0), ({}, {1: 0.01}, 0.2), ({1: 0.01}, {}, 0.2)])
+async def test_what_hangs_is_answered_by_another_though_nobody_knows_what_it_takes(
+    first: dict[int, float], second: dict[int, float], within_s: float
+) -> None:
+    async with site({"one": 0.01, "other": 0.01}) as made:
+        for member, seconds in zip(made.members.values(), (first, second), strict=True):
+            member.place(SERVED, Costs(seconds=seconds))
+            member.begin(M, 1, 0.0)  # no copies
+            member.cut_off(member.running[0], 0.0)
+        made.executors["one"].stop()
+        (outcome,) = await made.until(made.dispatcher._run_on(made.members["one"], M, [row(2.0)], [None]))
+        assert np.asarray(outcome).tolist() == [[4.0]]
+        assert made.clock.monotonic_s() < within_s
+        assert made.repeats == {"executor_late": 1}
+        made.executors["one"].go_on()
 
 
 @pytest.mark.parametrize("error", [LinkDownError("gone"), QueueFullError("full"), InferenceError("no kernel")])

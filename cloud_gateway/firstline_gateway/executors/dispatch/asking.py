@@ -20,6 +20,9 @@ from firstline_gateway.executors.dispatch.member import Member, Running
 # way when it dies.
 _REPEATS_SHARE, _REPEATS_BURST = 0.1, 64.0
 _MOST_EXECUTORS = 3
+# What was never measured somewhere is taken to take so many times what it takes where that is known to be most; and so
+# long where nobody knows. It only has to be so long that hardly anything that is well takes three times as long.
+_UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 
 log = logger(__name__)
 
@@ -89,9 +92,15 @@ class Asking:
             for member in self.members
             if member not in tried and not member.trouble(key)
         )
-        if found is None or (found.done_s > within_s) or not self._repeats.take(now_s):
+        if found is None:
             return None
-        return found.name
+        done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
+        return found.name if done_s <= within_s and self._repeats.take(now_s) else None
+
+    def presumed_s(self, key: ModelKey, rows: int) -> float:
+        """What a batch is taken to take where nobody has measured it, so that one that hangs there is noticed."""
+        there = (member.seconds(key, rows) for member in self.members if member.has(key))
+        return max((_UNKNOWN_TIMES * each for each in there if each is not None), default=_UNKNOWN_S)
 
     async def attempt(self, attempt: Attempt, work: Work) -> Ended:
         """One executor's outcomes; what it raises is each request's outcome."""

@@ -61,18 +61,17 @@ class Race:
         late = self._late_after()
         try:
             while self._asked:
-                waited_for: set[asyncio.Future[object]] = {*self._asked, *([late] if late is not None else [])}  # type: ignore[arg-type]
+                waited_for: set[asyncio.Future[object]] = {*self._asked, late}  # type: ignore[arg-type]
                 ended, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in self._asked if task in ended]:
                     found = task.result()  # what is raised here ends the batch: the engine closes, or is at fault
                     self._take(self._asked.pop(task), found)
                 if not self._open:
                     break
-                if late is not None and late in ended:
+                if late in ended:
                     late = self._late_after() if self._also() else self._as_long_again()
         finally:
-            if late is not None:
-                late.cancel()
+            late.cancel()
             for task, attempt in self._asked.items():
                 task.cancel()
                 self._asking.cut_off(attempt)
@@ -126,9 +125,10 @@ class Race:
         began_s = min((each.running.started_s for each in self._asked.values()), default=now_s)
         return asyncio.ensure_future(self._clock.sleep(max(_LATE_S, now_s - began_s)))
 
-    def _late_after(self) -> asyncio.Future[None] | None:
-        """Is done once what was asked last takes too long; None where nobody can tell."""
-        expected_s = next(reversed(self._asked.values())).running.expected_s
+    def _late_after(self) -> asyncio.Future[None]:
+        """Is done once what was asked last takes too long."""
+        running = next(reversed(self._asked.values())).running
+        expected_s = running.expected_s
         if expected_s is None:
-            return None
+            expected_s = running.wait_s + self._asking.presumed_s(running.key, running.rows)
         return asyncio.ensure_future(self._clock.sleep(max(_LATE * expected_s, expected_s + _LATE_S)))
