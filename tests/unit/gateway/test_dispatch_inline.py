@@ -171,3 +171,14 @@ async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> N
     await site.until(ran)
     assert site.far.batches == 1
     await site.dispatcher.close(1)
+
+
+async def test_what_nobody_foresaw_is_told_and_held_against_the_loop() -> None:
+    site = Site(Costs())
+    site.model.error = ValueError("dimensions")
+    for _ in range(3):
+        with pytest.raises(ValueError, match="dimensions"):
+            await site.ask()
+    assert site.batches("here") == {"failed": 3}
+    assert (await site.ask(2.0)).tolist() == [[4.0]]
+    await site.dispatcher.close(1)

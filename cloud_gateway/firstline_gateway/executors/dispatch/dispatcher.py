@@ -29,7 +29,7 @@ from firstline_gateway.executors.base import (
     Outcome,
 )
 from firstline_gateway.executors.dispatch import nowhere
-from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Work
+from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Ended, Work
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.race import Race
 from firstline_gateway.executors.dispatch.seats import Look
@@ -128,7 +128,11 @@ class Dispatcher:
         if not here.member.has_memory(key, rows):
             return self.run(key, inputs, deadlines_s)
         self._asking.earn()
-        outcomes = here.engine.run_now(key, inputs, deadlines_s)
+        try:
+            outcomes = here.engine.run_now(key, inputs, deadlines_s)
+        except Exception:
+            here.member.broke(key, self._clock.monotonic_s())
+            raise
         if not isinstance(outcomes, list):
             return outcomes
         if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):
@@ -188,25 +192,20 @@ class Dispatcher:
             if not member.candidate(key, rows, now_s).fits:
                 continue
             self._asking.repeated["probe"] += 1
-            copy = Attempt(member, member.begin(key, rows, now_s, is_probe=True), [0])
-            task = asyncio.create_task(self._copy(copy, Work(key, work.inputs[:1], [None])))
+            copy, asked = self._asking.begin(member, Work(key, work.inputs[:1], [None]), [0], is_probe=True)
+            task = asyncio.create_task(self._copy(copy, asked))
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
 
-    async def _copy(self, attempt: Attempt, work: Work) -> None:
+    async def _copy(self, attempt: Attempt, asked: asyncio.Task[Ended]) -> None:
         expected_s = attempt.running.expected_s
         longest_s = _PROBE_S if expected_s is None else max(_PROBE_S, _PROBE_LATE * expected_s)
-        asked = asyncio.create_task(self._asking.attempt(attempt, work))
         slow = asyncio.ensure_future(self._clock.sleep(longest_s))
         try:
             await asyncio.wait([asked, slow], return_when=asyncio.FIRST_COMPLETED)
         finally:
             slow.cancel()
-            if asked.done() and not asked.cancelled() and asked.exception() is None:
-                self._asking.note(attempt, asked.result())
-            else:  # whatever became of it, its slot is free again
-                asked.cancel()
-                self._asking.cut_off(attempt)
+            self._asking.settle(attempt, asked)
         if asked.done() and not asked.cancelled():
             asked.result()  # what is no `FirstlineError` is told like any task's
 

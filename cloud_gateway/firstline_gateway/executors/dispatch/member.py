@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from firstline_core.bundle.pipeline import LoadedModel
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, TakesAhead
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source
@@ -76,9 +76,10 @@ class Member:
         load: a model into this process for it; None where its models are elsewhere, or are loaded for it.
 
     Attributes:
-        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault), "failed", or
-            "cut_off" because another executor was faster.
+        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault, or perhaps), "failed",
+            or "cut_off": given up, because another executor was faster or nobody waits for a copy any longer.
         running: in the order of their beginnings.
+        threads: what runs them, where that is threads of this process.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Member:
         self.load = load
         self.running: list[Running] = []
         self.outcomes: Counter[str] = Counter()
+        self.threads = executor if isinstance(executor, TakesAhead) else None
         self._costs = costs
         self._sessions = sessions
         self._placed: dict[ModelKey, _Placed] = {}
@@ -297,21 +299,36 @@ class Member:
     def failed(self, running: Running, now_s: float) -> bool:
         """A batch did not come back; whether the executor is left alone with its model because of that."""
         self._end(running, now_s)
+        return self.broke(running.key, now_s)
+
+    def broke(self, key: ModelKey, now_s: float) -> bool:
+        """A batch failed that had no slot; likewise."""
         self.outcomes["failed"] += 1
-        return self.doubted(running.key, now_s)
+        return self.doubted(key, now_s)
 
     def doubted(self, key: ModelKey, now_s: float) -> bool:
         """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""
         return self.has(key) and self.standing(key).failed(now_s)
 
-    def cut_off(self, running: Running, now_s: float) -> None:
-        """A batch was given up, because another executor was faster."""
-        self._end(running, now_s)
+    def cut_off(self, running: Running, now_s: float, *, runs_on: bool = False) -> None:
+        """A batch was given up, because another executor was faster, or it was a copy that took too long.
+
+        Args:
+            running: the batch.
+            now_s: the present.
+            runs_on: nobody can stop it: it keeps its place until it is `freed`.
+        """
+        if not runs_on:
+            self._end(running, now_s)
         self.outcomes["cut_off"] += 1
         if (placed := self._placed.get(running.key)) is not None:
             placed.forecast.waited(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
+
+    def freed(self, running: Running, now_s: float) -> None:
+        """A batch has ended that ran on after it was given up."""
+        self._end(running, now_s)
 
     def _end(self, running: Running, now_s: float) -> None:
         self.running.remove(running)

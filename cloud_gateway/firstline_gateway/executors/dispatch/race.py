@@ -34,10 +34,9 @@ class Race:
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
         """Asks an executor for some of the requests."""
-        running = member.begin(self._work.key, self._work.rows(positions), self._clock.monotonic_s())
-        attempt = Attempt(member, running, positions)
+        attempt, asked = self._asking.begin(member, self._work, positions)
         self._tried.append(member)
-        self._asked[asyncio.create_task(self._asking.attempt(attempt, self._work))] = attempt
+        self._asked[asked] = attempt
 
     def begun(self, member: Member, ended: Ended, started_s: float) -> None:
         """An executor has been asked for all of it, and said this; what failed is asked of another one."""
@@ -73,8 +72,7 @@ class Race:
         finally:
             late.cancel()
             for task, attempt in self._asked.items():
-                task.cancel()
-                self._asking.cut_off(attempt)
+                self._asking.settle(attempt, task)
         return self.outcomes
 
     @property
