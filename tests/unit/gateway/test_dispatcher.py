@@ -23,6 +23,32 @@ from firstline_core.errors import (
 from firstline_gateway.executors.dispatch.costs import Costs
 
 
+@pytest.mark.parametrize(("models", "row_s"), [(1, 0.5), (20, 0.5), (5, 3.0)])
+async def test_copies_take_little_of_a_slow_ones_time(models: int, row_s: float) -> None:
+    """Two seconds are saved up; after that it is 2 % of its time, however many models are tried there."""
+    async with site({"one": 0.05, "other": 0.06}) as made:
+        others = [model(f"m{number}") for number in range(1, models)]
+        made.add(*others)
+        keys = [M, *(served.key for served in others)]
+        made.executors["other"].row_s = row_s
+        for number in range(1200):  # a minute
+            await made.until(made.ask(1.0, key=keys[number % len(keys)]), 0.05)
+        spent_s = sum(min(row_s, 1.0) for _ in made.executors["other"].batches)  # one that takes longer is given up
+        assert spent_s <= 2.0 + 0.02 * made.clock.monotonic_s() + 1.0
+        assert spent_s > 1.0
+
+
+async def test_no_copy_goes_where_there_is_no_room() -> None:
+    async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
+        made.add(model("n"))
+        made.executors["other"].stop()
+        busy = asyncio.ensure_future(made.dispatcher._run_on(made.members["other"], N, [row(1.0)], [None]))
+        await made.until(made.ask(1.0))
+        assert made.executors["other"].batches == [1]
+        made.executors["other"].go_on()
+        await made.until(busy)
+
+
 async def test_work_spreads_in_proportion_to_the_speeds() -> None:
     async with site({"fast": 0.01, "slow": 0.04}) as made:
         await made.go(4.0, clients=8)

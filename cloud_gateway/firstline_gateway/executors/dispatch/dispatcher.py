@@ -36,7 +36,7 @@ from firstline_gateway.executors.dispatch.seats import Look
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel
 
-# So long a copy is waited for; then it has shown what it could.
+# So many times what is usual a copy is waited for, and no less than so long; then it has shown what it could.
 _PROBE_LATE, _PROBE_S = 20.0, 1.0
 
 log = logger(__name__)
@@ -198,9 +198,12 @@ class Dispatcher:
             task.add_done_callback(self._copies.discard)
 
     async def _copy(self, attempt: Attempt, asked: asyncio.Task[Ended]) -> None:
-        expected_s = attempt.running.expected_s
-        longest_s = _PROBE_S if expected_s is None else max(_PROBE_S, _PROBE_LATE * expected_s)
-        slow = asyncio.ensure_future(self._clock.sleep(longest_s))
+        running = attempt.running
+        if running.run_s is not None:
+            longest_s = _PROBE_LATE * running.run_s / running.pace
+        else:
+            longest_s = self._asking.presumed_s(running.key, running.rows)
+        slow = asyncio.ensure_future(self._clock.sleep(max(_PROBE_S, longest_s)))
         try:
             await asyncio.wait([asked, slow], return_when=asyncio.FIRST_COMPLETED)
         finally:

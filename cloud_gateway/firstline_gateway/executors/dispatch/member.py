@@ -12,7 +12,7 @@ from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source
 from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.standing import Probes, Standing
+from firstline_gateway.executors.dispatch.standing import CopyTime, Probes, Standing
 from firstline_gateway.models.repository import ServedModel
 
 
@@ -103,6 +103,7 @@ class Member:
         self.running: list[Running] = []
         self.outcomes: Counter[str] = Counter()
         self.threads = executor if isinstance(executor, TakesAhead) else None
+        self._copies = CopyTime()
         self._costs = costs
         self._sessions = sessions
         self._placed: dict[ModelKey, _Placed] = {}
@@ -256,7 +257,7 @@ class Member:
             key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, energy_j, is_probe
         )
         if is_probe:
-            placed.probes.sent((usual_s or 0.0) / placed.forecast.pace, now_s)
+            placed.probes.sent(now_s)
         else:
             placed.probes.used(now_s)
         self.memory.batches_bytes += found.memory_bytes
@@ -265,12 +266,14 @@ class Member:
         return running
 
     def may_probe(self, key: ModelKey, now_s: float) -> bool:
-        """Whether a copy of a batch should go there: it has had nothing to do for a while, and should be well."""
+        """Whether a copy of a batch should go there: it has had nothing to do for a while, has room, should be well."""
         placed = self._placed[key]
         return (
             placed.probes.due(now_s)
             and placed.standing.may_be_tried(now_s)
-            and not any(each.key == key for each in self.running)
+            and len(self.running) < self.side_by_side
+            and not any(each.is_probe or each.key == key for each in self.running)
+            and self._copies.may(now_s)
         )
 
     def answered(self, running: Running, now_s: float) -> None:
@@ -332,6 +335,8 @@ class Member:
 
     def _end(self, running: Running, now_s: float) -> None:
         self.running.remove(running)
+        if running.is_probe:
+            self._copies.took(now_s - running.started_s, now_s)
         self.memory.batches_bytes -= running.memory_bytes
         placed = self._placed.get(running.key)
         took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j

@@ -16,8 +16,8 @@ _ANSWERS = 2
 # An executor that has answered so much in a row has lived its earlier failures down.
 _LIVED_DOWN = 100
 _PROBE_FIRST_S, _PROBE_LONGEST_S = 1.0, 4.0
-# No more of a slow one's time than this share goes into copies.
-_PROBE_SHARE = 0.02
+COPIES_SHARE, COPIES_SAVED_S = 0.02, 2.0
+"""The share of an executor's time that copies may take, and how many seconds of that are saved up."""
 
 
 class Standing:
@@ -73,7 +73,31 @@ class Probes:
     def due(self, now_s: float) -> bool:
         return now_s >= self._due_s
 
-    def sent(self, usual_s: float, now_s: float) -> None:
-        """A copy is on its way, of a batch that usually takes so long there."""
-        self._due_s = now_s + max(self._pause_s, usual_s / _PROBE_SHARE)
+    def sent(self, now_s: float) -> None:
+        """A copy is on its way."""
+        self._due_s = now_s + self._pause_s
         self._pause_s = min(_PROBE_LONGEST_S, 2 * self._pause_s)
+
+
+class CopyTime:
+    """What the copies of all models may take of one executor's time.
+
+    By what they took: of one that has become slow that is known afterwards alone. The next one waits until it is made
+    up for.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = COPIES_SAVED_S
+        self._at_s: float | None = None
+
+    def may(self, now_s: float) -> bool:
+        """Whether one more may be sent."""
+        if self._at_s is not None:
+            self._left_s = min(COPIES_SAVED_S, self._left_s + COPIES_SHARE * max(0.0, now_s - self._at_s))
+        self._at_s = now_s
+        return self._left_s > 0
+
+    def took(self, seconds: float, now_s: float) -> None:
+        """One has ended, or was given up, after so long."""
+        self.may(now_s)
+        self._left_s -= seconds
