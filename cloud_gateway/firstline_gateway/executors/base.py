@@ -37,11 +37,15 @@ class OnExecutor:
         pace: what its batches take now, to what is usual there.
         problem: why it is given none of them, as a sentence; "" where it is given some.
         energy_source: where the joules of its batches come from: "measured", "modelled" or "absent".
+        oldest_s: how long the oldest of its batches has been under way; 0 where none is.
+        mind: what its owner should know of it, as a sentence; "" where there is nothing.
     """
 
     pace: float
     problem: str
     energy_source: str
+    oldest_s: float
+    mind: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,11 @@ from firstline_gateway.models.repository import ServedModel
 # So many times what is usual a copy is waited for, and no less than so long; then it has shown what it could.
 _PROBE_LATE, _PROBE_S = 20.0, 1.0
 
+_UNMETERED = (
+    "Its energy_budget_w does not hold for this model: neither a profile nor power_w says what its batches take; "
+    "state power_w, or name a profile that was made with a meter."
+)
+
 log = logger(__name__)
 
 
@@ -72,6 +77,9 @@ class Dispatcher:
         return max(1, sum(member.slots for member in self.members))
 
     async def start(self) -> None:
+        for member in self.members:
+            for key in member.keys:
+                _tell_unmetered(member, key)
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
     def trouble(self, key: ModelKey) -> str:
@@ -240,6 +248,7 @@ class Dispatcher:
             costs = await asyncio.to_thread(member.costs, mine)
             await member.executor.put(mine)
             member.place(mine, costs)
+            _tell_unmetered(member, mine.key)
         if served.loaded is not None and not taken:
             served.loaded.close()
 
@@ -258,7 +267,18 @@ class Dispatcher:
 
 
 def _on(member: Member, key: ModelKey, now_s: float) -> OnExecutor:
-    return OnExecutor(member.pace(key), _problem(member, key, now_s), member.source(key))
+    return OnExecutor(
+        pace=member.pace(key),
+        problem=_problem(member, key, now_s),
+        energy_source=member.source(key),
+        oldest_s=member.oldest_s(key, now_s),
+        mind=_UNMETERED if member.is_unmetered(key) else "",
+    )
+
+
+def _tell_unmetered(member: Member, key: ModelKey) -> None:
+    if member.is_unmetered(key):
+        log.warning("energy budget does not hold", executor=member.name, model=key.name, error=_UNMETERED)
 
 
 def _problem(member: Member, key: ModelKey, now_s: float) -> str:

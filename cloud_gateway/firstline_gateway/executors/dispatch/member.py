@@ -157,6 +157,14 @@ class Member:
         """What batches of a model take now, to what is usual."""
         return self._placed[key].forecast.pace
 
+    def oldest_s(self, key: ModelKey, now_s: float) -> float:
+        """How long the oldest batch of a model has been under way; 0 where none is."""
+        return max((now_s - each.started_s for each in self.running if each.key == key), default=0.0)
+
+    def is_unmetered(self, key: ModelKey) -> bool:
+        """Whether a model is beyond its budget of energy, because nobody knows what its batches take."""
+        return self.energy.is_limited and self.source(key) == "absent"
+
     def source(self, key: ModelKey) -> Source:
         """Where the joules of its batches come from."""
         return self._placed[key].costs.source
