@@ -256,6 +256,22 @@ async def test_batches_beyond_the_memory_go_elsewhere() -> None:
         assert [isinstance(each, BudgetExceededError) for each in found] == [False, False, True], "a copy has room too"
 
 
+async def test_where_no_row_has_room_it_is_the_settings_and_nobody_is_told_to_come_back() -> None:
+    async with site({"one": 0.01}, batch_mib={"one": 4.0}, memory_mib={"one": 3.0}) as made:
+        with pytest.raises(BudgetExceededError, match=r"not even for one row; .* raise memory_budget_mb") as refused:
+            await made.until(made.ask(1.0))
+        assert refused.value.retry_after_s is None
+
+
+async def test_who_has_room_and_is_away_is_waited_for() -> None:
+    async with site({"small": 0.01, "large": 0.01}, batch_mib={"small": 4.0, "large": 4.0},
+                    memory_mib={"small": 3.0}) as made:  # fmt: skip
+        made.executors["large"].away = "It sleeps."
+        with pytest.raises(BudgetExceededError, match="come back later") as refused:
+            await made.until(made.ask(1.0))
+        assert refused.value.retry_after_s == 1.0
+
+
 async def test_a_model_goes_where_there_is_room_for_it() -> None:
     async with site({"small": 0.01, "large": 0.02}, memory_mib={"small": 8.0}) as made:
         heavy = model("heavy", 16 * MIB)

@@ -24,6 +24,7 @@ from firstline_core.errors import (
     EngineUnavailableError,
     FirstlineError,
     LinkDownError,
+    PayloadTooLargeError,
 )
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Probabilities
@@ -270,7 +271,11 @@ async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
     bench.members[1].displace(FRUGAL.key)
     bench.executors[0].stopped = True
     running, over = await bench.submit(2.0, FRUGAL), await bench.submit(rows=3)
-    assert isinstance(over.exception(), BudgetExceededError)
+    assert isinstance(error := over.exception(), PayloadTooLargeError)
+    assert error.message == (
+        "No executor of this gateway has memory for 3 rows of model 'm' at once; send at most 2 rows in one request."
+    )
+    assert error.retry_after_s is None
     assert not running.done()
 
 

@@ -256,6 +256,10 @@ class Member:
         """Whether there is room for a batch beside what runs."""
         return self._placed[key].costs.memory_of(rows) <= self.memory.free_bytes
 
+    def ever_has_memory(self, key: ModelKey, rows: int) -> bool:
+        """Whether there is room for a batch where no other runs."""
+        return self.memory.fits(self._placed[key].costs.memory_of(rows))
+
     def begin(self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False) -> Running:
         """It is given a batch."""
         placed, found = self._placed[key], self.candidate(key, rows, now_s)

@@ -96,7 +96,8 @@ class Look:
                 candidates.append(candidate)
         best = choose(candidates)
         if best is None:
-            return nowhere.over_budget([self._candidate(member, key, least_rows) for member in there], key, self._now_s)
+            now = [self._candidate(member, key, least_rows) for member in there]
+            return nowhere.over_budget(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.name]
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
