@@ -27,12 +27,13 @@ from firstline_core.errors import (
     PayloadTooLargeError,
 )
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Probabilities
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.seats import Look, Seat
+from firstline_gateway.executors.seating import NoSeat
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher

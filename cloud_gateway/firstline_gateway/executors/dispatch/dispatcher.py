@@ -19,20 +19,13 @@ from firstline_core.errors import EngineUnavailableError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import (
-    EngineReport,
-    ExecutorReport,
-    InProcess,
-    ModelKey,
-    NoSeat,
-    OnExecutor,
-    Outcome,
-)
+from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, OnExecutor, Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Ended, Work
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.race import Race
 from firstline_gateway.executors.dispatch.seats import Look
+from firstline_gateway.executors.seating import NoSeat
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
 from firstline_core.quantities import counted
-from firstline_gateway.executors.base import ModelKey, NoSeat
+from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.executors.dispatch.choice import Candidate
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.seating import NoSeat
 
 _RETRY_AFTER_S = 1.0
 

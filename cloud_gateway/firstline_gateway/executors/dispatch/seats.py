@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Way
-from firstline_gateway.executors.base import Seat as AnySeat
+from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.seating import NoSeat, Way
+from firstline_gateway.executors.seating import Seat as AnySeat
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 
@@ -28,7 +29,7 @@ _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
 
 @dataclass(frozen=True, slots=True)
 class SeatTimes:
-    """See `base.Times`; of one model on one executor.
+    """See `seating.Times`; of one model on one executor.
 
     Args:
         most_rows: that it is to be given now.
@@ -47,7 +48,7 @@ class SeatTimes:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """See `base.Seat`."""
+    """See `seating.Seat`."""
 
     member: Member
     key: ModelKey
@@ -62,7 +63,7 @@ class Seat:
 
 
 class Look:
-    """See `base.Look`.
+    """See `seating.Look`.
 
     Args:
         members: all of them.
