@@ -378,6 +378,24 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     assert not busy.done() and not waits.done()
 
 
+async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_it_runs_of_others() -> None:
+    bench = Bench(1.0, 1.0, sessions=0)
+    bench.members[0].displace(FRUGAL.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
+    for _ in range(3):
+        bench.members[1].standing(FRUGAL.key).failed(0.0)
+    tensor = request_of(1.0).inputs[0]
+    long = asyncio.ensure_future(bench.engine._run_on(bench.members[1], SERVED.key, [tensor], [None]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.executors[1].speed = 1.0
+    alone = [await bench.submit(2.0, FRUGAL, deadline_s=0.1) for _ in range(2)]
+    assert bench.executors[1].batches == [1, 1], "one at a time"
+    await bench.until(*alone)
+    assert not any(task.exception() for task in alone)
+    long.cancel()
+
+
 async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:
     bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
     await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))

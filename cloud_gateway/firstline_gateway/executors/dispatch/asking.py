@@ -16,7 +16,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Offer, Outcome
 from firstline_gateway.executors.dispatch.choice import choose
-from firstline_gateway.executors.dispatch.member import Member, Running
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.running import Running
 
 # Of all batches, how many may run once more; and how many of that are saved up, for all that one executor has under
 # way when it dies.

@@ -12,43 +12,9 @@ from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source
 from firstline_gateway.executors.dispatch.forecast import Forecast
+from firstline_gateway.executors.dispatch.running import Running
 from firstline_gateway.executors.dispatch.standing import CopyTime, Probes, Standing
 from firstline_gateway.models.repository import ServedModel
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A batch that an executor has, with what was expected of it when it was given."""
-
-    key: ModelKey
-    rows: int
-    wait_s: float
-    run_s: float | None
-    pace: float
-    started_s: float
-    memory_bytes: float
-    energy_j: float
-    is_probe: bool = False
-
-    @property
-    def expected_s(self) -> float | None:
-        return None if self.run_s is None else self.wait_s + self.run_s
-
-    def left_s(self, now_s: float) -> float:
-        """What it takes from when it has a slot; what takes longer than expected is to take as much longer again."""
-        if self.run_s is None:
-            return 0.0
-        return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
-
-    def ran_s(self, now_s: float) -> float:
-        """What it has had of a slot by now: of its time as much as was expected to be no wait."""
-        took_s = now_s - self.started_s
-        return took_s * self.run_s / self.expected_s if self.run_s and self.expected_s else took_s
-
-    def overdue(self, now_s: float) -> float:
-        """How many times what was expected it has taken already, at least 1."""
-        expected_s = self.expected_s
-        return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
 
 
 @dataclass(slots=True)
@@ -217,6 +183,11 @@ class Member:
         """
         more = self._sessions if ahead and not isinstance(self.executor, InProcess) else 0
         return len(self.running) + held < min(self.slots + more, max(self.slots, self.executor.slots))
+
+    def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
+        """Whether it may be given a batch of a model that it is left alone with: one at a time."""
+        of_model = any(each.key == key for each in self.running)
+        return not of_model and len(self.running) + held < self.side_by_side
 
     # Batches.
 

@@ -102,8 +102,9 @@ class Look:
         most = sizes[best.name]
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
-        # Whoever is left alone is asked where nobody else is there, once at a time.
-        if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
+        # Whoever is left alone is asked where nobody else is there, one batch of the model at a time.
+        held = len(self._held_s[best.name])
+        if best.name.room(held, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
             return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
         others = [
             member
@@ -147,11 +148,12 @@ class Look:
             self._held_s[member] += [rows / rate_per_s] * member.side_by_side
 
     def _is_last(self, member: Member) -> bool:
-        """Whether it is left alone, and asked all the same, for a model that nobody else who is well runs."""
-        if member.running:
-            return False
+        """Whether it is asked for a model that it is left alone with, because nobody runs that and is well."""
         return any(
-            not member.trouble(key) and not any(other.takes_now(key) for other in self._members) for key in member.keys
+            member.room_for_a_trial(key)
+            and not member.trouble(key)
+            and not any(other.takes_now(key) for other in self._members)
+            for key in member.keys
         )
 
     def _best_of(self, key: ModelKey) -> list[Member]:
