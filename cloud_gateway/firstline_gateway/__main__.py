@@ -183,16 +183,31 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0 if found["ready"] else 1
 
 
+# Batches that are under way for less are not told one by one.
+_LONG_S = 1.0
+
+
 def _executor_lines(executors: list[dict[str, Any]]) -> list[str]:
-    """One for each: its share of all answered batches, its state, and where it is not at its usual pace."""
+    """One for each: its share of all answered batches, its state, and how each model is there; what is to be minded."""
     answered = {each["name"]: each["batches"].get("answered", 0) for each in executors}
     lines = []
     for each in executors:
         share = answered[each["name"]] / max(1, sum(answered.values()))
-        paces = [f"{pace['model']} at {pace['pace']:.2g} times its usual seconds" for pace in each["paces"]]
-        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *paces]
+        models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
+        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
         lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(told)})")
+        minds = {model["model"]: model["mind"] for model in each["paces"] if model.get("mind")}
+        lines += [f"mind: executor {each['name']}, model {model}: {said}" for model, said in minds.items()]
     return lines
+
+
+def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
+    """How one model is on one executor; without what keeps all of them from it."""
+    told = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
+    if (oldest_s := model.get("oldest_s", 0.0)) >= _LONG_S:
+        told += f" with a batch under way for {oldest_s:.0f} s"
+    problem = "" if of_all else model.get("problem", "")
+    return f"{told}: {problem}" if problem else told
 
 
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:

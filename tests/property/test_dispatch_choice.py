@@ -111,3 +111,19 @@ def test_no_budget_is_no_limit() -> None:
     small = Memory(100)
     small.models_bytes, small.batches_bytes = 60, 30
     assert (small.free_bytes, small.fits(40), small.fits(41)) == (10, True, False)
+
+
+@given(st.floats(0.1, 10), st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=5))
+def test_in_the_end_the_budget_has_lost_what_batches_took(budget_w: float, batches: list[tuple[float, float]]) -> None:
+    """Whatever was reserved for them; and nothing is told as spent before they end."""
+    energy = Energy(budget_w)
+    for reserved_j, _ in batches:
+        energy.reserve(reserved_j, 0.0)
+    assert energy.spent_j == 0
+    for reserved_j, took_j in batches:
+        energy.settle(reserved_j, took_j, 0.0)
+    took_j = sum(took for _, took in batches)
+    assert energy.spent_j == pytest.approx(took_j)
+    least_j = 1000 * budget_w  # so that the minute's budget is used up, and all of it is seen
+    energy.spend(least_j, 0.0)
+    assert energy.left_j(0.0) == pytest.approx(budget_w * WINDOW_S - took_j - least_j)

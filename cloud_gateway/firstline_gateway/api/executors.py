@@ -27,8 +27,15 @@ def _executor(found: ExecutorReport) -> dict[str, object]:
         "under_way": found.under_way,
         "batches": dict(found.batches),
         "paces": [
-            {"model": key.name, "version": str(key.version), "pace": round(pace, 3)}
-            for key, pace in sorted(found.paces.items())
+            {
+                "model": key.name,
+                "version": str(key.version),
+                "pace": round(each.pace, 3),
+                "oldest_s": round(each.oldest_s, 3),
+                "problem": each.problem,
+                "mind": each.mind,
+            }
+            for key, each in sorted(found.models.items())
         ],
         "energy_j": round(found.energy_j, 3),
         "energy_sources": sorted(found.energy_sources),

@@ -24,17 +24,8 @@ from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import (
-    Executor,
-    HasSeats,
-    InProcess,
-    ModelKey,
-    Offer,
-    Outcome,
-    Probabilities,
-    Seat,
-    TakesAhead,
-)
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Offer, Outcome, Probabilities, TakesAhead
+from firstline_gateway.executors.seating import HasSeats, Seat
 from firstline_gateway.scheduling.admission import Admission, Before, Bounds
 from firstline_gateway.scheduling.ahead import Ahead
 from firstline_gateway.scheduling.batches import Choice, choose

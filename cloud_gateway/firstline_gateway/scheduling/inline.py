@@ -6,17 +6,20 @@ in the queue.
 
 What keeps one small model from holding up all else: only models whose batches take less than `INLINE_S` run here, in
 one turn no more than `TURN_S` of them, and no more is let in than `WAITING_S`. The rest takes its place in the queue,
-and so do audits where anything waits here: they give way.
+and so do audits where anything waits here: they give way. What fails here and runs on another executor (`dispatch`)
+holds nobody up, and is answered by its deadline as in the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest
@@ -104,6 +107,7 @@ class Inline:
         self._on_late = on_late
         self._on_ran = on_ran
         self._coaches: dict[ModelKey, _Coach] = {}
+        self._elsewhere: dict[asyncio.Future[list[Outcome]], Sequence[Passenger]] = {}  # what failed here
         self._work_s = 0.0
         self._due = False
         self._came = 0  # in this turn
@@ -151,8 +155,8 @@ class Inline:
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits with `error`."""
         coaches, self._coaches, self._work_s = self._coaches, {}, 0.0
-        for coach in coaches.values():
-            for passenger in coach.passengers:
+        for passengers in [*(coach.passengers for coach in coaches.values()), *self._elsewhere.values()]:
+            for passenger in passengers:
                 settle(passenger.answered, error)
 
     def _expect(self, key: ModelKey, measured: Mapping[int, float], now_s: float) -> None:
@@ -219,25 +223,59 @@ class Inline:
             key, [request.inputs[0] for request in requests], [request.deadline_s for request in requests]
         )
         now_s = self._clock.monotonic_s()
+        if not isinstance(outcomes, list):
+            self._follow(_Ran(key, asked, started_s, math.inf), outcomes)
+            return
         for passenger, outcome in zip(asked, outcomes, strict=True):
             deadline_s = passenger.request.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
-                self._on_late()
-                outcome = expired()  # noqa: PLW2901 (what is late is no answer)
-            settle(passenger.answered, outcome)
+                self._expire(passenger)
+            else:
+                settle(passenger.answered, outcome)
         self._ran.append(_Ran(key, asked, started_s, now_s))
+
+    def _follow(self, ran: _Ran, outcomes: Awaitable[list[Outcome]]) -> None:
+        """Sees to what comes of a batch that runs elsewhere after all."""
+        running = asyncio.ensure_future(outcomes)
+        self._elsewhere[running] = ran.asked
+        due = [(each.request.deadline_s, partial(self._expire, each)) for each in ran.asked]
+        expiries = [self._clock.call_at(due_s, expire) for due_s, expire in due if due_s is not None]
+        running.add_done_callback(partial(self._arrive, ran, expiries))
+
+    def _arrive(self, ran: _Ran, expiries: Sequence[Timer], running: asyncio.Future[list[Outcome]]) -> None:
+        del self._elsewhere[running]
+        for expiry in expiries:
+            expiry.cancel()
+        error = asyncio.CancelledError() if running.cancelled() else running.exception()
+        if error is None:
+            self._tell(ran._replace(ended_s=self._clock.monotonic_s()))
+        outcomes = running.result() if error is None else [error] * len(ran.asked)
+        for passenger, outcome in zip(ran.asked, outcomes, strict=True):
+            settle(passenger.answered, outcome)
+
+    def _expire(self, passenger: Passenger) -> None:
+        if not passenger.answered.done():
+            self._on_late()
+            settle(passenger.answered, expired())
 
     def _learn(self) -> None:
         """Notes what the batches of this turn took: those who wait for their answers need not wait for that."""
         ran, self._ran = self._ran, []
-        for key, asked, started_s, ended_s in ran:
-            rows, seconds = sum([passenger.request.rows for passenger in asked]), ended_s - started_s
+        for each in ran:
+            key, _, started_s, ended_s = each
+            seconds = ended_s - started_s
             if seconds > _SLOW_S:
                 self._times[key] = BatchTimes()
                 self._forget_s[key] = ended_s + _DOUBT_S
-            self._times[key].observe(rows, seconds, ended_s)
-            self._on_batch(rows)
-            self._on_ran(key, rows, seconds, [started_s - passenger.came_s for passenger in asked])
+            self._times[key].observe(self._tell(each), seconds, ended_s)
+
+    def _tell(self, ran: _Ran) -> int:
+        """Tells of a batch that ended, here or elsewhere; its rows."""
+        rows = sum([passenger.request.rows for passenger in ran.asked])
+        self._on_batch(rows)
+        waits_s = [ran.started_s - passenger.came_s for passenger in ran.asked]
+        self._on_ran(ran.key, rows, ran.ended_s - ran.started_s, waits_s)
+        return rows
 
 
 def settle(answered: Answered, outcome: Outcome | BaseException) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Set as AbstractSet
 
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import FirstlineError
-from firstline_gateway.executors.base import HasSeats, Look, ModelKey, NoSeat, Seat, Times
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.executors.seating import HasSeats, Look, NoSeat, Seat, Times
 from firstline_gateway.scheduling.admission import Admission, Before
 from firstline_gateway.scheduling.batches import Choice, choose, level
 from firstline_gateway.scheduling.waiting import Queue, Waiting

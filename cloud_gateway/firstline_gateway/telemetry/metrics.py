@@ -112,9 +112,9 @@ class GatewayMetrics(RequestMetrics):
             "What batches take there now, to what is usual there: 1 as usual, 3 three times as long.",
             ("executor", "model", "version"),
             lambda: {
-                (each.name, key.name, str(key.version)): pace
+                (each.name, key.name, str(key.version)): model.pace
                 for each in report().executors
-                for key, pace in each.paces.items()
+                for key, model in each.models.items()
             },
         )
         self.readings(

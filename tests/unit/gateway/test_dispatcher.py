@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TypeVar
+import re
 
 import numpy as np
 import pytest
-from support.gateway import NothingToLoad
+from support.executors import MIB, SERVED, M, N, model, row, site
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model
-from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,
+    CapacityError,
     EngineUnavailableError,
     FirstlineError,
     InferenceError,
@@ -26,143 +20,33 @@ from firstline_core.errors import (
     LinkDownError,
     QueueFullError,
 )
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ExecutorReport, ModelKey, Outcome
-from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.models.repository import ServedModel
-
-T = TypeVar("T")
-MIB = 1 << 20
 
 
-def model(name: str, size_bytes: int = 1) -> ServedModel:
-    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
-    manifest = Manifest(
-        name=name, version=1, labels=("a", "b"), input=InputSpec("x", "FP32", (-1, 1)), edge=(), full=full
-    )
-    return ServedModel(ModelKey(name, 1), Path(), manifest, None, manifest.full_digest)
+@pytest.mark.parametrize(("models", "row_s"), [(1, 0.5), (20, 0.5), (5, 3.0)])
+async def test_copies_take_little_of_a_slow_ones_time(models: int, row_s: float) -> None:
+    """Two seconds are saved up; after that it is 2 % of its time, however many models are tried there."""
+    async with site({"one": 0.05, "other": 0.06}) as made:
+        others = [model(f"m{number}") for number in range(1, models)]
+        made.add(*others)
+        keys = [M, *(served.key for served in others)]
+        made.executors["other"].row_s = row_s
+        for number in range(1200):  # a minute
+            await made.until(made.ask(1.0, key=keys[number % len(keys)]), 0.05)
+        spent_s = sum(min(row_s, 1.0) for _ in made.executors["other"].batches)  # one that takes longer is given up
+        assert spent_s <= 2.0 + 0.02 * made.clock.monotonic_s() + 1.0
+        assert spent_s > 1.0
 
 
-SERVED = model("m")
-M = SERVED.key
-
-
-class Timed(NothingToLoad):
-    """Takes a time for each row, in as many slots as it has; may fail, or say nothing."""
-
-    def __init__(self, clock: SimulatedClock, row_s: float, slots: int = 1) -> None:
-        super().__init__(slots)
-        self._clock = clock
-        self._free = asyncio.Semaphore(slots)
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
-        self.row_s = row_s
-        self.error: FirstlineError | None = None
-        self.batches: list[int] = []
-        self.dropped: list[ModelKey] = []
-
-    def stop(self) -> None:
-        self._goes_on.clear()
-
-    def go_on(self) -> None:
-        self._goes_on.set()
-
-    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        rows = sum(len(tensor.array) for tensor in inputs)
-        self.batches.append(rows)
-        async with self._free:
-            await self._clock.sleep(rows * self.row_s)
-            await self._goes_on.wait()
-        if self.error is not None:
-            raise self.error
-        return [
-            InvalidTensorError("negative") if (tensor.array < 0).any() else (tensor.array * 2).astype(np.float32)
-            for tensor in inputs
-        ]
-
-    async def drop(self, key: ModelKey) -> None:
-        self.dropped.append(key)
-
-
-class Site:
-    """Executors by their names, and the dispatcher that gives them batches."""
-
-    def __init__(self, row_s: dict[str, float], **found: dict[str, float]) -> None:
-        self.clock = SimulatedClock()
-        slots = found.get("slots", {})
-        self.executors = {name: Timed(self.clock, each, int(slots.get(name, 1))) for name, each in row_s.items()}
-        self.members = {
-            name: Member(
-                name,
-                executor,
-                costs=lambda _, name=name: Costs(  # type: ignore[misc]
-                    seconds={1: row_s[name]} if "unknown" not in found else {},
-                    memory_bytes={1: found.get("batch_mib", {}).get(name, 0) * MIB},
-                    power_w=found.get("power_w", {}).get(name, 0.0),
-                ),
-                sessions=0,
-                memory=Memory(int(found.get("memory_mib", {}).get(name, 0)) * MIB),
-                energy=Energy(found.get("energy_w", {}).get(name, 0.0)),
-            )
-            for name, executor in self.executors.items()
-        }
-        for member in self.members.values():
-            member.place(SERVED, member.costs(SERVED))
-        self.dispatcher = Dispatcher(list(self.members.values()), clock=self.clock)
-        self.late: list[float] = []
-
-    async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
-        future = asyncio.ensure_future(awaited)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        while not future.done():
-            await self.clock.advance(step_s)
-        return future.result()
-
-    async def ask(self, *values: float, timeout_s: float | None = None) -> list[Outcome]:
-        inputs = [Tensor("x", np.array([[value]], np.float32)) for value in values]
-        due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
-        return await self.dispatcher.run(M, inputs, [due_s] * len(inputs))
-
-    async def go(self, seconds: float, clients: int = 2) -> list[float]:
-        """Clients that ask without a pause for so long; what each request took. Each has the right answer."""
-        end_s, took_s = self.clock.monotonic_s() + seconds, []
-
-        async def client(value: float) -> None:
-            while (now_s := self.clock.monotonic_s()) < end_s:
-                (outcome,) = await self.ask(value)
-                assert not isinstance(outcome, FirstlineError), outcome
-                assert outcome.tolist() == [[2 * value]]
-                took_s.append(self.clock.monotonic_s() - now_s)
-
-        await self.until(asyncio.gather(*(client(float(number)) for number in range(clients))))
-        return took_s
-
-    def shares(self) -> dict[str, float]:
-        """Of the rows since the last look."""
-        rows = {name: sum(each.batches) for name, each in self.executors.items()}
-        for each in self.executors.values():
-            each.batches.clear()
-        return {name: count / max(1, sum(rows.values())) for name, count in rows.items()}
-
-    def report(self, name: str) -> ExecutorReport:
-        return next(each for each in self.dispatcher.report().executors if each.name == name)
-
-    @property
-    def repeats(self) -> Counter[str]:
-        return Counter({why[0]: int(count) for why, count in self.dispatcher.report().repeats.items()})
-
-
-@asynccontextmanager
-async def site(row_s: dict[str, float], **found: dict[str, float]) -> AsyncIterator[Site]:
-    made = Site(row_s, **found)
-    await made.dispatcher.start()
-    yield made
-    assert await made.until(made.dispatcher.close(0))
-    assert not any(member.running for member in made.members.values())
+async def test_no_copy_goes_where_there_is_no_room() -> None:
+    async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
+        made.add(model("n"))
+        made.executors["other"].stop()
+        busy = asyncio.ensure_future(made.dispatcher._run_on(made.members["other"], N, [row(1.0)], [None]))
+        await made.until(made.ask(1.0))
+        assert made.executors["other"].batches == [1]
+        made.executors["other"].go_on()
+        await made.until(busy)
 
 
 async def test_work_spreads_in_proportion_to_the_speeds() -> None:
@@ -208,13 +92,13 @@ async def test_it_moves_away_from_one_that_degrades_and_comes_back() -> None:
         made.shares()
         await made.go(2.0, clients=1)
         assert made.shares()["one"] < 0.1
-        assert made.report("one").paces[M] > 3
+        assert made.report("one").models[M].pace > 3
         made.executors["one"].row_s = 0.01
         await made.go(6.0, clients=1)
         made.shares()
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
-        assert made.report("one").paces[M] == pytest.approx(1.0, abs=0.3)
+        assert made.report("one").models[M].pace == pytest.approx(1.0, abs=0.3)
 
 
 async def test_what_hangs_in_one_is_answered_by_another() -> None:
@@ -229,6 +113,23 @@ async def test_what_hangs_in_one_is_answered_by_another() -> None:
         made.shares()
         await made.go(1.0, clients=2)
         assert made.shares()["one"] > 0.4
+
+
+@pytest.mark.parametrize(("first", "second", "within_s"), [({}, {}, 2.0), ({}, {1: 0.01}, 0.2), ({1: 0.01}, {}, 0.2)])
+async def test_what_hangs_is_answered_by_another_though_nobody_knows_what_it_takes(
+    first: dict[int, float], second: dict[int, float], within_s: float
+) -> None:
+    async with site({"one": 0.01, "other": 0.01}) as made:
+        for member, seconds in zip(made.members.values(), (first, second), strict=True):
+            member.place(SERVED, Costs(seconds=seconds))
+            member.begin(M, 1, 0.0)  # no copies
+            member.cut_off(member.running[0], 0.0)
+        made.executors["one"].stop()
+        (outcome,) = await made.until(made.dispatcher._run_on(made.members["one"], M, [row(2.0)], [None]))
+        assert np.asarray(outcome).tolist() == [[4.0]]
+        assert made.clock.monotonic_s() < within_s
+        assert made.repeats == {"executor_late": 1}
+        made.executors["one"].go_on()
 
 
 @pytest.mark.parametrize("error", [LinkDownError("gone"), QueueFullError("full"), InferenceError("no kernel")])
@@ -246,6 +147,30 @@ async def test_what_fails_on_one_is_answered_by_another_and_it_is_left_alone(err
         made.shares()
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
+
+
+@pytest.mark.parametrize("error", [CapacityError("out of memory"), InferenceError("out of memory")])
+async def test_one_that_fails_for_one_model_keeps_the_others(error: FirstlineError) -> None:
+    """A GPU has too little memory for one model, and is well for another: what it answers of that one is no news."""
+    async with site({"gpu": 0.01, "cores": 0.02}) as made:
+        made.add(model("n"))
+        made.executors["gpu"].errors_of[N] = error
+        for _ in range(300):
+            for key in (M, M, N):
+                (outcome,) = await made.until(made.ask(1.0, key=key))
+                assert not isinstance(outcome, FirstlineError), outcome
+        assert 3 <= made.repeats["executor_retry"] <= 6
+        assert made.report("gpu").problem == ""
+        assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.report("gpu").models[N].problem)
+        assert made.dispatcher.look().way(N) == (1, {M: 0.5, N: 1.0})
+        made.shares()
+        for _ in range(20):
+            await made.until(made.ask(1.0))
+        assert made.shares()["gpu"] > 0.9
+        del made.executors["gpu"].errors_of[N]
+        for _ in range(1000):
+            await made.until(made.ask(1.0, key=N))
+        assert made.report("gpu").models[N].problem == ""
 
 
 async def test_only_what_failed_is_asked_again() -> None:
@@ -329,6 +254,22 @@ async def test_batches_beyond_the_memory_go_elsewhere() -> None:
         assert [len(member.running) for member in made.members.values()] == [1, 2]
         found = await made.until(asyncio.gather(*asked, return_exceptions=True))
         assert [isinstance(each, BudgetExceededError) for each in found] == [False, False, True], "a copy has room too"
+
+
+async def test_where_no_row_has_room_it_is_the_settings_and_nobody_is_told_to_come_back() -> None:
+    async with site({"one": 0.01}, batch_mib={"one": 4.0}, memory_mib={"one": 3.0}) as made:
+        with pytest.raises(BudgetExceededError, match=r"not even for one row; .* raise memory_budget_mb") as refused:
+            await made.until(made.ask(1.0))
+        assert refused.value.retry_after_s is None
+
+
+async def test_who_has_room_and_is_away_is_waited_for() -> None:
+    async with site({"small": 0.01, "large": 0.01}, batch_mib={"small": 4.0, "large": 4.0},
+                    memory_mib={"small": 3.0}) as made:  # fmt: skip
+        made.executors["large"].away = "It sleeps."
+        with pytest.raises(BudgetExceededError, match="come back later") as refused:
+            await made.until(made.ask(1.0))
+        assert refused.value.retry_after_s == 1.0
 
 
 async def test_a_model_goes_where_there_is_room_for_it() -> None:

@@ -24,14 +24,16 @@ from firstline_core.errors import (
     EngineUnavailableError,
     FirstlineError,
     LinkDownError,
+    PayloadTooLargeError,
 )
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Probabilities
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.seats import Look, Seat
+from firstline_gateway.executors.seating import NoSeat
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -270,7 +272,11 @@ async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
     bench.members[1].displace(FRUGAL.key)
     bench.executors[0].stopped = True
     running, over = await bench.submit(2.0, FRUGAL), await bench.submit(rows=3)
-    assert isinstance(over.exception(), BudgetExceededError)
+    assert isinstance(error := over.exception(), PayloadTooLargeError)
+    assert error.message == (
+        "No executor of this gateway has memory for 3 rows of model 'm' at once; send at most 2 rows in one request."
+    )
+    assert error.retry_after_s is None
     assert not running.done()
 
 
@@ -363,13 +369,31 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     bench.members[0].displace(FRUGAL.key)
     bench.members[1].displace(SERVED.key)
     for _ in range(3):
-        bench.members[1].standing.failed(0.0)
+        bench.members[1].standing(FRUGAL.key).failed(0.0)
     bench.executors[0].stopped = True
     busy, waits = await bench.submit(), await bench.submit()
     alone = await bench.submit(2.0, FRUGAL)
     await bench.until(alone)
     assert not alone.exception()
     assert not busy.done() and not waits.done()
+
+
+async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_it_runs_of_others() -> None:
+    bench = Bench(1.0, 1.0, sessions=0)
+    bench.members[0].displace(FRUGAL.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
+    for _ in range(3):
+        bench.members[1].standing(FRUGAL.key).failed(0.0)
+    tensor = request_of(1.0).inputs[0]
+    long = asyncio.ensure_future(bench.engine._run_on(bench.members[1], SERVED.key, [tensor], [None]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.executors[1].speed = 1.0
+    alone = [await bench.submit(2.0, FRUGAL, deadline_s=0.1) for _ in range(2)]
+    assert bench.executors[1].batches == [1, 1], "one at a time"
+    await bench.until(*alone)
+    assert not any(task.exception() for task in alone)
+    long.cancel()
 
 
 async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:

@@ -37,9 +37,18 @@ class Energy:
         return math.inf if self._left_j >= self._most_j else self._left_j
 
     def spend(self, joules: float, now_s: float) -> None:
-        """A batch is begun that takes so much."""
+        """A batch took so much."""
+        self.reserve(joules, now_s)
+        self.spent_j += joules
+
+    def reserve(self, joules: float, now_s: float) -> None:
+        """A batch is begun that is expected to take so much."""
         self.left_j(now_s)
         self._left_j -= joules
+
+    def settle(self, reserved_j: float, joules: float, now_s: float) -> None:
+        """A batch has ended for which something was reserved, and took so much."""
+        self.reserve(joules - reserved_j, now_s)
         self.spent_j += joules
 
     def wait_s(self, joules: float, now_s: float) -> float:

@@ -35,6 +35,11 @@ class Costs:
             return self.energy_source
         return "modelled" if self.power_w else "absent"
 
+    @property
+    def largest_bytes(self) -> float:
+        """Of the largest batch that is known; 0 where none is."""
+        return max(self.memory_bytes.values(), default=0.0)
+
     def energy_of(self, rows: int, run_s: float) -> float:
         """Joules of a batch that runs for so long; 0 where nobody knows."""
         return _scaled(self.energy_j, rows) if self.energy_j else self.power_w * run_s

@@ -12,25 +12,39 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import EngineUnavailableError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, NoSeat, Outcome
+from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, OnExecutor, Outcome
 from firstline_gateway.executors.dispatch import nowhere
-from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Work
+from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Ended, Work
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.race import Race
 from firstline_gateway.executors.dispatch.seats import Look
+from firstline_gateway.executors.seating import NoSeat
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel
 
-# So long a copy is waited for; then it has shown what it could.
+# So many times what is usual a copy is waited for, and no less than so long; then it has shown what it could.
 _PROBE_LATE, _PROBE_S = 20.0, 1.0
 
+_UNMETERED = (
+    "Its energy_budget_w does not hold for this model: neither a profile nor power_w says what its batches take; "
+    "state power_w, or name a profile that was made with a meter."
+)
+
 log = logger(__name__)
+
+
+class _Here(NamedTuple):
+    """Whoever runs models in this process, and what it runs them with."""
+
+    member: Member
+    engine: InProcess
 
 
 class Dispatcher:
@@ -47,13 +61,18 @@ class Dispatcher:
         self._asking = Asking(self.members, clock)
         self._copies: set[asyncio.Task[None]] = set()
         self._under_way = UnderWay()
-        self._here = next((member for member in self.members if isinstance(member.executor, InProcess)), None)
+        self._here = next(
+            (_Here(each, engine) for each in self.members if isinstance(engine := each.executor, InProcess)), None
+        )
 
     @property
     def slots(self) -> int:
         return max(1, sum(member.slots for member in self.members))
 
     async def start(self) -> None:
+        for member in self.members:
+            for key in member.keys:
+                _tell_unmetered(member, key)
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
     def trouble(self, key: ModelKey) -> str:
@@ -77,22 +96,18 @@ class Dispatcher:
 
     def _report_of(self, member: Member) -> ExecutorReport:
         now_s = self._clock.monotonic_s()
-        problems = {member.trouble(key) for key in member.keys}
-        if "" not in problems:
-            problem = " ".join(sorted(problems)) or "It has no model."
-        elif member.standing.trusted:
-            problem = ""
-        else:
-            problem = f"It failed; it is tried again in {member.standing.left_s(now_s):.1f} s."
+        models = {key: _on(member, key, now_s) for key in member.keys}
+        problem = ""
+        if not member.usable:
+            problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
         return ExecutorReport(
             name=member.name,
             problem=problem,
             slots=member.slots,
             under_way=len(member.running),
             batches=dict(member.outcomes),
-            paces={key: member.pace(key) for key in member.keys},
+            models=models,
             energy_j=member.energy.spent_j,
-            energy_sources=frozenset(member.source(key) for key in member.keys),
         )
 
     # In this process: a small model runs in the thread that asks.
@@ -100,17 +115,34 @@ class Dispatcher:
     def measured(self, key: ModelKey) -> Mapping[int, float]:
         """See `InProcess.measured`; nothing where a budget has to be asked first."""
         here = self._here
-        if here is None or not here.has(key) or not here.is_free:
+        if here is None or not here.member.has(key) or not here.member.is_free(key):
             return {}
-        assert isinstance(here.executor, InProcess)  # noqa: S101 (see the constructor)
-        return here.executor.measured(key)
+        return here.engine.measured(key)
 
-    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        here = self._here
-        assert here is not None and isinstance(here.executor, InProcess)  # noqa: S101 (see `measured`)
-        outcomes = here.executor.run_now(key, inputs, deadlines_s)
-        here.outcomes["answered"] += 1
-        return outcomes
+    def run_now(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome] | Awaitable[list[Outcome]]:
+        """See `InProcess.run_now`; what fails here, or has no room, runs on the other executors."""
+        here, work = self._here, Work(key, inputs, deadlines_s)
+        assert here is not None  # noqa: S101 (see `measured`)
+        rows, started_s = work.rows(range(len(inputs))), self._clock.monotonic_s()
+        if not here.member.has_memory(key, rows):
+            return self.run(key, inputs, deadlines_s)
+        self._asking.earn()
+        try:
+            outcomes = here.engine.run_now(key, inputs, deadlines_s)
+        except Exception:
+            here.member.broke(key, self._clock.monotonic_s())
+            raise
+        if not isinstance(outcomes, list):
+            return outcomes
+        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):
+            now_s = self._clock.monotonic_s()
+            here.member.answered_here(key, rows, now_s - started_s, now_s)
+            return outcomes
+        race = Race(self._asking, work)
+        race.begun(here.member, outcomes, started_s)
+        return race.outcomes if race.is_over else self._ended(race)
 
     # One batch.
 
@@ -161,25 +193,23 @@ class Dispatcher:
             if not member.candidate(key, rows, now_s).fits:
                 continue
             self._asking.repeated["probe"] += 1
-            copy = Attempt(member, member.begin(key, rows, now_s, is_probe=True), [0])
-            task = asyncio.create_task(self._copy(copy, Work(key, work.inputs[:1], [None])))
+            copy, asked = self._asking.begin(member, Work(key, work.inputs[:1], [None]), [0], is_probe=True)
+            task = asyncio.create_task(self._copy(copy, asked))
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
 
-    async def _copy(self, attempt: Attempt, work: Work) -> None:
-        expected_s = attempt.running.expected_s
-        longest_s = _PROBE_S if expected_s is None else max(_PROBE_S, _PROBE_LATE * expected_s)
-        asked = asyncio.create_task(self._asking.attempt(attempt, work))
-        slow = asyncio.ensure_future(self._clock.sleep(longest_s))
+    async def _copy(self, attempt: Attempt, asked: asyncio.Task[Ended]) -> None:
+        running = attempt.running
+        if running.run_s is not None:
+            longest_s = _PROBE_LATE * running.run_s / running.pace
+        else:
+            longest_s = self._asking.presumed_s(running.key, running.rows)
+        slow = asyncio.ensure_future(self._clock.sleep(max(_PROBE_S, longest_s)))
         try:
             await asyncio.wait([asked, slow], return_when=asyncio.FIRST_COMPLETED)
         finally:
             slow.cancel()
-            if asked.done() and not asked.cancelled() and asked.exception() is None:
-                self._asking.note(attempt, asked.result())
-            else:  # whatever became of it, its slot is free again
-                asked.cancel()
-                self._asking.cut_off(attempt)
+            self._asking.settle(attempt, asked)
         if asked.done() and not asked.cancelled():
             asked.result()  # what is no `FirstlineError` is told like any task's
 
@@ -207,10 +237,11 @@ class Dispatcher:
                     )
                     continue
             else:
-                mine, taken = served, taken or member is self._here
+                mine, taken = served, taken or (self._here is not None and member is self._here.member)
             costs = await asyncio.to_thread(member.costs, mine)
             await member.executor.put(mine)
             member.place(mine, costs)
+            _tell_unmetered(member, mine.key)
         if served.loaded is not None and not taken:
             served.loaded.close()
 
@@ -226,3 +257,27 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._copies, return_exceptions=True)
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))
+
+
+def _on(member: Member, key: ModelKey, now_s: float) -> OnExecutor:
+    return OnExecutor(
+        pace=member.pace(key),
+        problem=_problem(member, key, now_s),
+        energy_source=member.source(key),
+        oldest_s=member.oldest_s(key, now_s),
+        mind=_UNMETERED if member.is_unmetered(key) else "",
+    )
+
+
+def _tell_unmetered(member: Member, key: ModelKey) -> None:
+    if member.is_unmetered(key):
+        log.warning("energy budget does not hold", executor=member.name, model=key.name, error=_UNMETERED)
+
+
+def _problem(member: Member, key: ModelKey, now_s: float) -> str:
+    """Why it gets no batches of a model that it has, as a sentence; "" where it gets some."""
+    if trouble := member.trouble(key):
+        return trouble
+    if member.left_alone(key):
+        return f"It failed; it is tried again in {member.standing(key).left_s(now_s):.1f} s."
+    return ""

@@ -7,42 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from firstline_core.bundle.pipeline import LoadedModel
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey
+from firstline_gateway.executors.base import Executor, InProcess, ModelKey, TakesAhead
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source
 from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.standing import Probes, Standing
+from firstline_gateway.executors.dispatch.running import Running
+from firstline_gateway.executors.dispatch.standing import CopyTime, Probes, Standing
 from firstline_gateway.models.repository import ServedModel
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A batch that an executor has, with what was expected of it when it was given."""
-
-    key: ModelKey
-    rows: int
-    wait_s: float
-    run_s: float | None
-    pace: float
-    started_s: float
-    memory_bytes: float
-    is_probe: bool = False
-
-    @property
-    def expected_s(self) -> float | None:
-        return None if self.run_s is None else self.wait_s + self.run_s
-
-    def left_s(self, now_s: float) -> float:
-        """What it takes from when it has a slot; what takes longer than expected is to take as much longer again."""
-        if self.run_s is None:
-            return 0.0
-        return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
-
-    def overdue(self, now_s: float) -> float:
-        """How many times what was expected it has taken already, at least 1."""
-        expected_s = self.expected_s
-        return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
 
 
 @dataclass(slots=True)
@@ -53,6 +25,7 @@ class _Placed:
     costs: Costs
     forecast: Forecast
     probes: Probes
+    standing: Standing
 
 
 class Member:
@@ -69,9 +42,10 @@ class Member:
         load: a model into this process for it; None where its models are elsewhere, or are loaded for it.
 
     Attributes:
-        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault), "failed", or
-            "cut_off" because another executor was faster.
+        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault, or perhaps), "failed",
+            or "cut_off": given up, because another executor was faster or nobody waits for a copy any longer.
         running: in the order of their beginnings.
+        threads: what runs them, where that is threads of this process.
     """
 
     def __init__(
@@ -92,9 +66,10 @@ class Member:
         self.energy = energy
         self.takes = takes
         self.load = load
-        self.standing = Standing()
         self.running: list[Running] = []
         self.outcomes: Counter[str] = Counter()
+        self.threads = executor if isinstance(executor, TakesAhead) else None
+        self._copies = CopyTime()
         self._costs = costs
         self._sessions = sessions
         self._placed: dict[ModelKey, _Placed] = {}
@@ -109,7 +84,7 @@ class Member:
         """It runs a model from now on, at these costs; `memory` has room for it."""
         self.displace(served.key)
         measured = self.executor.measured(served.key) if isinstance(self.executor, InProcess) else {}
-        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes())
+        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes(), Standing())
         self.memory.models_bytes += served.memory_bytes
 
     def displace(self, key: ModelKey) -> None:
@@ -132,23 +107,46 @@ class Member:
         """Why it runs a model not at the moment; "" where it does."""
         return self.executor.trouble(key) if key in self._placed else f"It is not on executor '{self.name}'."
 
+    def standing(self, key: ModelKey) -> Standing:
+        """Whether it answers batches of a model that it runs."""
+        return self._placed[key].standing
+
+    def left_alone(self, key: ModelKey) -> bool:
+        """Whether it runs a model, and gets none of its batches, because it did not answer them."""
+        return self.has(key) and not self.standing(key).trusted
+
+    def takes_now(self, key: ModelKey) -> bool:
+        """Whether it runs a model, and answers its batches."""
+        return not self.trouble(key) and self.standing(key).trusted
+
     def pace(self, key: ModelKey) -> float:
         """What batches of a model take now, to what is usual."""
         return self._placed[key].forecast.pace
+
+    def oldest_s(self, key: ModelKey, now_s: float) -> float:
+        """How long the oldest batch of a model has been under way; 0 where none is."""
+        return max((now_s - each.started_s for each in self.running if each.key == key), default=0.0)
+
+    def is_unmetered(self, key: ModelKey) -> bool:
+        """Whether a model is beyond its budget of energy, because nobody knows what its batches take."""
+        return self.energy.is_limited and self.source(key) == "absent"
 
     def source(self, key: ModelKey) -> Source:
         """Where the joules of its batches come from."""
         return self._placed[key].costs.source
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it may run anything at once, without a look at a budget."""
-        return self.standing.trusted and not self.energy.is_limited
+    def is_free(self, key: ModelKey) -> bool:
+        """Whether it may run batches of a model at once, without a look at a budget for each."""
+        return (
+            self.takes_now(key)
+            and not self.energy.is_limited
+            and self._placed[key].costs.largest_bytes <= self.memory.free_bytes
+        )
 
     @property
     def usable(self) -> bool:
         """Whether it is given batches at the moment."""
-        return self.standing.trusted and any(not self.executor.trouble(key) for key in self._placed)
+        return any(map(self.takes_now, self._placed))
 
     @property
     def has_budget(self) -> bool:
@@ -186,6 +184,11 @@ class Member:
         more = self._sessions if ahead and not isinstance(self.executor, InProcess) else 0
         return len(self.running) + held < min(self.slots + more, max(self.slots, self.executor.slots))
 
+    def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
+        """Whether it may be given a batch of a model that it is left alone with: one at a time."""
+        of_model = any(each.key == key for each in self.running)
+        return not of_model and len(self.running) + held < self.side_by_side
+
     # Batches.
 
     def seconds(self, key: ModelKey, rows: int) -> float | None:
@@ -213,68 +216,111 @@ class Member:
             wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self.side_by_side),
             run_s=run_s,
             under_way=len(self.running),
-            trusted=self.standing.trusted,
+            trusted=placed.standing.trusted,
             memory_bytes=placed.costs.memory_of(rows),
             free_bytes=self.memory.free_bytes,
             energy_j=placed.costs.energy_of(rows, run_s or 0.0),
             left_j=self.energy.left_j(now_s),
         )
 
+    def has_memory(self, key: ModelKey, rows: int) -> bool:
+        """Whether there is room for a batch beside what runs."""
+        return self._placed[key].costs.memory_of(rows) <= self.memory.free_bytes
+
+    def ever_has_memory(self, key: ModelKey, rows: int) -> bool:
+        """Whether there is room for a batch where no other runs."""
+        return self.memory.fits(self._placed[key].costs.memory_of(rows))
+
     def begin(self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False) -> Running:
         """It is given a batch."""
         placed, found = self._placed[key], self.candidate(key, rows, now_s)
         usual_s = placed.forecast.seconds(rows)
+        energy_j = placed.costs.energy_of(rows, usual_s or 0.0)
         running = Running(
-            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, is_probe=is_probe
+            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, energy_j, is_probe
         )
         if is_probe:
-            placed.probes.sent((usual_s or 0.0) / placed.forecast.pace, now_s)
+            placed.probes.sent(now_s)
         else:
             placed.probes.used(now_s)
         self.memory.batches_bytes += found.memory_bytes
-        self.energy.spend(placed.costs.energy_of(rows, usual_s or 0.0), now_s)
+        self.energy.reserve(energy_j, now_s)
         self.running.append(running)
         return running
 
     def may_probe(self, key: ModelKey, now_s: float) -> bool:
-        """Whether a copy of a batch should go there: it has had nothing to do for a while, and should be well."""
+        """Whether a copy of a batch should go there: it has had nothing to do for a while, has room, should be well."""
         placed = self._placed[key]
         return (
             placed.probes.due(now_s)
-            and self.standing.may_be_tried(now_s)
-            and not any(each.key == key for each in self.running)
+            and placed.standing.may_be_tried(now_s)
+            and len(self.running) < self.side_by_side
+            and not any(each.is_probe or each.key == key for each in self.running)
+            and self._copies.may(now_s)
         )
 
     def answered(self, running: Running, now_s: float) -> None:
         """A batch came back."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["answered"] += 1
-        self.standing.answered()
         if (placed := self._placed.get(running.key)) is not None:
+            placed.standing.answered()
             placed.forecast.observe(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
 
-    def refused(self, running: Running) -> None:
+    def answered_here(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
+        """A batch has run in the thread that asks: of its slots it took none, and says nothing of their pace."""
+        placed = self._placed[key]
+        self.outcomes["answered"] += 1
+        placed.standing.answered()
+        placed.probes.used(now_s)
+        self.energy.spend(placed.costs.energy_of(rows, seconds), now_s)
+
+    def refused(self, running: Running, now_s: float) -> None:
         """A batch came back with what its requests are to blame for, or perhaps are."""
-        self._end(running)
+        self._end(running, now_s)
         self.outcomes["refused"] += 1
 
     def failed(self, running: Running, now_s: float) -> bool:
-        """A batch did not come back; whether the executor is left alone because of that."""
-        self._end(running)
-        self.outcomes["failed"] += 1
-        return self.standing.failed(now_s)
+        """A batch did not come back; whether the executor is left alone with its model because of that."""
+        self._end(running, now_s)
+        return self.broke(running.key, now_s)
 
-    def cut_off(self, running: Running, now_s: float) -> None:
-        """A batch was given up, because another executor was faster."""
-        self._end(running)
+    def broke(self, key: ModelKey, now_s: float) -> bool:
+        """A batch failed that had no slot; likewise."""
+        self.outcomes["failed"] += 1
+        return self.doubted(key, now_s)
+
+    def doubted(self, key: ModelKey, now_s: float) -> bool:
+        """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""
+        return self.has(key) and self.standing(key).failed(now_s)
+
+    def cut_off(self, running: Running, now_s: float, *, runs_on: bool = False) -> None:
+        """A batch was given up, because another executor was faster, or it was a copy that took too long.
+
+        Args:
+            running: the batch.
+            now_s: the present.
+            runs_on: nobody can stop it: it keeps its place until it is `freed`.
+        """
+        if not runs_on:
+            self._end(running, now_s)
         self.outcomes["cut_off"] += 1
         if (placed := self._placed.get(running.key)) is not None:
             placed.forecast.waited(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
 
-    def _end(self, running: Running) -> None:
+    def freed(self, running: Running, now_s: float) -> None:
+        """A batch has ended that ran on after it was given up."""
+        self._end(running, now_s)
+
+    def _end(self, running: Running, now_s: float) -> None:
         self.running.remove(running)
+        if running.is_probe:
+            self._copies.took(now_s - running.started_s, now_s)
         self.memory.batches_bytes -= running.memory_bytes
+        placed = self._placed.get(running.key)
+        took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j
+        self.energy.settle(running.energy_j, took_j, now_s)

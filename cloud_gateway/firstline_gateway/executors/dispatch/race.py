@@ -34,32 +34,46 @@ class Race:
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
         """Asks an executor for some of the requests."""
-        running = member.begin(self._work.key, self._work.rows(positions), self._clock.monotonic_s())
-        attempt = Attempt(member, running, positions)
+        attempt, asked = self._asking.begin(member, self._work, positions)
         self._tried.append(member)
-        self._asked[asyncio.create_task(self._asking.attempt(attempt, self._work))] = attempt
+        self._asked[asked] = attempt
+
+    def begun(self, member: Member, ended: Ended, started_s: float) -> None:
+        """An executor has been asked for all of it, and said this; what failed is asked of another one."""
+        positions = range(len(self._work.inputs))
+        running = member.begin(self._work.key, self._work.rows(positions), started_s)
+        self._tried.append(member)
+        self._take(Attempt(member, running, positions), ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is asked any more."""
+        return not self._asked
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of each request, once it is over."""
+        return [self._outcomes[at] if at in self._outcomes else self._said[at] for at in range(len(self._work.inputs))]
 
     async def end(self) -> list[Outcome]:
         """Returns once every request has an answer, or nobody is left to ask."""
         late = self._late_after()
         try:
             while self._asked:
-                waited_for: set[asyncio.Future[object]] = {*self._asked, *([late] if late is not None else [])}  # type: ignore[arg-type]
+                waited_for: set[asyncio.Future[object]] = {*self._asked, late}  # type: ignore[arg-type]
                 ended, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in self._asked if task in ended]:
                     found = task.result()  # what is raised here ends the batch: the engine closes, or is at fault
                     self._take(self._asked.pop(task), found)
                 if not self._open:
                     break
-                if late is not None and late in ended:
+                if late in ended:
                     late = self._late_after() if self._also() else self._as_long_again()
         finally:
-            if late is not None:
-                late.cancel()
+            late.cancel()
             for task, attempt in self._asked.items():
-                task.cancel()
-                self._asking.cut_off(attempt)
-        return [self._outcomes[at] if at in self._outcomes else self._said[at] for at in range(len(self._work.inputs))]
+                self._asking.settle(attempt, task)
+        return self.outcomes
 
     @property
     def _open(self) -> list[int]:
@@ -79,7 +93,7 @@ class Race:
                 self._outcomes[at] = outcome
         now_s = self._clock.monotonic_s()
         for member in {self._doubts.pop(at) for at in attempt.positions if at in self._doubts and at in self._outcomes}:
-            member.standing.failed(now_s)  # another one has answered the same
+            member.doubted(self._work.key, now_s)  # another one has answered the same
         elsewhere = {at for other in self._asked.values() for at in other.positions}
         left = [at for at in self._open if at not in elsewhere and not self._work.is_late(at, now_s)]
         if not left:
@@ -109,9 +123,10 @@ class Race:
         began_s = min((each.running.started_s for each in self._asked.values()), default=now_s)
         return asyncio.ensure_future(self._clock.sleep(max(_LATE_S, now_s - began_s)))
 
-    def _late_after(self) -> asyncio.Future[None] | None:
-        """Is done once what was asked last takes too long; None where nobody can tell."""
-        expected_s = next(reversed(self._asked.values())).running.expected_s
+    def _late_after(self) -> asyncio.Future[None]:
+        """Is done once what was asked last takes too long."""
+        running = next(reversed(self._asked.values())).running
+        expected_s = running.expected_s
         if expected_s is None:
-            return None
+            expected_s = running.wait_s + self._asking.presumed_s(running.key, running.rows)
         return asyncio.ensure_future(self._clock.sleep(max(_LATE * expected_s, expected_s + _LATE_S)))

@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Way
-from firstline_gateway.executors.base import Seat as AnySeat
+from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.seating import NoSeat, Way
+from firstline_gateway.executors.seating import Seat as AnySeat
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 
@@ -28,7 +29,7 @@ _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
 
 @dataclass(frozen=True, slots=True)
 class SeatTimes:
-    """See `base.Times`; of one model on one executor.
+    """See `seating.Times`; of one model on one executor.
 
     Args:
         most_rows: that it is to be given now.
@@ -47,7 +48,7 @@ class SeatTimes:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """See `base.Seat`."""
+    """See `seating.Seat`."""
 
     member: Member
     key: ModelKey
@@ -62,7 +63,7 @@ class Seat:
 
 
 class Look:
-    """See `base.Look`.
+    """See `seating.Look`.
 
     Args:
         members: all of them.
@@ -96,14 +97,20 @@ class Look:
                 candidates.append(candidate)
         best = choose(candidates)
         if best is None:
-            return nowhere.over_budget([self._candidate(member, key, least_rows) for member in there], key, self._now_s)
+            now = [self._candidate(member, key, least_rows) for member in there]
+            return nowhere.over_budget(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.name]
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
-        # Whoever is left alone is asked where nobody else is there, once at a time.
-        if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
+        # Whoever is left alone is asked where nobody else is there, one batch of the model at a time.
+        held = len(self._held_s[best.name])
+        if best.name.room(held, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
             return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
-        others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
+        others = [
+            member
+            for member in sizes
+            if member is not best.name and member.takes_now(key) and member.room(len(self._held_s[member]))
+        ]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
         if instead:
             fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
@@ -114,18 +121,19 @@ class Look:
 
     def way(self, key: ModelKey) -> Way:
         slots = {member: member.slots for member in self._members}
-        there = [member for member in self._members if not member.trouble(key)]
+        there = self._best_of(key)
         parts = {}
         for other in {other for member in there for other in member.keys}:
-            everywhere = sum(slots[member] for member in self._members if not member.trouble(other))
-            shared = sum(slots[member] for member in there if not member.trouble(other))
+            its = self._best_of(other)
+            everywhere = sum(slots[member] for member in its)
+            shared = sum(slots[member] for member in its if member in there)
             parts[other] = shared / everywhere if everywhere else 1.0
         return Way(max(1, sum(slots[member] for member in there)), parts)
 
     def quickest_s(self, key: ModelKey, rows: int) -> float | None:
-        there = [member for member in self._members if not member.trouble(key)]
-        well = [member for member in there if member.standing.trusted] or there
-        return min((each for member in well if (each := member.seconds(key, rows)) is not None), default=None)
+        return min(
+            (each for member in self._best_of(key) if (each := member.seconds(key, rows)) is not None), default=None
+        )
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
@@ -140,11 +148,18 @@ class Look:
             self._held_s[member] += [rows / rate_per_s] * member.side_by_side
 
     def _is_last(self, member: Member) -> bool:
-        """Whether it is left alone, and asked all the same, for a model that nobody else who is well runs."""
-        if member.standing.trusted or member.running:
-            return False
-        well = [other for other in self._members if other.standing.trusted]
-        return any(not member.trouble(key) and all(other.trouble(key) for other in well) for key in member.keys)
+        """Whether it is asked for a model that it is left alone with, because nobody runs that and is well."""
+        return any(
+            member.room_for_a_trial(key)
+            and not member.trouble(key)
+            and not any(other.takes_now(key) for other in self._members)
+            for key in member.keys
+        )
+
+    def _best_of(self, key: ModelKey) -> list[Member]:
+        """Who answers a model's batches; where nobody does, who runs it all the same."""
+        there = [member for member in self._members if not member.trouble(key)]
+        return [member for member in there if member.standing(key).trusted] or there
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         return member.candidate(key, rows, self._now_s, self._held_s[member])

@@ -1,0 +1,167 @@
+"""Several executors in simulated time, and the dispatcher that gives them batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from support.gateway import NothingToLoad
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import FirstlineError, InvalidTensorError
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ExecutorReport, ModelKey, Outcome
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.models.repository import ServedModel
+
+T = TypeVar("T")
+MIB = 1 << 20
+
+
+def model(name: str, size_bytes: int = 1) -> ServedModel:
+    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, size_bytes), runtime="onnx", precision="fp32")
+    manifest = Manifest(
+        name=name, version=1, labels=("a", "b"), input=InputSpec("x", "FP32", (-1, 1)), edge=(), full=full
+    )
+    return ServedModel(ModelKey(name, 1), Path(), manifest, None, manifest.full_digest)
+
+
+SERVED = model("m")
+M, N = SERVED.key, ModelKey("n", 1)
+
+
+def row(value: float) -> Tensor:
+    """What one request of one row asks."""
+    return Tensor("x", np.array([[value]], np.float32))
+
+
+class Timed(NothingToLoad):
+    """Takes a time for each row, in as many slots as it has; may fail, or say nothing."""
+
+    def __init__(self, clock: SimulatedClock, row_s: float, slots: int = 1) -> None:
+        super().__init__(slots)
+        self._clock = clock
+        self._free = asyncio.Semaphore(slots)
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self.row_s = row_s
+        self.error: FirstlineError | None = None
+        self.errors_of: dict[ModelKey, FirstlineError] = {}
+        self.batches: list[int] = []
+        self.dropped: list[ModelKey] = []
+
+    def stop(self) -> None:
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self.batches.append(rows)
+        async with self._free:
+            await self._clock.sleep(rows * self.row_s)
+            await self._goes_on.wait()
+        if (error := self.errors_of.get(key, self.error)) is not None:
+            raise error
+        return [
+            InvalidTensorError("negative") if (tensor.array < 0).any() else (tensor.array * 2).astype(np.float32)
+            for tensor in inputs
+        ]
+
+    async def drop(self, key: ModelKey) -> None:
+        self.dropped.append(key)
+
+
+class Site:
+    """Executors by their names, and the dispatcher that gives them batches."""
+
+    def __init__(self, row_s: dict[str, float], **found: dict[str, float]) -> None:
+        self.clock = SimulatedClock()
+        slots = found.get("slots", {})
+        self.executors = {name: Timed(self.clock, each, int(slots.get(name, 1))) for name, each in row_s.items()}
+        self.members = {
+            name: Member(
+                name,
+                executor,
+                costs=lambda _, name=name: Costs(  # type: ignore[misc]
+                    seconds={1: row_s[name]} if "unknown" not in found else {},
+                    memory_bytes={1: found.get("batch_mib", {}).get(name, 0) * MIB},
+                    power_w=found.get("power_w", {}).get(name, 0.0),
+                ),
+                sessions=0,
+                memory=Memory(int(found.get("memory_mib", {}).get(name, 0)) * MIB),
+                energy=Energy(found.get("energy_w", {}).get(name, 0.0)),
+            )
+            for name, executor in self.executors.items()
+        }
+        for member in self.members.values():
+            member.place(SERVED, member.costs(SERVED))
+        self.dispatcher = Dispatcher(list(self.members.values()), clock=self.clock)
+        self.late: list[float] = []
+
+    async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
+        future = asyncio.ensure_future(awaited)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        while not future.done():
+            await self.clock.advance(step_s)
+        return future.result()
+
+    def add(self, *others: ServedModel) -> None:
+        """More models, on every executor."""
+        for member in self.members.values():
+            for served in others:
+                member.place(served, member.costs(served))
+
+    async def ask(self, *values: float, timeout_s: float | None = None, key: ModelKey = M) -> list[Outcome]:
+        inputs = [row(value) for value in values]
+        due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        return await self.dispatcher.run(key, inputs, [due_s] * len(inputs))
+
+    async def go(self, seconds: float, clients: int = 2) -> list[float]:
+        """Clients that ask without a pause for so long; what each request took. Each has the right answer."""
+        end_s, took_s = self.clock.monotonic_s() + seconds, []
+
+        async def client(value: float) -> None:
+            while (now_s := self.clock.monotonic_s()) < end_s:
+                (outcome,) = await self.ask(value)
+                assert not isinstance(outcome, FirstlineError), outcome
+                assert outcome.tolist() == [[2 * value]]
+                took_s.append(self.clock.monotonic_s() - now_s)
+
+        await self.until(asyncio.gather(*(client(float(number)) for number in range(clients))))
+        return took_s
+
+    def shares(self) -> dict[str, float]:
+        """Of the rows since the last look."""
+        rows = {name: sum(each.batches) for name, each in self.executors.items()}
+        for each in self.executors.values():
+            each.batches.clear()
+        return {name: count / max(1, sum(rows.values())) for name, count in rows.items()}
+
+    def report(self, name: str) -> ExecutorReport:
+        return next(each for each in self.dispatcher.report().executors if each.name == name)
+
+    @property
+    def repeats(self) -> Counter[str]:
+        return Counter({why[0]: int(count) for why, count in self.dispatcher.report().repeats.items()})
+
+
+@asynccontextmanager
+async def site(row_s: dict[str, float], **found: dict[str, float]) -> AsyncIterator[Site]:
+    made = Site(row_s, **found)
+    await made.dispatcher.start()
+    yield made
+    assert await made.until(made.dispatcher.close(0))
+    assert not any(member.running for member in made.members.values())

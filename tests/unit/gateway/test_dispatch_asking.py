@@ -1,0 +1,111 @@
+"""One executor is asked: its place when it is given up, and what is learned from what nobody foresaw."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import cast
+
+import numpy as np
+import pytest
+from support.executors import MIB, SERVED, M, Timed, row, site
+from support.gateway import Doubler
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SimulatedClock
+from firstline_core.types import Array
+from firstline_gateway.executors.base import Probabilities
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.local import LocalExecutor
+
+
+class Held(Doubler):
+    """Runs until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_s={1: 0.01})
+        self.goes_on = threading.Event()
+        self.fails = False
+
+    def run(self, rows: Array) -> Probabilities:
+        assert self.goes_on.wait(60)
+        if self.fails:
+            raise ValueError("dimensions")
+        return super().run(rows)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_thread_that_is_given_up_keeps_its_slot_and_its_memory_until_it_is_done(fails: bool) -> None:
+    clock, model = SimulatedClock(), Held()
+    model.fails = fails
+    local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
+    far = Timed(clock, 0.03)
+    memory = Memory(SERVED.memory_bytes + 6 * MIB)
+    costs = Costs(seconds={1: 0.01}, memory_bytes={1: 4 * MIB}, power_w=10.0)
+    here = Member("here", local, costs=lambda _: costs, sessions=1, memory=memory, energy=Energy(0))
+    there = Member(
+        "there", far, costs=lambda _: Costs(seconds={1: 0.03}), sessions=1, memory=Memory(0), energy=Energy(0)
+    )
+    for member in (here, there):
+        member.place(SERVED, member.costs(SERVED))
+    dispatcher = Dispatcher([here, there], clock=clock)
+    asked = asyncio.ensure_future(dispatcher.run(M, [row(2.0)], [None]))
+    while not asked.done():
+        await asyncio.sleep(0)
+        await clock.advance(0.001)
+    assert np.asarray(asked.result()[0]).tolist() == [[4.0]]
+    assert here.outcomes == {"cut_off": 1}
+    assert (len(here.running), here.room(), memory.batches_bytes) == (1, False, 4 * MIB)
+    assert not here.candidate(M, 1, clock.monotonic_s()).fits
+    await clock.advance(1.0)
+    freed = asyncio.Event()
+    dispatcher.on_free(freed.set)
+    model.goes_on.set()
+    await asyncio.wait_for(freed.wait(), 60)
+    assert (len(here.running), here.room(), memory.batches_bytes) == (0, True, 0)
+    assert here.outcomes == {"cut_off": 1}
+    assert here.energy.spent_j == pytest.approx(10.0 * clock.monotonic_s()), "it drew until then"
+    assert await dispatcher.close(10)
+
+
+async def test_what_is_given_up_before_a_thread_begins_it_leaves_its_place_at_once() -> None:
+    clock, model = SimulatedClock(), Held()
+    local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32, clock=clock)
+    here = Member(
+        "here", local, costs=lambda _: Costs(seconds={1: 0.01}), sessions=1, memory=Memory(0), energy=Energy(0)
+    )
+    here.place(SERVED, here.costs(SERVED))
+    dispatcher = Dispatcher([here], clock=clock)
+    first, second = (asyncio.ensure_future(dispatcher._run_on(here, M, [row(2.0)], [None])) for _ in range(2))
+    await asyncio.sleep(0)
+    assert len(here.running) == 2
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert len(here.running) == 1
+    model.goes_on.set()
+    assert np.asarray((await first)[0]).tolist() == [[4.0]]
+    assert model.runs == [1]
+    assert await dispatcher.close(10)
+
+
+async def test_an_executor_that_fails_as_nobody_foresaw_is_left_alone() -> None:
+    async with site({"one": 0.01, "other": 0.02}) as made:
+        made.executors["one"].error = ValueError("all the input array dimensions must match")  # type: ignore[assignment]
+        told = 0
+        for _ in range(20):
+            try:
+                await made.until(made.ask(1.0))
+            except ValueError:
+                told += 1
+        assert told == 3
+        assert made.report("one").batches["failed"] == 3
+        assert made.report("one").batches.get("cut_off", 0) == 0
+        assert made.report("one").problem.startswith("It failed")
+        made.executors["one"].error = None
