@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
-from types import FrameType
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
@@ -23,6 +14,7 @@ from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, print_json, progress, warn
 from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.cli.rollout_options import Where
+from firstline.cli.work_folder import work_folder
 from firstline.workbench.compress.compression import compress, promise_of, source_of
 from firstline.workbench.compress.distilling import require_training
 from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, start_of
@@ -33,8 +25,6 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import check_share
 from firstline_core.runtime.select import RuntimeOptions
-
-_Action: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 def compress_command(
@@ -143,7 +133,7 @@ def compress_command(
         lesson = replace(lesson, rate=STARTED_RATE)
     profile = profile_named(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
-    with _work_folder() as folder, progress("Compressing") as told:
+    with work_folder() as folder, progress("Compressing") as told:
         found = compress(
             opened,
             dataset,
@@ -179,58 +169,6 @@ def compress_command(
         )
     else:
         typer.echo(f"No bundle was written{'; name one with --out' if taken else ': no candidate was taken'}.")
-
-
-@contextmanager
-def _work_folder() -> Iterator[Path]:
-    """For all files on the way, candidates among them; what a killed command leaves there is known by its name.
-
-    SIGTERM unwinds the block as Ctrl-C does, and ends the process with 128 and its number, as shells have it.
-    """
-    before = _on_sigterm(_end)
-    try:
-        with TemporaryDirectory(prefix="firstline-compress-") as folder:
-            try:
-                with _temporary_files_in(Path(folder) / "tmp"):
-                    work = Path(folder) / "work"
-                    work.mkdir()
-                    yield work
-            finally:
-                _on_sigterm(signal.SIG_IGN)  # a second one would interrupt the tidying
-    except OSError as error:
-        raise ConfigError(
-            f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
-            "place for it."
-        ) from error
-    finally:
-        _on_sigterm(before)
-
-
-@contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Those of quantisers and of processes too, whose own tidying a signal interrupts."""
-    folder.mkdir()
-    variable, known = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = known
-        if variable is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = variable
-
-
-def _on_sigterm(action: _Action) -> _Action:
-    """Returns what was done before. Signals are the main thread's: in another, whoever started it ends the process."""
-    if threading.current_thread() is threading.main_thread():
-        return signal.signal(signal.SIGTERM, action)
-    return None
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 def _ready(checkpoints: Path | None, train: int | None) -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -335,37 +332,6 @@ def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
     shutil.copytree(_DIGITS / "bundle", tmp_path / "some")
     (tmp_path / "some/full.onnx").unlink()
     assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
-
-
-def test_being_told_to_end_takes_the_work_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-
-    def told(*_: object, **__: object) -> None:
-        (work,) = tmp_path.iterdir()
-        assert work.name.startswith("firstline-compress-")
-        assert os.environ["TMPDIR"] == tempfile.gettempdir()
-        tempfile.mkdtemp()  # as a quantiser's, whose tidying was interrupted
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    tidied = tempfile.TemporaryDirectory.cleanup
-
-    def again(folder: tempfile.TemporaryDirectory[str]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # of an impatient caller, while the folder is tidied away
-        tidied(folder)
-
-    monkeypatch.setattr("firstline.cli.compress.compress", told)
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", again)
-    _run(_DIGITS / "bundle", "--data", _HELDOUT, code=143)
-    assert list(tmp_path.iterdir()) == []
-    assert tempfile.tempdir == str(tmp_path)
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_no_room_to_work_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, code=2).output
-    assert f"the work in {tmp_path / 'none'} failed: No such file or directory; TMPDIR names another place" in said
 
 
 def test_a_model_that_no_student_can_be_cut_from_is_compressed_all_the_same() -> None:
