@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
-from types import FrameType
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
-from firstline.cli.compressed import as_json, print_found
+from firstline.cli.compressed import as_json, print_found, print_order
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
 from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, print_json, progress, warn
 from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.cli.rollout_options import Where
+from firstline.cli.work_folder import work_folder
 from firstline.workbench.compress.compression import compress, promise_of, source_of
 from firstline.workbench.compress.distilling import require_training
-from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, start_of
-from firstline.workbench.compress.writing import write_compressed
+from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, require_change, start_of
+from firstline.workbench.compress.writing import Preference, next_version, write_compressed
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.placing import refuse_existing
+from firstline.workbench.placing import refuse_existing, require_writable
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import check_share
 from firstline_core.runtime.select import RuntimeOptions
-
-_Action: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 
 def compress_command(
@@ -90,8 +80,11 @@ def compress_command(
         ),
     ] = None,
     keep: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Share of the channels inside the blocks that a student keeps.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0.01, max=1, help="Share of the channels inside the blocks that a student keeps. Default: all."
+        ),
+    ] = None,
     start: Annotated[
         str,
         typer.Option("--student", metavar="ID", help="The student starts as this smaller model, and nothing is cut."),
@@ -107,6 +100,12 @@ def compress_command(
         int, typer.Option(min=0, help="Threads a model and a training may use; 0 leaves it to the runtime.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the three parts of the data.")] = 0,
+    prefer: Annotated[
+        Preference,
+        typer.Option(
+            help="Which variant stands before which: a device takes the first that it can load. Energy needs --for."
+        ),
+    ] = Preference.KEPT,
     out: Annotated[
         Path | None, typer.Option(help="Where the next version goes, if a candidate is taken; none is written without.")
     ] = None,
@@ -126,24 +125,19 @@ def compress_command(
     opened = open_bundle(require_bundle(bundle))
     if out is not None:
         refuse_existing(out)  # before the models run for minutes
+        require_writable(out)
     source, promise = source_of(opened.manifest, of), promise_of(opened.manifest, epsilon, delta)
     for name, share in {"epsilon": promise.epsilon, "delta": promise.delta, "confidence": confidence}.items():
         if share is not None:
             check_share(name, share)
-    if train:
-        require_training()
     start_of(opened.manifest, source, start)
-    if start and train is None:
-        raise ConfigError("--student names what a student starts as; --train says for how many epochs it is taught.")
+    lesson = _lesson(train, depth, keep, start, threads)
     _ready(checkpoints, train)
-    if depth is None:
-        depth = 1.0 if start or keep < 1 else DEPTH
-    lesson = Lesson(keep, depth, start, epochs=train or 0, threads=threads)
-    if start:
-        lesson = replace(lesson, rate=STARTED_RATE)
+    if prefer is Preference.ENERGY and not for_:
+        raise ConfigError("--prefer energy orders by what is measured of energy, which --for PROFILE has done.")
     profile = profile_named(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
-    with _work_folder() as folder, progress("Compressing") as told:
+    with work_folder() as folder, progress("Compressing") as told:
         found = compress(
             opened,
             dataset,
@@ -153,7 +147,7 @@ def compress_command(
             max_loss=max_loss_points / 100,
             confidence=confidence,
             profile=profile,
-            lesson=lesson if train is not None else None,
+            lesson=lesson,
             seed=seed,
             checkpoints=checkpoints,
             options=options,
@@ -163,15 +157,18 @@ def compress_command(
         taken = [
             one.model.id for one in found.candidates if one.model and one.verdict and (one.verdict.accepted or force)
         ]
+        after = next_version(opened.manifest, found, taken, prefer) if taken else None
         written = None
-        if taken and out is not None:
-            written = write_compressed(opened, found, folder, out, take=taken, options=options)
+        if after is not None and out is not None:
+            written = write_compressed(opened, after, folder, out, options)
     if force and (refused := [one for one in found.candidates if one.verdict and not one.verdict.accepted]):
         warn(f"--force takes {len(refused)} that the rule refuses.")
     if output is Output.JSON:
-        print_json(as_json(found, taken, written.manifest.version if written else None))
+        print_json(as_json(found, taken, after, written.manifest.version if written else None))
         return
     print_found(found)
+    if after is not None:
+        print_order(after.edge, taken, prefer)
     if written is not None:
         order = ", ".join(model.id for model in written.manifest.edge)
         typer.echo(
@@ -181,56 +178,25 @@ def compress_command(
         typer.echo(f"No bundle was written{'; name one with --out' if taken else ': no candidate was taken'}.")
 
 
-@contextmanager
-def _work_folder() -> Iterator[Path]:
-    """For all files on the way, candidates among them; what a killed command leaves there is known by its name.
+def _lesson(train: int | None, depth: float | None, keep: float | None, start: str, threads: int) -> Lesson | None:
+    """How a student is taught; None where none is asked for.
 
-    SIGTERM unwinds the block as Ctrl-C does, and ends the process with 128 and its number, as shells have it.
+    Raises:
+        ConfigError: a student is described that nobody asked for, or would be a copy; or PyTorch is absent.
     """
-    before = _on_sigterm(_end)
-    try:
-        with TemporaryDirectory(prefix="firstline-compress-") as folder:
-            try:
-                with _temporary_files_in(Path(folder) / "tmp"):
-                    work = Path(folder) / "work"
-                    work.mkdir()
-                    yield work
-            finally:
-                _on_sigterm(signal.SIG_IGN)  # a second one would interrupt the tidying
-    except OSError as error:
-        raise ConfigError(
-            f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
-            "place for it."
-        ) from error
-    finally:
-        _on_sigterm(before)
-
-
-@contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Those of quantisers and of processes too, whose own tidying a signal interrupts."""
-    folder.mkdir()
-    variable, known = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = known
-        if variable is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = variable
-
-
-def _on_sigterm(action: _Action) -> _Action:
-    """Returns what was done before. Signals are the main thread's: in another, whoever started it ends the process."""
-    if threading.current_thread() is threading.main_thread():
-        return signal.signal(signal.SIGTERM, action)
-    return None
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+    if train is None:
+        described = {"--student": start, "--depth": depth, "--keep": keep}
+        if option := next((name for name, value in described.items() if value), None):
+            raise ConfigError(f"{option} says what a student is; --train says for how many epochs it is taught.")
+        return None
+    if train:
+        require_training()
+    share = 1.0 if keep is None else keep
+    if depth is None:
+        depth = 1.0 if start or share < 1 else DEPTH
+    lesson = Lesson(share, depth, start, epochs=train, threads=threads)
+    require_change(lesson)
+    return replace(lesson, rate=STARTED_RATE) if start else lesson
 
 
 def _ready(checkpoints: Path | None, train: int | None) -> None:

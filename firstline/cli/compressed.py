@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import typer
 
 from firstline.cli.output import confidence, percent, print_table, size, table
@@ -9,11 +11,14 @@ from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.making import Candidate
 from firstline.workbench.compress.target import Target
+from firstline.workbench.compress.writing import Preference
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.words import DISTURBED
 
 
-def as_json(found: Compression, taken: list[str], version: int | None) -> dict[str, object]:
+def as_json(found: Compression, taken: list[str], after: Manifest | None, version: int | None) -> dict[str, object]:
+    """Args: `after` is the next version's manifest, if something is taken; `version` its number, if it was written."""
     return {
         "source": found.source.id,
         "target": found.target,
@@ -24,6 +29,7 @@ def as_json(found: Compression, taken: list[str], version: int | None) -> dict[s
         "loss_proved": found.proved,
         "rows": dict(zip(("make", "judge", "certify"), found.rows, strict=True)),
         "there": found.there,
+        "unmeasured": found.unmeasured,
         "certified_accuracy": found.certified_accuracy,
         "candidates": [
             {
@@ -31,12 +37,14 @@ def as_json(found: Compression, taken: list[str], version: int | None) -> dict[s
                 "technique": one.technique,
                 "figures": one.figures,
                 "accepted": one.verdict is not None and one.verdict.accepted,
-                "reasons": one.verdict.reasons if one.verdict is not None else (one.failed,),
+                "reasons": _reasons(found, one),
+                "times_better": one.verdict.times_better if one.verdict is not None else {},
                 "provenance": one.model.provenance if one.model is not None else None,
             }
             for one in found.candidates
         ],
         "taken": taken,
+        "order": [model.id for model in after.edge] if after is not None else None,
         "version": version,
     }
 
@@ -61,10 +69,31 @@ def print_found(found: Compression) -> None:
     print_table(made)
     if found.target is not None:
         typer.echo(_of_target(found, found.target))
+    for name, why in found.unmeasured.items():
+        typer.echo(f"{name} is no rival: {why.removesuffix('.')}.")
     for one in found.candidates:
         name = one.model.id if one.model is not None else one.technique
-        reasons = one.verdict.reasons if one.verdict is not None else (one.failed,)
-        typer.echo(f"{name} is {_verdict(one)}: {'; '.join(reasons) or 'nothing that is there is as accurate'}.")
+        reasons = "; ".join(reason.removesuffix(".") for reason in _reasons(found, one))
+        typer.echo(f"{name} is {_verdict(one)}: {reasons}.")
+
+
+def print_order(edge: Sequence[Model], taken: Collection[str], prefer: Preference) -> None:
+    """Says of what is taken and does not stand first which devices it does not reach."""
+    names = [model.id for model in edge]
+    others = ", ".join(one for one in Preference if one is not prefer)
+    for position, name in enumerate(names):
+        if name in taken and position > 0:
+            typer.echo(
+                f"{name} stands behind {', '.join(names[:position])}: a device takes the first that it can load, and "
+                f"the others only if it adapts. The order is by {prefer}; --prefer names another ({others})."
+            )
+
+
+def _reasons(found: Compression, one: Candidate) -> tuple[str, ...]:
+    if one.verdict is None:
+        return (one.failed,)
+    on_target = " and runs there" if found.unmeasured else ""
+    return one.verdict.reasons or (f"nothing that is there is as accurate{on_target}",)
 
 
 def _verdict(one: Candidate) -> str:
@@ -82,7 +111,14 @@ def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
         else [f"{100 * one:.2f}" for one in (figures.loss.seen, figures.loss.at_most)]
     )
     accuracies = percent(figures.accuracy), *lost, percent(found.certified_accuracy[figures.id])
-    return figures.id, *accuracies, f"{figures.latency_ms:.4g}", *on_target, size(figures.size_bytes), kept
+    return figures.id, *accuracies, _milliseconds(figures), *on_target, size(figures.size_bytes), kept
+
+
+def _milliseconds(figures: Figures) -> str:
+    """With a question mark where other work disturbed it."""
+    if figures.latency_ms is None:
+        return "-"
+    return f"{figures.latency_ms:.4g}{'' if figures.latency_known else ' ?'}"
 
 
 def _energy(reading: Reading | None) -> str:
@@ -97,11 +133,15 @@ def _of_target(found: Compression, target: Target) -> str:
         f"Latency is of '{target.machine}', "
         + ("measured now, in turns, each model in its best way." if target.here else "as its profile has it.")
     ]
-    energy = found.there[0].energy_mj
+    measured = [*found.there, *(one.figures for one in found.candidates if one.figures is not None)]
+    energy = next((one.energy_mj for one in measured if one.energy_mj is not None), None)
     if isinstance(energy, Absent):
         said.append(f"Energy is absent: {energy.reason}")
     elif energy is not None:
         said.append(f"Energy is {type(energy).__name__.lower()}: {energy.source}.")
     if found.waited_share > DISTURBED:
-        said.append(f"Other work had the core for up to {percent(round(found.waited_share, 2))} of a measurement.")
+        said.append(
+            f"Other work had the core for up to {percent(round(found.waited_share, 2))} of a measurement; what waited "
+            f"for more than {percent(DISTURBED)} is marked ?, and does not count."
+        )
     return " ".join(said)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError
@@ -28,6 +29,16 @@ def refuse_existing(out: Path) -> None:
     """Raises ConfigError where something lies at `out`, whatever it is."""
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} exists; name another folder with --out.")
+
+
+def require_writable(out: Path) -> None:
+    """Raises ConfigError where no bundle can be made at `out`; leaves nothing there."""
+    try:
+        nearest = next(folder for folder in out.absolute().parents if folder.exists())
+        with TemporaryDirectory(prefix=f".{out.name}.", dir=nearest):
+            pass
+    except OSError as error:
+        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
 
 
 @contextmanager

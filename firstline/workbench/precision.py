@@ -21,14 +21,20 @@ _ONNX = {1: "fp32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 1
 
 def precision_of(file: Path, runtime: Literal["onnx", "tflite"]) -> str:
     """E.g. "fp32" or "int8"; "unknown" where the file has no weights, or is not what it should be."""
+    sizes = weights_of(file, runtime)
+    return sizes.most_common(1)[0][0] if sizes else UNKNOWN
+
+
+def weights_of(file: Path, runtime: Literal["onnx", "tflite"]) -> Counter[str]:
+    """Bytes of weights by their number format; empty where there are none, or the file is not what it should be."""
     content = file.read_bytes()
     sizes: Counter[str] = Counter()
     try:
         for precision, size_bytes in (_onnx_weights if runtime == "onnx" else _tflite_weights)(content):
             sizes[precision] += size_bytes
     except (struct.error, ValueError, IndexError):
-        return UNKNOWN  # the runtime says what is wrong with the file
-    return sizes.most_common(1)[0][0] if sizes else UNKNOWN
+        return Counter()  # the runtime says what is wrong with the file
+    return sizes
 
 
 class _Table:
@@ -77,10 +83,22 @@ def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
-    # ModelProto: graph 7. GraphProto: initializer 5. TensorProto: data_type 2.
-    for number, graph in fields(memoryview(content)):
-        if number == 7 and isinstance(graph, memoryview):
-            for inner, tensor in fields(graph):
-                if inner == 5 and isinstance(tensor, memoryview):
-                    data_type = next((value for field, value in fields(tensor) if field == 2), 0)
-                    yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
+    # ModelProto: graph 7. GraphProto: node 1, initializer 5. TensorProto: data_type 2.
+    for graph in _inside(memoryview(content), 7):
+        for tensor in (*_inside(graph, 5), *_constants(graph)):
+            data_type = next((value for field, value in fields(tensor) if field == 2), 0)
+            yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
+
+
+def _constants(graph: memoryview) -> Iterator[memoryview]:
+    """Tensors that some exporters write as nodes."""
+    # NodeProto: op_type 4, attribute 5. AttributeProto: tensor 5.
+    for node in _inside(graph, 1):
+        if any(bytes(kind) == b"Constant" for kind in _inside(node, 4)):
+            for attribute in _inside(node, 5):
+                yield from _inside(attribute, 5)
+
+
+def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
+    """The fields of that number that have a length."""
+    return (value for field, value in fields(message) if field == number and isinstance(value, memoryview))

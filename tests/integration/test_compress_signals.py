@@ -19,6 +19,7 @@ _DIGITS = Path(__file__).parents[2] / "models/digits"
         ("static-int8: sensitivity ...", signal.SIGTERM, 143),
         ("Certifying ...", signal.SIGTERM, 143),
         ("static-int8: sensitivity ...", signal.SIGINT, 130),
+        ("static-int8: sensitivity ...", signal.SIGHUP, 129),
     ],
 )
 def test_a_signal_takes_the_work_with_it(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from firstline.workbench.certify import Certification
-from firstline.workbench.compress.judge import Figures, judge
+from firstline.workbench.compress.judge import Figures, Verdict, judge, outdone
 from firstline.workbench.compress.loss import loss
 from firstline.workbench.compress.making import Candidate, Make, Told, Work, made_of
-from firstline.workbench.compress.parts import parted
+from firstline.workbench.compress.parts import Parts, parted
 from firstline.workbench.compress.student import Lesson
-from firstline.workbench.compress.target import Target, measured_costs, read_costs, target_of
+from firstline.workbench.compress.target import Costs, Target, measured_costs, read_costs, target_of
 from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved, right
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.certificate import Contract, valid_certificate
@@ -53,10 +53,11 @@ class Compression:
         proved: whether these bounds decide, or what was seen.
         target: the machine that latency and energy are of; None for this one, as the options say.
         there: figures of all models of the bundle, the source among them.
+        unmeasured: those of them that did not run on the target, by id, and why; they are nobody's rivals.
         certifications: by id, of the candidates; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
         certified_accuracy: of every model, by id, on the rows that certify, which chose nothing.
-        waited_share: of a measurement, in which other work had its core: the most; 0 where nobody counted.
+        waited_share: of a measurement that counts, in which other work had its core: the most; 0 where nobody counted.
     """
 
     source: Model
@@ -66,6 +67,7 @@ class Compression:
     loss_delta: float
     proved: bool
     there: tuple[Figures, ...]
+    unmeasured: dict[str, str]
     candidates: tuple[Candidate, ...]
     certifications: dict[str, Certification]
     rows: tuple[int, int, int]
@@ -86,7 +88,11 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     if wanted and known[wanted] not in fit:
         raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")
     if not fit:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model in fp32; nothing here can be compressed.")
+        said = ", ".join(f"{model.id} {model.precision}" for model in manifest.models)
+        raise ConfigError(
+            f"Bundle '{manifest.name}' says of no model that it is in fp32, and only such are compressed: {said}. "
+            "Where one is, say so by precision in the recipe (docs/bundles.md), and create the bundle anew."
+        )
     return known[wanted] if wanted else fit[0]
 
 
@@ -154,7 +160,7 @@ def compress(
 
     Raises:
         ConfigError: the bundle has not both tiers, or not all of its files; data that does not fit or is too little;
-            a profile that does not know the bundle's models.
+            a profile of another machine, on which no candidate can have run.
         ModelLoadError: a model of the bundle does not load here.
         OSError: the folder cannot be written.
     """
@@ -163,11 +169,11 @@ def compress(
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
     dataset.check_labels(manifest.labels)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
+    told("Reading the data")
     parts = parted(dataset, seed)
     with_all = _copied(bundle, folder)
     for model in manifest.models:
         load_model(with_all, model, options).close()  # one that does not run here says so now, not after minutes
-    told("Reading the data")
     data = {
         "seed": str(seed),
         "data_sha256": dataset.digest(),
@@ -185,45 +191,75 @@ def compress(
         costs = measured_costs(_whole(with_all, models), models, profile, progress=progress)
     else:
         costs = read_costs(models, profile)
-    if lost := [model.id for model in manifest.models if model.id in costs.unknown]:
-        raise ConfigError(f"'{lost[0]}' cannot be measured here: {costs.unknown[lost[0]]}.")
-    models = [model for model in models if model.id in costs.known]
-    told("Judging")
-    judged = gathered(with_all, models, parts.judge, options, progress)
-    told("Certifying")
-    rows = gathered(with_all, models, parts.certify, options, progress)
-    prove = partial(proved, with_all, epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract)
-    new = models[len(manifest.models) :]
-    among = max(len(new), 1)
-    proofs = {model.id: prove(rows[model.id], among=among) for model in models if model.id != manifest.full.id}
+    return _judged(work, parts, made, costs, target=target, promise=promise, max_loss=max_loss, confidence=confidence)
+
+
+def _judged(
+    work: Work,
+    parts: Parts,
+    made: Sequence[Candidate],
+    costs: Costs,
+    *,
+    target: Target | None,
+    promise: Promise,
+    max_loss: float,
+    confidence: float | None,
+) -> Compression:
+    """Verdicts and certificates of what was made and can be measured."""
+    bundle, source, options = work.bundle, work.source, work.options
+    manifest = bundle.manifest
     loss_delta = LOSS_DELTA if confidence is None else 1 - confidence
+    new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
+    models = [*manifest.models, *new]
+    work.told("Judging")
+    judged = gathered(bundle, models, parts.judge, options, work.progress)
+    work.told("Certifying")
+    rows = gathered(bundle, models, parts.certify, options, work.progress)
+    among, full = max(len(new), 1), manifest.full
+    prove = partial(
+        proved, bundle, epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract, among=among
+    )
+    proofs = {model.id: prove(rows[model.id]) for model in models if full is None or model.id != full.id}
     was_right = right(judged[source.id])
     losses = {one.id: loss(right(judged[one.id]), was_right, delta=loss_delta, among=among) for one in new}
-    figures = {
-        model.id: Figures(
+
+    def figures(model: Model) -> Figures:
+        cost, proof = costs.known.get(model.id), proofs.get(model.id)
+        return Figures(
             id=model.id,
             accuracy=accuracy(judged[model.id]),
-            latency_ms=costs.known[model.id].latency_ms,
+            latency_ms=cost.latency_ms if cost else None,
             size_bytes=model.artefact.size_bytes,
-            kept=proofs[model.id].proof.kept if model.id in proofs else None,
-            energy_mj=costs.known[model.id].energy_mj,
-            ran=costs.known[model.id].ran,
+            kept=proof.proof.kept if proof else None,
+            energy_mj=cost.energy_mj if cost else None,
+            ran=cost.ran if cost else "",
             loss=losses.get(model.id),
+            waited_share=cost.waited_share if cost else 0.0,
         )
-        for model in models
-    }
-    there = tuple(figures[model.id] for model in manifest.models)
+
+    there = tuple(figures(model) for model in manifest.models)
     promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
+    against = next(one for one in there if one.id == source.id)
+    rivals = [one for one in there if one.id in costs.known]
+    verdicts = {
+        one.id: (
+            mine := figures(one),
+            judge(mine, against, rivals, max_loss, promised=promised, proved=confidence is not None),
+        )
+        for one in new
+    }
+    worse = outdone([mine for mine, verdict in verdicts.values() if verdict.accepted])
     candidates = []
     for one in made:
         if one.model is not None and one.model.id in costs.unknown:
             one = msgspec.structs.replace(one, failed=costs.unknown[one.model.id])  # noqa: PLW2901
         elif one.model is not None:
-            mine = figures[one.model.id]
-            verdict = judge(mine, figures[source.id], there, max_loss, promised=promised, proved=confidence is not None)
+            mine, verdict = verdicts[one.model.id]
+            if why := worse.get(mine.id):
+                verdict = Verdict(False, (why,), verdict.times_better)
             one = msgspec.structs.replace(one, figures=mine, verdict=verdict)  # noqa: PLW2901
         candidates.append(one)
-    ids = {one.model.id for one in made if one.model is not None}
+    ids = {model.id for model in new}
     return Compression(
         source,
         target,
@@ -232,11 +268,12 @@ def compress(
         loss_delta,
         confidence is not None,
         there,
+        {model.id: costs.unknown[model.id] for model in manifest.models if model.id in costs.unknown},
         tuple(candidates),
         {name: proof for name, proof in proofs.items() if name in ids},
         (len(parts.make), len(parts.judge), len(parts.certify)),
         {name: accuracy(evidence) for name, evidence in rows.items()},
-        max(cost.waited_share for cost in costs.known.values()),
+        max((cost.waited_share for cost in costs.known.values()), default=0.0),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from firstline.workbench.compress.parts import Parts
 from firstline.workbench.compress.sensitivity import excluded
 from firstline.workbench.compress.student import Lesson, start_of, student
 from firstline.workbench.compress.trial import rows_of
-from firstline.workbench.precision import precision_of
+from firstline.workbench.precision import precision_of, weights_of
 from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
@@ -36,6 +36,16 @@ SENSITIVITY_ROWS = 300
 _READY = "ready.onnx"
 _NAME_CHARACTERS = 59  # with a hyphen, and a number of three digits at the end, what a name may have
 _LIBRARIES = {"onnx": techniques.libraries, "tflite": tflite_techniques.libraries}
+
+_BYTES = ("int8", "uint8")
+_STORES = {
+    "static-int8": _BYTES,
+    "dynamic-int8": _BYTES,
+    "int8-weights": _BYTES,
+    "student-static-int8": _BYTES,
+    "fp16": ("fp16",),
+}
+"""Formats of weights by which a technique's file is known to be one."""
 
 Make = Callable[[Path, Array, Path], None]
 """Writes a file (last) of a model's (first); rows as the model takes them may calibrate it."""
@@ -180,6 +190,8 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     file = bundle.path / f"{name}.{source.runtime}"
     try:
         make(file)
+        if not _touched(work, file, _STORES.get(technique, ())):
+            return Candidate(None, technique, failed=f"'{source.id}' has no operator that it takes")
         content = file.read_bytes()
         model = msgspec.structs.replace(
             source,
@@ -200,6 +212,13 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
         return Candidate(None, technique, failed=_one_line(error))
     return Candidate(model, technique)
+
+
+def _touched(work: Work, made: Path, formats: Sequence[str]) -> bool:
+    """Whether more is stored in these formats than was; where a quantiser finds nothing to do, it copies the file."""
+    source = work.bundle.file(work.source.artefact)
+    before, after = (weights_of(file, work.source.runtime) for file in (source, made))
+    return not formats or sum(after[one] for one in formats) > sum(before[one] for one in formats)
 
 
 def free_name(bundle: Bundle, source: Model, technique: str) -> str:

@@ -6,12 +6,13 @@ either; which of several certified candidates goes first they do choose, for whi
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 import numpy as np
 
-from firstline.workbench.dataset import LABELS_NAME, Dataset
+from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample
 from firstline_core.errors import ConfigError
 
 SHARES = (0.5, 0.2, 0.3)
@@ -37,15 +38,10 @@ def parted(dataset: Dataset, seed: int = 0) -> Parts:
     """Draws the parts at random, the same ones for the same seed.
 
     Raises:
-        ConfigError: fewer than 20 images for a part, or a file that is named twice.
+        ConfigError: fewer than 20 images for a part; an image that is there twice, by its name or byte for byte; or
+            one that cannot be read.
     """
-    count, lines = len(dataset), dict[PurePosixPath, int]()
-    for sample in dataset.samples:
-        if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
-            raise ConfigError(
-                f"{dataset.folder / LABELS_NAME}:{sample.line} names '{sample.file}', as line {first} does; an image "
-                "may be in one of the three parts only, so name each once."
-            )
+    count = len(dataset)
     cuts = np.cumsum([round(share * count) for share in SHARES[:-1]])
     parts = np.split(np.random.default_rng(seed).permutation(count), cuts)
     if min(map(len, parts)) < LEAST_ROWS:
@@ -53,7 +49,28 @@ def parted(dataset: Dataset, seed: int = 0) -> Parts:
             f"{dataset.folder} has {count} images; each of three parts needs {LEAST_ROWS} at least, so give "
             f"{int(LEAST_ROWS / min(SHARES))} or more."
         )
+    _refuse_copies(dataset)
     make, judge, certify = (
         replace(dataset, samples=tuple(dataset.samples[position] for position in sorted(part))) for part in parts
     )
     return Parts(make, judge, certify)
+
+
+def _refuse_copies(dataset: Dataset) -> None:
+    """A copy in another part would judge, or certify, what it made; in the same one it would prove as two do."""
+    once = "an image may be in one of the three parts only, so name each once"
+    lines = dict[PurePosixPath, int]()
+    for sample in dataset.samples:
+        if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
+            raise ConfigError(f"{_named(dataset, sample)}, as line {first} does; {once}.")
+    seen = dict[bytes, Sample]()
+    for sample, (encoded, _) in zip(dataset.samples, dataset.read(), strict=True):
+        known = seen.setdefault(hashlib.sha256(encoded).digest(), sample)
+        if known is not sample:
+            raise ConfigError(
+                f"{_named(dataset, sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
+            )
+
+
+def _named(dataset: Dataset, sample: Sample) -> str:
+    return f"{dataset.folder / LABELS_NAME}:{sample.line} names '{sample.file}'"

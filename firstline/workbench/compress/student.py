@@ -51,6 +51,19 @@ class Lesson:
     rate: float = 1e-3
 
 
+def require_change(lesson: Lesson) -> None:
+    """Raises ConfigError where the student would be a copy of what it starts as."""
+    if lesson.keep < 1 or lesson.depth < 1:
+        return
+    if not lesson.start:
+        raise ConfigError("A student of all channels and blocks is the model itself; keep less of one.")
+    if not lesson.epochs:
+        raise ConfigError(
+            f"A student that starts as '{lesson.start}', of which nothing is cut, and that is taught for 0 epochs is "
+            "a copy of it; teach it, or keep less of its channels or blocks."
+        )
+
+
 def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
     """The model that a student starts as: the one named, which must take and give what the source does.
 
@@ -107,8 +120,7 @@ def student(
     teacher, whole = onnx.load(source), onnx.load(start or source)
     if len(teacher.graph.output) != 1:
         raise ConfigError(f"A student is taught by one output; its teacher has {len(teacher.graph.output)}.")
-    if start is None and lesson.keep == lesson.depth == 1:
-        raise ConfigError("A student of all channels and blocks is the model itself; keep less of one.")
+    require_change(lesson)
     cut, told = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)
     told |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
     if lesson.epochs:

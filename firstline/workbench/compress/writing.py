@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -13,34 +15,30 @@ from firstline.workbench.compress.judge import Figures
 from firstline.workbench.golden import answered_golden
 from firstline.workbench.placing import in_place, refuse_existing
 from firstline_core.bundle.golden import read_golden
-from firstline_core.bundle.manifest import MANIFEST_NAME, Model, encode_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.hardware.readings import Measured, Modelled
 from firstline_core.runtime.select import RuntimeOptions
 
 
-def write_compressed(
-    bundle: Bundle,
-    found: Compression,
-    made: Path,
-    out: Path,
-    *,
-    take: Iterable[str],
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-) -> Bundle:
-    """Writes it, whole or not at all. Golden answers are given anew, for the new variants answer too.
+class Preference(StrEnum):
+    """What decides which variant stands first."""
+
+    KEPT = "kept"
+    LATENCY = "latency"
+    SIZE = "size"
+    ENERGY = "energy"
+
+
+def next_version(manifest: Manifest, found: Compression, take: Iterable[str], prefer: Preference) -> Manifest:
+    """What it was, and the candidates that are taken; its golden answers are the old ones.
 
     Args:
-        bundle: that was compressed.
+        manifest: of the bundle that was compressed.
         found: about it.
-        made: the folder that `compress` filled.
-        out: must not exist.
         take: ids of the candidates that go in.
-        options: for the golden answers.
-
-    Raises:
-        ConfigError: `out` may not, or cannot, be written.
+        prefer: what decides where they stand, see `in_order`.
     """
-    refuse_existing(out)
     wanted = set(take)
     new = [
         msgspec.structs.replace(
@@ -53,8 +51,30 @@ def write_compressed(
     ]
     figures = {one.id: one for one in found.there}
     figures |= {one.figures.id: one.figures for one in found.candidates if one.figures is not None}
-    old = bundle.manifest
-    manifest = msgspec.structs.replace(old, version=old.version + 1, edge=in_order(old.edge, new, figures))
+    edge = in_order(manifest.edge, new, figures, prefer)
+    return msgspec.structs.replace(manifest, version=manifest.version + 1, edge=edge)
+
+
+def write_compressed(
+    bundle: Bundle,
+    manifest: Manifest,
+    made: Path,
+    out: Path,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+) -> Bundle:
+    """Writes it, whole or not at all. Golden answers are given anew, for the new variants answer too.
+
+    Args:
+        bundle: that was compressed.
+        manifest: of `next_version`.
+        made: the folder that `compress` filled.
+        out: must not exist.
+        options: for the golden answers.
+
+    Raises:
+        ConfigError: `out` may not, or cannot, be written.
+    """
+    refuse_existing(out)
     with in_place(out) as staged:
         for artefact in manifest.artefacts:
             (staged / artefact.file).parent.mkdir(parents=True, exist_ok=True)
@@ -72,17 +92,20 @@ def write_compressed(
     return open_bundle(out)
 
 
-def in_order(there: Sequence[Model], new: Sequence[Model], figures: dict[str, Figures]) -> tuple[Model, ...]:
+def in_order(
+    there: Sequence[Model], new: Sequence[Model], figures: dict[str, Figures], prefer: Preference = Preference.KEPT
+) -> tuple[Model, ...]:
     """Where new variants stand among the edge variants, of which a device takes the first that it can load.
 
-    Before the first that keeps fewer answers under the same promise, or as many and takes longer: what stays on the
-    device is what a variant is for. One without a certificate stands behind all that carry one, whatever this data
-    proves of those. Those that were there stay in their order.
+    Before the first to which they are preferred. By "kept", which keeps fewer answers under the same promise, or as
+    many and takes longer: what stays on the device is what a variant is for. By another, which takes longer, is larger
+    or takes more energy, or as much and keeps less. One without a certificate stands behind all that carry one,
+    whatever this data proves of those. Those that were there stay in their order.
     """
-    placed = list(there)
+    placed, rank = list(there), _RANKS[prefer]
     for model in new:
-        mine = _rank(model, figures)
-        position = next((at for at, one in enumerate(placed) if _rank(one, figures) > mine), len(placed))
+        mine = rank(figures[model.id])
+        position = next((at for at, one in enumerate(placed) if rank(figures[one.id]) > mine), len(placed))
         if model.certificate is None:
             behind = max((at + 1 for at, one in enumerate(placed) if one.certificate is not None), default=0)
             position = max(position, behind)
@@ -90,5 +113,18 @@ def in_order(there: Sequence[Model], new: Sequence[Model], figures: dict[str, Fi
     return tuple(placed)
 
 
-def _rank(model: Model, figures: dict[str, Figures]) -> tuple[float, float]:
-    return -(figures[model.id].kept or 0.0), figures[model.id].latency_ms
+def _latency_ms(one: Figures) -> float:
+    return inf if one.latency_ms is None else one.latency_ms
+
+
+def _energy_mj(one: Figures) -> float:
+    return one.energy_mj.value if isinstance(one.energy_mj, Measured | Modelled) else inf
+
+
+_RANKS: dict[Preference, Callable[[Figures], tuple[float, float]]] = {
+    Preference.KEPT: lambda one: (-(one.kept or 0.0), _latency_ms(one)),
+    Preference.LATENCY: lambda one: (_latency_ms(one), -(one.kept or 0.0)),
+    Preference.SIZE: lambda one: (one.size_bytes, -(one.kept or 0.0)),
+    Preference.ENERGY: lambda one: (_energy_mj(one), -(one.kept or 0.0)),
+}
+"""The least comes first; what is not known of a model comes last."""

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import tempfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,17 @@ from firstline.workbench.compress.parts import parted
 from firstline.workbench.compress.pruning import pairs, prune
 from firstline.workbench.compress.reconstruction import reconstruct
 from firstline.workbench.compress.student import Lesson, student
-from firstline.workbench.compress.writing import in_order
+from firstline.workbench.compress.writing import Preference, in_order
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
+from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.golden import read_golden
+from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import Modelled
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU, RuntimeOptions
 
@@ -109,6 +110,19 @@ def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> N
     (tmp_path / "images").mkdir()
     with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
         parted(open_dataset(tmp_path))
+
+
+def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{at}.png,0\n" for at in range(120)))
+    for at in range(120):
+        (tmp_path / f"images/{at}.png").write_bytes(f"image {at if at != 70 else 7}".encode())
+    with pytest.raises(
+        ConfigError, match=r"labels\.csv:72 names '70\.png', which is byte for byte '7\.png' of line 9; an"
+    ):
+        parted(open_dataset(tmp_path))
+    (tmp_path / "images/70.png").write_bytes(b"another")
+    assert len(parted(open_dataset(tmp_path)).make) == 60
 
 
 def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
@@ -227,6 +241,32 @@ def test_variants_stand_in_the_order_of_what_they_keep() -> None:
     assert in_order(there, [new], figures)[-1].id == "new"
 
 
+@pytest.mark.parametrize(
+    ("prefer", "better"),
+    [
+        ("latency", {"latency_ms": 0.5}),
+        ("size", {"size_bytes": 50}),
+        ("energy", {"energy_mj": Modelled(1.0, "stated")}),
+    ],
+)
+def test_variants_stand_in_the_order_that_is_asked_for(prefer: str, better: dict[str, Any]) -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge
+    new = msgspec.structs.replace(there[0], id="new")
+    figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
+    worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of which nobody knows the energy
+    assert in_order(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
+    one_better = figures | {"new": msgspec.structs.replace(worse, **better)}
+    assert in_order(there, [new], one_better, Preference(prefer))[0].id == "new"
+    assert in_order(there, [new], one_better)[-1].id == "new"
+
+
+def test_what_did_not_run_on_the_target_stands_behind_what_did() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
+    new = msgspec.structs.replace(there[0], id="new")
+    figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
+    assert in_order(there, [new], figures)[0].id == in_order(there, [new], figures, Preference.LATENCY)[0].id == "new"
+
+
 def test_what_is_not_certified_stands_behind_what_is() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     assert all(model.certificate is not None for model in there)
@@ -301,6 +341,7 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
     text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
     assert "certified on 179: at most 1.5 % disagreement, with confidence 90 %" in text
     assert "edge-onnx-static-int8 is refused: is not certified on this data" in text
+    assert ".." not in text
     assert "No bundle was written: no candidate was taken." in text
     assert not out.exists()
     forced = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, "--force")
@@ -315,12 +356,27 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--train", "0"), "A student is cut from an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
+        (("--keep", "0.5"), "--keep says what a student is; --train says for how many epochs"),
+        (("--depth", "0.5"), "--depth says what a student is; --train says for how many epochs"),
+        (("--student", "edge-onnx", "--train", "0"), "is a copy of it; teach it, or keep less"),
+        (("--prefer", "energy"), "--prefer energy orders by what is measured of energy, which --for PROFILE has done"),
         (("--checkpoints", "somewhere"), "--checkpoints keeps a training; --train says for how many epochs"),
         (("--limit", "50"), "give 100 or more"),
     ],
 )
 def test_what_makes_no_sense_is_said(arguments: tuple[str, ...], says: str) -> None:
     assert says in _run(_DIGITS / "bundle", "--data", _HELDOUT, *arguments, code=2).output
+
+
+@pytest.mark.parametrize("out", ["afile/next", "afile/more/next", "/proc/none/next"])
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.setattr("firstline.cli.compress.compress", lambda *_, **__: pytest.fail("it worked for nothing"))
+    (tmp_path / "afile").touch()
+    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", tmp_path / out, code=2).output
+    assert f"The bundle {tmp_path / out} cannot be written:" in said
+    assert [left.name for left in tmp_path.iterdir()] == ["afile"]
 
 
 def test_a_bundle_of_one_tier_is_refused(tmp_path: Path) -> None:
@@ -337,42 +393,51 @@ def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
     assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
 
 
-def test_being_told_to_end_takes_the_work_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-
-    def told(*_: object, **__: object) -> None:
-        (work,) = tmp_path.iterdir()
-        assert work.name.startswith("firstline-compress-")
-        assert os.environ["TMPDIR"] == tempfile.gettempdir()
-        tempfile.mkdtemp()  # as a quantiser's, whose tidying was interrupted
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    tidied = tempfile.TemporaryDirectory.cleanup
-
-    def again(folder: tempfile.TemporaryDirectory[str]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # of an impatient caller, while the folder is tidied away
-        tidied(folder)
-
-    monkeypatch.setattr("firstline.cli.compress.compress", told)
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", again)
-    _run(_DIGITS / "bundle", "--data", _HELDOUT, code=143)
-    assert list(tmp_path.iterdir()) == []
-    assert tempfile.tempdir == str(tmp_path)
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_no_room_to_work_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, code=2).output
-    assert f"the work in {tmp_path / 'none'} failed: No such file or directory; TMPDIR names another place" in said
-
-
 def test_a_model_that_no_student_can_be_cut_from_is_compressed_all_the_same() -> None:
     found = msgspec.json.decode(_run(_DIGITS / "bundle", "--data", _HELDOUT, "--train", 0, "-o", "json").stdout)
     made = {one["technique"]: one for one in found["candidates"]}
     assert made["student"]["reasons"] == ["The model has no residual block that could be dropped."]
     assert made["fp16"]["figures"] is not None
+
+
+def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:
+    """The digits' bundle with one edge model of these nodes, from "image" to "logits", that promises nothing."""
+    shutil.copytree(_DIGITS / "bundle", folder)
+    manifest = open_bundle(folder).manifest
+    edge = manifest.edge[0]
+    known = onnx.load(folder / edge.artefact.file).graph
+    content = write_graph(folder / "other.onnx", nodes, list(known.input), list(known.output), weights).read_bytes()
+    artefact = Artefact("other.onnx", sha256(content).hexdigest(), len(content))
+    other = msgspec.structs.replace(edge, artefact=artefact, certificate=None)
+    (folder / "manifest.json").write_bytes(
+        encode_manifest(msgspec.structs.replace(manifest, edge=(other,), golden=None))
+    )
+    return folder
+
+
+def test_where_there_is_nothing_to_quantise_no_candidate_is_called_by_it(tmp_path: Path) -> None:
+    bounds = [
+        numpy_helper.from_array(np.array([each], np.int64), name) for name, each in (("a", 0), ("b", 10), ("c", 1))
+    ]
+    nodes = [
+        helper.make_node("Flatten", ["image"], ["pixels"]),
+        helper.make_node("Slice", ["pixels", "a", "b", "c"], ["logits"]),
+    ]
+    bundle = _with_edge(tmp_path / "plain", nodes, bounds)
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    for one in found["candidates"]:
+        assert one["reasons"] == ["'edge-onnx' has no operator that it takes"], one["technique"]
+    text = _run(bundle, "--data", _HELDOUT).stdout
+    assert "int8-weights is not made: 'edge-onnx' has no operator that it takes.\n" in text
+
+
+def test_weights_that_are_nodes_are_quantised_as_others_are(tmp_path: Path) -> None:
+    known = onnx.load(_DIGITS / "bundle/edge-onnx.onnx").graph
+    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
+    bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
+    assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    assert all(one["figures"] for one in found["candidates"])
 
 
 def test_a_candidate_takes_no_name_and_no_file_of_the_bundle() -> None:

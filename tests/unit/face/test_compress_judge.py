@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge
+from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge, outdone
 from firstline.workbench.compress.loss import Loss
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 
@@ -95,6 +95,57 @@ def test_a_loss_is_proved_where_that_is_asked_for() -> None:
     assert "loses 3.00 points" in judge(seen, SOURCE, [SOURCE], 0.02, proved=True).reasons[0]
 
 
+def test_how_many_times_better_is_told_as_numbers_too() -> None:
+    small = Figures("small", accuracy=0.5, latency_ms=4.0, size_bytes=400, kept=0.8)
+    refused = judge(candidate(latency_ms=12.5, size_bytes=800), SOURCE, [SOURCE, small], 0.02)
+    assert not refused.accepted
+    assert refused.times_better == {
+        "source": {"latency": 0.8, "size": 1.25},
+        "small": {"latency": 0.32, "size": 0.5},  # no rival, for it is less accurate, and told all the same
+    }
+
+
+@pytest.mark.parametrize("disturbed", ["source", "new"])
+@pytest.mark.parametrize("latency_ms", [1.0, 100.0])
+def test_a_latency_that_other_work_disturbed_neither_accepts_nor_refuses(disturbed: str, latency_ms: float) -> None:
+    def waited(one: Figures) -> Figures:
+        return msgspec.structs.replace(one, waited_share=0.49 if one.id == disturbed else 0.0)
+
+    source = waited(SOURCE)
+    alike = judge(waited(candidate(latency_ms=latency_ms)), source, [source], 0.02)
+    assert not alike.accepted  # 10 times faster, it seems
+    smaller = judge(waited(candidate(latency_ms=latency_ms, size_bytes=800)), source, [source], 0.02)
+    assert smaller.accepted  # 10 times slower, it seems
+    for found in (alike, smaller):
+        assert "latency" not in found.times_better["source"]
+        assert "not known well enough: other work had the core for 49 % of its measurement" in found.reasons[-1]
+    assert ("against source" in alike.reasons[-1]) == (disturbed == "source")
+
+
+def test_what_the_source_takes_does_not_matter_where_it_does_not_run() -> None:
+    source = msgspec.structs.replace(SOURCE, latency_ms=None)
+    other = Figures("other", accuracy=0.9, latency_ms=4.0, size_bytes=400, kept=0.8)
+    assert judge(candidate(latency_ms=2.0, size_bytes=200), source, [other], 0.02).accepted
+    assert not judge(candidate(latency_ms=5.0), source, [other], 0.02).accepted
+    assert not judge(candidate(accuracy=0.8, latency_ms=2.0), source, [other], 0.02).accepted
+    assert judge(candidate(), source, [], 0.02).accepted
+
+
+def test_of_two_that_are_accepted_one_may_do_all_that_the_other_does() -> None:
+    best = candidate(latency_ms=5.0, size_bytes=500)
+    worse = msgspec.structs.replace(best, id="worse", latency_ms=6.0)
+    assert outdone([worse, best]) == {
+        "worse": "new is as accurate, keeps as much, and is 1.20 times faster, 1.00 times smaller; one of them "
+        "is enough"
+    }
+    for better in ({"accuracy": 0.95}, {"size_bytes": 400}, {"kept": 0.85}, {"energy_mj": Modelled(1.0, "stated")}):
+        other = msgspec.structs.replace(worse, **better)
+        spends = msgspec.structs.replace(best, energy_mj=Modelled(2.0, "stated"))
+        assert outdone([other, spends]) == {}, better
+    assert set(outdone([best, msgspec.structs.replace(best, id="twin")])) == {"twin"}
+    assert outdone([best]) == outdone([]) == {}
+
+
 positive = st.floats(0.1, 1000)
 
 
@@ -111,3 +162,32 @@ def test_what_is_taken_is_better_by_a_tenth_and_harms_little(
         assert min(ratios) >= 1 / HARM or max(ratios) >= WORTH_A_TRADE
     else:
         assert accuracy < 0.88 or max(ratios) < GAIN or min(ratios) < 1 / HARM
+
+
+some = st.builds(
+    Figures,
+    id=st.just("one"),
+    accuracy=st.sampled_from([0.8, 0.9]),
+    latency_ms=st.sampled_from([1.0, 2.0]),
+    size_bytes=st.sampled_from([1, 2]),
+    kept=st.sampled_from([0.5, 0.6]),
+    waited_share=st.sampled_from([0.0, 0.5]),
+)
+
+
+@given(st.lists(some, min_size=1, max_size=5))
+def test_somebody_is_left_and_stands_for_all_that_went(made: list[Figures]) -> None:
+    named = [msgspec.structs.replace(one, id=str(at)) for at, one in enumerate(made)]
+    gone = outdone(named)
+    left = [one for one in named if one.id not in gone]
+    assert left
+    assert outdone(left) == {}
+    if all(one.latency_known for one in named):
+        for one in named:
+            assert any(
+                other.accuracy >= one.accuracy
+                and (other.kept or 0) >= (one.kept or 0)
+                and (other.latency_ms or 0) <= (one.latency_ms or 0)
+                and other.size_bytes <= one.size_bytes
+                for other in left
+            )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -15,7 +18,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.compress import compression
-from firstline.workbench.compress.target import measured_costs, read_costs, stated_joules, target_of
+from firstline.workbench.compress.target import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
@@ -53,8 +56,7 @@ def test_another_machines_profile_has_to_know_the_models_and_some_candidate(bund
     own, candidate = _points(bundle), point(0.5, digest="c" * 64)
     with pytest.raises(ConfigError, match=r"--force and --out DIR.* no model but the bundle's own"):
         target_of(_profile(*own), bundle.manifest, Tree())
-    with pytest.raises(ConfigError, match="lacks one row through full"):
-        target_of(_profile(*own[:-1], candidate), bundle.manifest, Tree())
+    assert not target_of(_profile(candidate), bundle.manifest, Tree()).here  # too small a machine for all else
     many = replace(candidate, key=replace(candidate.key, batch=4))
     with pytest.raises(ConfigError, match="no model but the bundle's own"):
         target_of(_profile(*own, many), bundle.manifest, Tree())
@@ -97,6 +99,39 @@ def test_here_the_choice_of_a_way_is_not_what_is_judged(bundle: Bundle) -> None:
     assert found.known[model.id].latency_ms == 2.1  # the median, without the 3.0 that chose
     assert found.known[model.id].energy_mj == Modelled(6.0, "stated")
     assert told[-1] == (5, 5)
+
+
+def test_of_another_machine_what_was_measured_at_rest_counts(bundle: Bundle) -> None:
+    model = bundle.manifest.edge[0]
+    disturbed = replace(point(1.0, variant=model.id, digest=model.digest), waited_share=0.3)
+    calm = point(1.5, variant=model.id, digest=model.digest, threads=2)
+    assert read_costs([model], _profile(disturbed, calm)).known[model.id].latency_ms == 1.5
+    alone = read_costs([model], _profile(disturbed)).known[model.id]
+    assert (alone.latency_ms, alone.waited_share) == (1.0, 0.3)
+
+
+def _measured_while(bundle: Bundle, waited: Iterator[float]) -> tuple[Cost, int]:
+    """Of one model, whose milliseconds are 10 times the share that it waited, and how often it was measured."""
+    model, asked = bundle.manifest.edge[0], 0
+
+    def measure(_: Job) -> Point:
+        nonlocal asked
+        asked += 1
+        share = next(waited)
+        return replace(point(1 + 10 * share, variant=model.id, digest=model.digest), waited_share=share)
+
+    found = measured_costs(bundle, [model], _profile(point(1.0)), measure=measure, rounds=3)
+    return found.known[model.id], asked
+
+
+def test_what_other_work_disturbed_is_measured_once_more(bundle: Bundle) -> None:
+    assert _measured_while(bundle, repeat(0.01)) == (Cost(1.1, ANY, "CPU, 1 thread", 0.01), 3)
+    once = _measured_while(bundle, chain([0.4, 0.02], repeat(0.02)))
+    assert once == (Cost(1.2, ANY, "CPU, 1 thread", 0.02), 4)
+    a_round_long = _measured_while(bundle, chain(repeat(0.4, TRIES), repeat(0.02)))
+    assert a_round_long == (Cost(1.2, ANY, "CPU, 1 thread", 0.02), TRIES + 2)
+    least = _measured_while(bundle, cycle([0.4, 0.3, 0.5]))
+    assert least == (Cost(4.0, ANY, "CPU, 1 thread", 0.3), 3 * TRIES)
 
 
 def test_what_does_not_run_here_is_said(bundle: Bundle) -> None:
@@ -158,6 +193,47 @@ def test_candidates_that_ran_on_the_target_are_judged_by_its_figures(tmp_path: P
     text = _run(*_ARGUMENTS, "--for", path).stdout
     assert "Latency is of 'board', as its profile has it. Energy is modelled: stated 2 J a core-second" in text
     assert "fp16 is not judged: it never ran on 'board'" in text
+
+
+def test_a_machine_too_small_for_the_bundle_judges_by_what_ran_there(tmp_path: Path) -> None:
+    out, path = tmp_path / "all", tmp_path / "board.json"
+    _run(*_ARGUMENTS, "--out", out, "--force")
+    made = {model.id: model for model in open_bundle(out).manifest.edge}
+
+    def ran(**ms: float) -> list[Point]:
+        return [point(one, variant=name, digest=made[name].digest) for name, one in ms.items()]
+
+    small = {
+        "edge-tflite-int8": 1.0,
+        "edge-onnx-fp16": 0.5,
+        "edge-onnx-static-int8": 0.4,
+        "edge-onnx-int8-weights": 9.0,
+    }
+    path.write_bytes(encode(_profile(*ran(**small))))
+    found = msgspec.json.decode(_run(*_ARGUMENTS, "--for", path, "-o", "json").stdout)
+    assert set(found["unmeasured"]) == {"edge-onnx", "edge-tflite-float", "full"}
+    by_technique = {one["technique"]: one for one in found["candidates"]}
+    assert by_technique["static-int8"]["times_better"] == {
+        "edge-tflite-int8": {"latency": 2.5, "size": pytest.approx(0.83, abs=0.1)}
+    }
+    assert by_technique["fp16"]["accepted"]
+    assert by_technique["int8-weights"]["figures"]["latency_ms"] == 9.0
+    text = _run(*_ARGUMENTS, "--for", path).stdout
+    assert "edge-onnx is no rival: it never ran on 'board': its profile has no model of this digest." in text
+    path.write_bytes(encode(_profile(*ran(**{"edge-onnx-fp16": 0.5}))))
+    text = _run(*_ARGUMENTS, "--for", path).stdout
+    assert "edge-onnx-fp16 is accepted: nothing that is there is as accurate and runs there." in text
+
+
+def test_the_order_follows_what_is_preferred(tmp_path: Path) -> None:
+    behind = "edge-onnx-int8-weights stands behind "
+    kept = _run(*_ARGUMENTS).stdout
+    assert "a device takes the first that it can load, and the others only if it adapts. The order is by kept" in kept
+    assert behind in kept
+    out = tmp_path / "next"
+    by_size = _run(*_ARGUMENTS, "--prefer", "size", "--out", out).stdout
+    assert behind not in by_size
+    assert open_bundle(out).manifest.edge[0].id == "edge-onnx-int8-weights"
 
 
 def test_a_profile_that_is_not_there_is_said(tmp_path: Path) -> None:

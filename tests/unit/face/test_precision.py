@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.onnx_models import linear_model
+from onnx import TensorProto, helper, numpy_helper
+from support.onnx_models import linear_model, write_graph
 
-from firstline.workbench.precision import precision_of
+from firstline.workbench.precision import precision_of, weights_of
 
 _DIGITS = Path(__file__).parents[3] / "models/digits/artefacts"
 
@@ -19,6 +21,17 @@ def test_onnx_counts_bytes_not_tensors() -> None:
     # Its centres are stored as bytes; its many small constants are floats.
     assert precision_of(_DIGITS / "full.onnx", "onnx") == "uint8"
     assert precision_of(_DIGITS / "edge.onnx", "onnx") == "fp32"
+
+
+def test_weights_that_are_nodes_count_too(tmp_path: Path) -> None:
+    kernel = numpy_helper.from_array(np.zeros((40, 2), np.float32), "w")
+    nodes = [helper.make_node("Constant", [], ["w"], value=kernel), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])] for name, size in (("x", 40), ("y", 2))
+    ]
+    file = write_graph(tmp_path / "m.onnx", nodes, ends[0], ends[1], [])
+    assert precision_of(file, "onnx") == "fp32"
+    assert weights_of(file, "onnx")["fp32"] >= kernel.ByteSize() - 10
 
 
 def test_a_broken_file_is_unknown_not_an_error(tmp_path: Path) -> None:
