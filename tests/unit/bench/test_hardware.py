@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hardware.energy import Measured, Stated, swings, ways
-from hardware.exits import DELTA, _once, _Rows
+from hardware.exits import DELTA, _once, Rows
 from hardware.split import Cell
 
 _MEASURED = Measured(edge_core_ms=2.0, full_core_ms=10.0, sent_bytes=1048576.0, received_bytes=0.0, kept=0.75)
@@ -46,9 +46,9 @@ def test_the_constant_that_decides_most_comes_first() -> None:
     )
 
 
-def _rows(ms: float, sure: float, rng: np.random.Generator, wrong_below: float) -> _Rows:
+def _rows(ms: float, sure: float, rng: np.random.Generator, wrong_below: float) -> Rows:
     scores = rng.random(4000)
-    return _Rows(ms, scores * sure, scores < wrong_below)
+    return Rows(ms, scores * sure, scores < wrong_below)
 
 
 def test_a_second_stage_only_sees_what_the_first_leaves() -> None:
@@ -68,9 +68,9 @@ def test_a_certificate_for_all_rows_says_nothing_of_the_hard_ones() -> None:
     """Both stages see the same: what the first is unsure of, the second is wrong about as often as it likes."""
     rng = np.random.default_rng(5)
     scores = rng.random(8000)
-    first = _Rows(1.0, scores, scores < 0.3)
+    first = Rows(1.0, scores, scores < 0.3)
     lost = (scores < 0.3) & (rng.random(8000) < 0.1)
-    second = _Rows(1.0, rng.random(8000), lost)
+    second = Rows(1.0, rng.random(8000), lost)
     order = rng.permutation(8000)
     assert _once([first, second], 0.05, order, own=False)[3] == 1.0
     assert _once([first, second], 0.05, order, own=True)[3] == 0.0
