@@ -219,6 +219,8 @@ class Batcher:
         self._queue.remove(item)
         if self._ahead is not None:
             self._ahead.withdraw(item)
+        if self._late is not None:
+            self._late.withdraw(item)
 
     def _expire(self, item: Waiting) -> None:
         self._remove(item)

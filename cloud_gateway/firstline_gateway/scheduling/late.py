@@ -3,14 +3,16 @@
 What is told to wait is no batch yet: whoever comes meanwhile may join it, or go before. It is looked at again with
 every newcomer, whenever an executor is free, and when what it waits for should have ended long ago.
 
-A model that no executor may run, because none is there or all are at the end of their budgets, waits aside: the others
-go on as if nothing of it were in the queue. Whoever cannot wait so long is told at once.
+A request that no executor may run, because none is there or it is beyond all their budgets, waits aside: the others, of
+its own model too, go on as if it were not in the queue. Whoever cannot wait so long is told at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -19,7 +21,7 @@ from firstline_core.errors import FirstlineError
 from firstline_gateway.executors.base import HasSeats, Look, ModelKey, NoSeat, Seat, Times
 from firstline_gateway.scheduling.admission import Admission, Before
 from firstline_gateway.scheduling.batches import Choice, choose, level
-from firstline_gateway.scheduling.waiting import Queue, Waiting
+from firstline_gateway.scheduling.waiting import Queue, Tally, Waiting
 
 # No sooner than that is looked again for what waits for a budget.
 _AGAIN_S = 0.001
@@ -61,13 +63,20 @@ class Late:
         self._refuse = refuse
         self._again: Timer | None = None
         self._is_due = False
-        self._aside: set[ModelKey] = set()
+        self._aside: set[Waiting] = set()
+        self._aside_of: defaultdict[ModelKey, Tally] = defaultdict(Tally)
         engine.on_free(self._fill_soon)
 
     @property
     def aside_s(self) -> float:
-        """Seconds of one slot that models which wait aside would take."""
-        return sum(self._queue.of(key).work_s for key in self._aside)
+        """Seconds of one slot that what waits aside would take."""
+        return sum(of_model.work_s for of_model in self._aside_of.values())
+
+    def withdraw(self, item: Waiting) -> None:
+        """A request waits no longer."""
+        if item in self._aside:
+            self._aside.remove(item)
+            self._aside_of[item.key].count(item, -1)
 
     def before(self, key: ModelKey, rows: int, running: Iterable[tuple[ModelKey, float]]) -> tuple[bool, Before]:
         """Whether a request that comes now begins at once, and what is before it.
@@ -82,10 +91,17 @@ class Late:
         slots, parts = look.way(key)
         busy_s = sum(left_s * parts.get(other, 0.0) for other, left_s in running)
         alone_s = seat.times.seconds(rows) if seat is not None else look.quickest_s(key, rows)
-        found = {other: part for other, part in parts.items() if other == key or other not in self._aside}
+        found = {other: part * self._goes_on(other, newcomers=key) for other, part in parts.items()}
         # So that nobody has to add up what is the sum of all.
         is_all = len(self._queue) == sum(self._queue.of(other).requests for other in found if found[other] == 1)
         return seat is not None, Before(slots, busy_s, None if is_all else found, alone_s)
+
+    def _goes_on(self, key: ModelKey, newcomers: ModelKey) -> float:
+        """The part of a model's work that does not wait aside. Where all of it does, a newcomer of it will as well."""
+        of_model, aside = self._queue.of(key), self._aside_of[key]
+        if not aside.requests or (key == newcomers and aside.requests == of_model.requests):
+            return 1.0
+        return max(0.0, 1.0 - aside.work_s / of_model.work_s) if of_model.work_s else 0.0
 
     def _seat_now(self, look: Look, key: ModelKey, rows: int) -> Seat | None:
         """Where a newcomer begins at once: what waits of other models has been looked at, and left that one free."""
@@ -118,6 +134,7 @@ class Late:
     def _next(self, now_s: float) -> tuple[Choice, Seat | None, float]:
         """What is to begin now, and where; without a batch, in how many seconds to look again if nothing happens."""
         self._aside.clear()
+        self._aside_of.clear()
         look = self._engine.look()
         if look.is_full:
             return Choice([], [], []), None, self._tell_bounded(look, now_s)
@@ -139,8 +156,10 @@ class Late:
             key = choice.batch[0].key
             seat = seats.of(key)
             if isinstance(seat, NoSeat):
-                again_s = min(again_s, self._put_aside([item for item in waiting if item.key == key], seat, now_s))
-                waiting = [item for item in waiting if item.key != key]
+                of_model = [item for item in waiting if item.key == key]
+                seatless, later_s = self._put_aside(look, of_model, now_s)
+                again_s = min(again_s, later_s)
+                waiting = [item for item in waiting if item not in seatless]
                 continue
             if seat.is_free:
                 return choice, seat, again_s
@@ -168,23 +187,45 @@ class Late:
         again_s = math.inf
         bounded = {key for key in {item.key for item in self._queue} if look.is_bounded(key)}
         waiting = [item for item in self._queue if item.key in bounded]
-        seats = _Seats(look, waiting, self._admission, self._max_rows)
         for key in bounded:
-            seat = seats.of(key)
-            if isinstance(seat, NoSeat):
-                again_s = min(again_s, self._put_aside([item for item in waiting if item.key == key], seat, now_s))
+            of_model = [item for item in waiting if item.key == key]
+            again_s = min(again_s, self._put_aside(look, of_model, now_s)[1])
         return again_s
 
-    def _put_aside(self, of_model: Sequence[Waiting], none: NoSeat, now_s: float) -> float:
-        """Tells those who cannot wait; in how many seconds the others are to be looked at again, whatever happens."""
-        ends_s = now_s + none.again_s
-        if late := [item for item in of_model if item.latest_s <= ends_s]:
-            self._refuse(late, none.error)
-        for item in of_model:
+    def _put_aside(self, look: Look, of_model: Sequence[Waiting], now_s: float) -> tuple[set[Waiting], float]:
+        """Puts those of a model aside for which there is no seat, and tells those of them who cannot wait.
+
+        Who is as small as has one is left: what one caller asks for is not to hold all others up.
+
+        Returns:
+            Who has none; and in how many seconds they are to be looked at again, whatever happens.
+        """
+        key, least_rows = of_model[0].key, _least_rows(of_model)
+
+        def seat(rows: int) -> Seat | NoSeat:
+            return look.seat(key, rows, self._max_rows, rows)
+
+        # What a batch takes of a budget grows with its rows.
+        sizes = sorted({item.request.rows for item in of_model})
+        first = bisect_left(sizes, True, hi=sizes.index(least_rows), key=lambda rows: isinstance(seat(rows), NoSeat))
+        nowhere = {rows: none for rows in sizes[first:] if isinstance(none := seat(rows), NoSeat)}
+        again_s = math.inf
+        seatless = [item for item in of_model if item.request.rows in nowhere]
+        for item in seatless:
+            none = nowhere[item.request.rows]
+            if item.latest_s <= now_s + none.again_s:
+                self._refuse([item], none.error)
+                continue
             item.held_up = True
-        self._aside.add(of_model[0].key)
-        patient_s = min((item.latest_s - now_s for item in of_model if item.latest_s > ends_s), default=math.inf)
-        return max(_AGAIN_S, min(none.again_s or math.inf, patient_s))
+            self._aside.add(item)
+            self._aside_of[key].count(item, 1)
+            again_s = min(again_s, none.again_s or math.inf, item.latest_s - now_s)
+        return set(seatless), max(_AGAIN_S, again_s)
+
+
+def _least_rows(of_model: Sequence[Waiting]) -> int:
+    """Of the next batch of a model: whoever is due first is run, or whoever is of the highest level; see `choose`."""
+    return max(of_model[0].request.rows, min(of_model, key=level).request.rows)
 
 
 class _Seats(dict[ModelKey, Times]):
@@ -204,9 +245,7 @@ class _Seats(dict[ModelKey, Times]):
             return self._found[key]
         of_model = [item for item in self._waiting if item.key == key]
         rows = sum(item.request.rows for item in of_model)
-        # Whoever is due first is run, or whoever is of the highest level: see `batches.choose`.
-        least_rows = max(of_model[0].request.rows, min(of_model, key=level).request.rows)
-        seat = self._found[key] = self._look.seat(key, rows, self._max_rows, least_rows)
+        seat = self._found[key] = self._look.seat(key, rows, self._max_rows, _least_rows(of_model))
         return seat
 
     def __missing__(self, key: ModelKey) -> Times:

@@ -274,6 +274,37 @@ async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
     assert not running.done()
 
 
+async def test_one_that_takes_more_memory_than_there_is_has_nobody_else_refused() -> None:
+    """Though it is of the highest level, and would be run first."""
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 5)
+    await bench.until(await bench.submit())
+    running = [await bench.submit() for _ in range(2)]
+    others = [await bench.submit(deadline_s=bench.clock.monotonic_s() + 2.0) for _ in range(3)]
+    over = await bench.submit(rows=20, priority=1)
+    await bench.until(*running, *others)
+    assert not any(task.exception() for task in others)
+    assert isinstance(over.exception(), BudgetExceededError)
+
+
+async def test_one_that_takes_more_energy_than_is_left_keeps_nobody_else_waiting() -> None:
+    """It waits for its joules; of the others each takes 0.6, and there are four."""
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit())
+    for member in bench.members:
+        member.energy.spend(56.0, bench.clock.monotonic_s())
+    began_s = bench.clock.monotonic_s()
+    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    others = [await bench.submit(deadline_s=began_s + 0.3) for _ in range(3)]
+    over = await bench.submit(rows=25, priority=1)
+    late = await bench.submit(deadline_s=began_s + 0.3)
+    await bench.until(*running, *others, late)
+    assert not any(task.exception() for task in [*others, late])
+    assert not over.done()
+    await bench.until(over)
+    assert not over.exception()
+    assert began_s + 0.3 < bench.clock.monotonic_s() < began_s + 5.0
+
+
 async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patience_ends() -> None:
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
     bench.members[1].displace(SERVED.key)
