@@ -225,16 +225,18 @@ class NoSeat(NamedTuple):
     again_s: float
 
 
-class Way(NamedTuple):
-    """What a model's requests have to get by, where not every executor runs every model.
+class Lane(NamedTuple):
+    """One batch at a time, or several, on an executor that runs a model.
 
     Args:
-        slots: batches that run side by side on the executors that run it.
-        parts: of what each model has to run, the part that goes to those executors.
+        wait_s: until what it has there is done.
+        times: what a batch of the model takes there.
+        slots: batches that run there side by side.
     """
 
-    slots: int
-    parts: Mapping[ModelKey, float]
+    wait_s: float
+    times: Times
+    slots: int = 1
 
 
 class Look(Protocol):
@@ -262,12 +264,12 @@ class Look(Protocol):
         """
         ...
 
-    def way(self, key: ModelKey) -> Way:
-        """What a model's requests wait behind."""
+    def lanes(self, key: ModelKey) -> list[Lane]:
+        """What a model's requests wait for: the slots of the executors that run it; of nobody where nobody does."""
         ...
 
-    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
-        """What a batch takes where that is least; None where nobody knows."""
+    def part(self, key: ModelKey, other: ModelKey) -> float:
+        """The part of another model's work that goes to the executors that run a model."""
         ...
 
     def hold(self, key: ModelKey, seat: Seat, rows: int) -> None:

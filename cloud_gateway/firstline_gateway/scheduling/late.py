@@ -13,54 +13,42 @@ import asyncio
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 
-from firstline_core.clock import Clock, Timer
-from firstline_core.errors import FirstlineError
-from firstline_gateway.executors.base import HasSeats, Look, ModelKey, NoSeat, Seat, Times
-from firstline_gateway.scheduling.admission import Admission, Before
+from firstline_core.clock import Timer
+from firstline_gateway.executors.base import HasSeats, Lane, Look, ModelKey, NoSeat, Seat, Times
+from firstline_gateway.scheduling.admission import Before
+from firstline_gateway.scheduling.batch_times import BatchTimes
 from firstline_gateway.scheduling.batches import Choice, choose, level
-from firstline_gateway.scheduling.waiting import Queue, Tally, Waiting
+from firstline_gateway.scheduling.course import course
+from firstline_gateway.scheduling.feeding import Line
+from firstline_gateway.scheduling.waiting import Parts, Tally, Waiting
 
 # No sooner than that is looked again for what waits for a budget.
 _AGAIN_S = 0.001
 
 
+# Of what runs nowhere.
+_UNKNOWN = BatchTimes()
+
+
 class Late:
-    """Belongs to one event loop.
+    """See `feeding.Feeder`. Belongs to one event loop.
 
     Args:
         engine: whose seats there are.
-        queue: what waits; only read here.
-        admission: which knows what models take all in all.
-        clock: what deadlines are on.
-        max_rows: of a batch.
-        full: models that run as many batches as they may.
-        begin: takes a batch out of the queue and runs it there.
-        refuse: takes requests out of the queue and tells them an error.
+        line: what waits for them.
     """
 
-    def __init__(
-        self,
-        engine: HasSeats,
-        queue: Queue,
-        admission: Admission,
-        *,
-        clock: Clock,
-        max_rows: int,
-        full: Callable[[], AbstractSet[ModelKey]],
-        begin: Callable[[Choice, float, Seat | None], None],
-        refuse: Callable[[Sequence[Waiting], FirstlineError], None],
-    ) -> None:
+    def __init__(self, engine: HasSeats, line: Line) -> None:
         self._engine = engine
-        self._queue = queue
-        self._admission = admission
-        self._clock = clock
-        self._max_rows = max_rows
-        self._full = full
-        self._begin = begin
-        self._refuse = refuse
+        self._queue = line.queue
+        self._running = line.running
+        self._margin = line.margin
+        self._clock = line.clock
+        self._max_rows = line.max_rows
+        self._gate = line.gate
+        self._ended_s: dict[ModelKey, float] = {}
         self._again: Timer | None = None
         self._is_due = False
         self._aside: set[Waiting] = set()
@@ -68,44 +56,56 @@ class Late:
         engine.on_free(self._fill_soon)
 
     @property
-    def aside_s(self) -> float:
-        """Seconds of one slot that what waits aside would take."""
-        return sum(of_model.work_s for of_model in self._aside_of.values())
+    def wait_s(self) -> float:
+        """That of a request of any model, as often as requests of it wait."""
+        look, waits_s, requests = self._engine.look(), 0.0, 0
+        for key in self._queue.models:
+            going_on = self._queue.of_model(key).requests - self._aside_of[key].requests
+            if going_on and (lanes := look.lanes(key)):
+                wait_s = course(lanes, self._max_rows).of(1).wait_s(self._queue.work_s(self._parts(look, key)))
+                waits_s, requests = waits_s + going_on * wait_s, requests + going_on
+        return waits_s / requests if requests else 0.0
+
+    def before(self, key: ModelKey, rows: int, now_s: float) -> tuple[bool, Before]:
+        look = self._engine.look()
+        seat = self._seat_now(look, key, rows)
+        lanes = look.lanes(key) or [Lane(0.0, _UNKNOWN)]
+        found = course(lanes, self._max_rows)
+        return seat is not None, Before(
+            course=found,
+            known=found.times.seconds(1) > 0,
+            parts=self._parts(look, key) if seat is None else {},
+            alone_s=min(lane.times.seconds(rows) for lane in lanes) if seat is None else seat.times.seconds(rows),
+            ended_s=self._ended_s.get(key, -math.inf),
+        )
+
+    def came(self, item: Waiting) -> None:
+        self.fill()
 
     def withdraw(self, item: Waiting) -> None:
-        """A request waits no longer."""
         if item in self._aside:
             self._aside.remove(item)
             self._aside_of[item.key].count(item, -1)
 
-    def before(self, key: ModelKey, rows: int, running: Iterable[tuple[ModelKey, float]]) -> tuple[bool, Before]:
-        """Whether a request that comes now begins at once, and what is before it.
+    def ended(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
+        """Executors learn for themselves."""
+        self._ended_s[key] = now_s
 
-        Args:
-            key: its model.
-            rows: its rows.
-            running: of each batch, its model and the seconds that it will still take.
-        """
-        look = self._engine.look()
-        seat = self._seat_now(look, key, rows)
-        slots, parts = look.way(key)
-        busy_s = sum(left_s * parts.get(other, 0.0) for other, left_s in running)
-        alone_s = seat.times.seconds(rows) if seat is not None else look.quickest_s(key, rows)
-        found = {other: part * self._goes_on(other, newcomers=key) for other, part in parts.items()}
-        # So that nobody has to add up what is the sum of all.
-        is_all = len(self._queue) == sum(self._queue.of(other).requests for other in found if found[other] == 1)
-        return seat is not None, Before(slots, busy_s, None if is_all else found, alone_s)
+    def _parts(self, look: Look, key: ModelKey) -> Parts:
+        """How much of each model's work that waits is before a request; None where that is all of all."""
+        parts = {other: look.part(key, other) * self._goes_on(other, key) for other in self._queue.models}
+        return None if all(part == 1 for part in parts.values()) else parts
 
     def _goes_on(self, key: ModelKey, newcomers: ModelKey) -> float:
         """The part of a model's work that does not wait aside. Where all of it does, a newcomer of it will as well."""
-        of_model, aside = self._queue.of(key), self._aside_of[key]
+        of_model, aside = self._queue.of_model(key), self._aside_of[key]
         if not aside.requests or (key == newcomers and aside.requests == of_model.requests):
             return 1.0
         return max(0.0, 1.0 - aside.work_s / of_model.work_s) if of_model.work_s else 0.0
 
     def _seat_now(self, look: Look, key: ModelKey, rows: int) -> Seat | None:
         """Where a newcomer begins at once: what waits of other models has been looked at, and left that one free."""
-        if look.is_full or self._queue.of(key).requests or key in self._full():
+        if look.is_full or self._queue.of_model(key).requests or self._running.is_full(key):
             return None
         seat = look.seat(key, rows, self._max_rows, rows)
         return seat if not isinstance(seat, NoSeat) and seat.is_free else None
@@ -122,7 +122,7 @@ class Late:
             choice, seat, again_s = self._next(now_s)
             if not (choice.batch or choice.hopeless):
                 break
-            self._begin(choice, now_s, seat)
+            self._gate.begin(choice, now_s, seat)
         if self._queue and again_s < math.inf:
             self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self.fill)
 
@@ -140,14 +140,14 @@ class Late:
             return Choice([], [], []), None, self._tell_bounded(look, now_s)
         again_s, waiting = math.inf, list(self._queue)
         while waiting:
-            seats = _Seats(look, waiting, self._admission, self._max_rows)
+            seats = _Seats(look, waiting, self._max_rows)
             choice = choose(
                 waiting,
                 seats,
                 now_s=now_s,
-                margin_s=self._admission.margin.seconds,
+                margin_s=self._margin.seconds,
                 max_rows=self._max_rows,
-                full=self._full(),
+                full=self._running.full(),
             )
             if choice.hopeless:  # they go first: what is left may be another batch, for another seat
                 return Choice([], choice.hopeless, []), None, again_s
@@ -214,7 +214,7 @@ class Late:
         for item in seatless:
             none = nowhere[item.request.rows]
             if item.latest_s <= now_s + none.again_s:
-                self._refuse([item], none.error)
+                self._gate.refuse([item], none.error)
                 continue
             item.held_up = True
             self._aside.add(item)
@@ -231,11 +231,10 @@ def _least_rows(of_model: Sequence[Waiting]) -> int:
 class _Seats(dict[ModelKey, Times]):
     """What batches take, by model, where the next one of it is to run; found as it is asked for."""
 
-    def __init__(self, look: Look, waiting: Sequence[Waiting], admission: Admission, max_rows: int) -> None:
+    def __init__(self, look: Look, waiting: Sequence[Waiting], max_rows: int) -> None:
         super().__init__()
         self._look = look
         self._waiting = waiting
-        self._admission = admission
         self._max_rows = max_rows
         self._found: dict[ModelKey, Seat | NoSeat] = {}
 
@@ -250,5 +249,5 @@ class _Seats(dict[ModelKey, Times]):
 
     def __missing__(self, key: ModelKey) -> Times:
         seat = self.of(key)
-        times = self[key] = self._admission.times[key] if isinstance(seat, NoSeat) else seat.times
+        times = self[key] = _UNKNOWN if isinstance(seat, NoSeat) else seat.times
         return times

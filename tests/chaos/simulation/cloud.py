@@ -153,7 +153,7 @@ class Cloud:
         if not self._tasks:
             return
         for key in self._keys:
-            waiting = self._batcher._queue.of(key).requests
+            waiting = self._batcher._queue.of_model(key).requests
             self._book.holds(
                 waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, key.name
             )

@@ -444,21 +444,36 @@ async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
     await bench.until(*backlog)
 
 
+async def test_what_hangs_elsewhere_is_nobodys_wait() -> None:
+    """The first model runs on both executors, the other on the one that hangs."""
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(FRUGAL.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    bench.executors[1].stopped = True
+    hangs = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.clock.advance(20.0)
+    for _ in range(5):
+        due_s = bench.clock.monotonic_s() + 1.0
+        mine = [await bench.submit(deadline_s=due_s) for _ in range(5)]
+        await bench.until(*mine)
+        assert not any(task.exception() for task in mine)
+    assert not hangs[0].done()
+
+
 async def test_work_that_executors_share_counts_in_part() -> None:
     """The first model runs on both executors, the other on one of them."""
     bench = Bench(1.0, 1.0)
     bench.members[0].displace(FRUGAL.key)
     look = bench.engine.look()
-    assert look.way(FRUGAL.key) == (1, {SERVED.key: 0.5, FRUGAL.key: 1.0})
-    assert look.way(SERVED.key) == (2, {SERVED.key: 1.0, FRUGAL.key: 1.0})
+    assert look.part(FRUGAL.key, SERVED.key) == 0.5
+    assert look.part(SERVED.key, FRUGAL.key) == 1.0
+    assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
 
 
 async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_ones_sake() -> None:
     bench = Bench(1.0, 0.1, rows=1)
     await bench.load(150.0, 2.0)
     now_s = bench.clock.monotonic_s()
-    for _ in range(3):
-        bench.batcher._admission.times[SERVED.key].observe(1, 1.0, now_s)
     in_time, too_late = await bench.submit(deadline_s=now_s + 0.008), await bench.submit(deadline_s=now_s + 0.005)
     await bench.until(in_time)
     assert not in_time.exception()

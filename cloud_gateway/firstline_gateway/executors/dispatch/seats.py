@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Way
+from firstline_gateway.executors.base import Lane, ModelKey, NoSeat, Outcome
 from firstline_gateway.executors.base import Seat as AnySeat
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
@@ -24,6 +24,8 @@ Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awa
 
 # What is overdue is looked at again after so much of what it was to take, and no sooner than that.
 _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
+# More than any batch has.
+_ANY_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,16 @@ class SeatTimes:
 
     Args:
         most_rows: that it is to be given now.
+        overdue: see `Member.overdue`.
     """
 
     member: Member
     key: ModelKey
     most_rows: int
+    overdue: float = 1.0
 
     def seconds(self, rows: int) -> float:
-        return self.member.seconds(self.key, rows) or 0.0
+        return (self.member.seconds(self.key, rows) or 0.0) * self.overdue
 
     def worthwhile_rows(self, max_rows: int) -> int:
         return min(max_rows, self.most_rows)
@@ -75,6 +79,7 @@ class Look:
         self._now_s = now_s
         self._run = run
         self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
+        self._rates: dict[ModelKey, dict[Member, float]] = {}
 
     @property
     def is_full(self) -> bool:
@@ -112,20 +117,32 @@ class Look:
         times = SeatTimes(best.name, key, most)
         return Seat(best.name, key, False, times, _again_s(best, soonest_s), bool(others), self._run)
 
-    def way(self, key: ModelKey) -> Way:
-        slots = {member: member.slots for member in self._members}
-        there = [member for member in self._members if not member.trouble(key)]
-        parts = {}
-        for other in {other for member in there for other in member.keys}:
-            everywhere = sum(slots[member] for member in self._members if not member.trouble(other))
-            shared = sum(slots[member] for member in there if not member.trouble(other))
-            parts[other] = shared / everywhere if everywhere else 1.0
-        return Way(max(1, sum(slots[member] for member in there)), parts)
-
-    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
+    def lanes(self, key: ModelKey) -> list[Lane]:
         there = [member for member in self._members if not member.trouble(key)]
         well = [member for member in there if member.standing.trusted] or there
-        return min((each for member in well if (each := member.seconds(key, rows)) is not None), default=None)
+        known = [member for member in well if member.seconds(key, 1) is not None] or well
+        lanes = []
+        for member in known:
+            times = SeatTimes(member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue(self._now_s))
+            lanes += [Lane(wait_s, times) for wait_s in member.free_s(self._now_s)]
+        return lanes
+
+    def part(self, key: ModelKey, other: ModelKey) -> float:
+        if other == key:
+            return 1.0
+        rates = self._rates.get(other)
+        if rates is None:
+            rates = self._rates[other] = self._rates_of(other)
+        everywhere = sum(rates.values())
+        return (
+            sum(rate for member, rate in rates.items() if not member.trouble(key)) / everywhere if everywhere else 1.0
+        )
+
+    def _rates_of(self, key: ModelKey) -> dict[Member, float]:
+        """What each executor does of a model's work in a while; where nobody knows, by slots."""
+        there = [member for member in self._members if not member.trouble(key)]
+        rates = {member: member.rows_per_s(key, _ANY_ROWS) / member.overdue(self._now_s) for member in there}
+        return rates if any(rates.values()) else {member: float(member.slots) for member in there}
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
