@@ -191,8 +191,6 @@ class Seat(Protocol):
             same, and had best wait for that.
         times: what it takes there.
         again_s: where it cannot, seconds after which that is to be asked again, even if nothing has happened.
-        has_others: where it cannot, whether an executor that is free may take what is left of the model, once enough
-            of it is held for this one.
     """
 
     @property
@@ -203,9 +201,6 @@ class Seat(Protocol):
 
     @property
     def again_s(self) -> float: ...
-
-    @property
-    def has_others(self) -> bool: ...
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
         """As `Executor.run`; what is asked after this call finds it taken."""
@@ -276,8 +271,19 @@ class Look(Protocol):
         """A batch of so many rows waits for a seat that is not free: what is asked after this comes behind it."""
         ...
 
-    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
-        """So many rows wait for the executors that run a model, of which none is free; likewise."""
+    def waits(self, key: ModelKey, rows: int, of_model: int, max_rows: int, *, comes: bool = False) -> bool:
+        """Whether so many rows more of a model wait, for executors that are busy; they are held likewise then.
+
+        Args:
+            key: the model.
+            rows: of one request.
+            of_model: rows that wait of the model, this one's among them.
+            max_rows: of a batch.
+            comes: whether that request was not there when the seats of its model were looked at.
+
+        Returns:
+            False where one that is free may be worth it, or nobody may run them: that is for `seat` to say.
+        """
         ...
 
 

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from firstline_core.clock import Timer
 from firstline_gateway.executors.base import HasSeats, Lane, Look, ModelKey, NoSeat, Seat, Times
@@ -28,6 +29,7 @@ from firstline_gateway.scheduling.waiting import Parts, Tally, Waiting
 _AGAIN_S = 0.001
 
 
+_NOTHING = Choice([], [], [])
 # Of what runs nowhere.
 _UNKNOWN = BatchTimes()
 
@@ -51,6 +53,7 @@ class Late:
         self._ended_s: dict[ModelKey, float] = {}
         self._again: Timer | None = None
         self._is_due = False
+        self._settled: Look | None = None
         self._aside: set[Waiting] = set()
         self._aside_of: defaultdict[ModelKey, Tally] = defaultdict(Tally)
         engine.on_free(self._fill_soon)
@@ -80,7 +83,8 @@ class Late:
         )
 
     def came(self, item: Waiting) -> None:
-        self.fill()
+        if not self._only_waits(item):
+            self.fill()
 
     def withdraw(self, item: Waiting) -> None:
         if item in self._aside:
@@ -110,9 +114,23 @@ class Late:
         seat = look.seat(key, rows, self._max_rows, rows)
         return seat if not isinstance(seat, NoSeat) and seat.is_free else None
 
+    def _only_waits(self, item: Waiting) -> bool:
+        """Whether all is as it was found last but for a newcomer that waits behind all others.
+
+        Time alone makes no executor that was free worth it: those who were busy have come closer to their end.
+        """
+        if self._settled is None or self._queue.last is not item or not self._is_one_level():
+            return False
+        rows = self._queue.of_model(item.key).rows
+        return self._settled.waits(item.key, item.request.rows, rows, self._max_rows, comes=True)
+
+    def _is_one_level(self) -> bool:
+        return self._queue.of(self._queue.last.level).requests == len(self._queue)
+
     def fill(self) -> None:
         """Begins what is to begin now."""
         self._is_due = False
+        self._settled = None
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -127,6 +145,7 @@ class Late:
             self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self.fill)
 
     def _fill_soon(self) -> None:
+        self._settled = None
         if not self._is_due and self._queue:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.fill)
@@ -137,17 +156,12 @@ class Late:
         self._aside_of.clear()
         look = self._engine.look()
         if look.is_full:
-            return Choice([], [], []), None, self._tell_bounded(look, now_s)
-        again_s, waiting = math.inf, list(self._queue)
+            return _NOTHING, None, self._tell_bounded(look, now_s)
+        again_s, waiting, full = math.inf, list(self._queue), self._running.full()
         while waiting:
             seats = _Seats(look, waiting, self._max_rows)
             choice = choose(
-                waiting,
-                seats,
-                now_s=now_s,
-                margin_s=self._margin.seconds,
-                max_rows=self._max_rows,
-                full=self._running.full(),
+                waiting, seats, now_s=now_s, margin_s=self._margin.seconds, max_rows=self._max_rows, full=full
             )
             if choice.hopeless:  # they go first: what is left may be another batch, for another seat
                 return Choice([], choice.hopeless, []), None, again_s
@@ -164,31 +178,31 @@ class Late:
             if seat.is_free:
                 return choice, seat, again_s
             again_s = min(again_s, seat.again_s)
-            waiting = self._hold(look, seat, choice, waiting)
-        return Choice([], [], []), None, again_s
+            look.hold(key, seat, choice.rows)
+            held = self._held(look, choice, waiting, full)
+            waiting = [item for item in waiting if item not in held]
+        self._settled = look
+        return _NOTHING, None, again_s
 
-    def _hold(self, look: Look, seat: Seat, choice: Choice, waiting: Sequence[Waiting]) -> list[Waiting]:
-        """A batch waits for its seat; what else is to be looked at."""
-        key = choice.batch[0].key
-        look.hold(key, seat, choice.rows)
-        held = set(map(id, choice.batch))
-        left = [item for item in waiting if id(item) not in held]
-        if seat.has_others:
-            return left
-        # The rest of its model waits as well. What of it is due before all others comes before them.
-        others = [item for item in left if item.key != key]
-        until_s = others[0].due_s if others else math.inf
-        rows = sum(item.request.rows for item in left if item.key == key and item.due_s <= until_s)
-        look.hold_all(key, rows, self._max_rows)
-        return others
+    def _held(
+        self, look: Look, choice: Choice, waiting: Sequence[Waiting], full: AbstractSet[ModelKey]
+    ) -> set[Waiting]:
+        """A batch waits for its seat; who else waits with it, up to the first for whom another one may be free."""
+        held, queue = set(choice.batch), self._queue
+        for item in waiting if self._is_one_level() else sorted(waiting, key=level):
+            if item in held:
+                continue
+            of_model = queue.of_model(item.key).rows
+            if item.key not in full and not look.waits(item.key, item.request.rows, of_model, self._max_rows):
+                break
+            held.add(item)
+        return held
 
     def _tell_bounded(self, look: Look, now_s: float) -> float:
         """Nothing begins now; who is beyond every budget, or runs nowhere, is told all the same."""
         again_s = math.inf
-        bounded = {key for key in {item.key for item in self._queue} if look.is_bounded(key)}
-        waiting = [item for item in self._queue if item.key in bounded]
-        for key in bounded:
-            of_model = [item for item in waiting if item.key == key]
+        for key in [key for key in self._queue.models if look.is_bounded(key)]:
+            of_model = [item for item in self._queue if item.key == key]
             again_s = min(again_s, self._put_aside(look, of_model, now_s)[1])
         return again_s
 

@@ -26,12 +26,12 @@ from firstline_core.errors import (
     LinkDownError,
 )
 from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, NoSeat, Outcome, Probabilities
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.seats import Look, Seat
+from firstline_gateway.executors.dispatch.seats import Look
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -326,22 +326,78 @@ async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
     await bench.until(*running)
 
 
+class Counted:
+    """Calls of one function."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        real = getattr(owner, name)
+
+        def counted(*args: object, **named: object) -> object:
+            self.calls += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
 async def test_all_that_waits_for_a_busy_executor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[1].displace(SERVED.key)
     tasks = [await bench.submit() for _ in range(50)]
-    asked: list[ModelKey] = []
-    seat = Look.seat
-
-    def counted(look: Look, key: ModelKey, *rows: int) -> Seat | NoSeat:
-        asked.append(key)
-        return seat(look, key, *rows)
-
-    monkeypatch.setattr(Look, "seat", counted)
+    asked = Counted(monkeypatch, Look, "seat")
     other = await bench.submit(2.0, FRUGAL)
-    assert len(asked) < 10
+    assert asked.calls < 10
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
+    await bench.until(*tasks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_waits_beside_a_slow_one_that_is_free_is_not_looked_at_batch_by_batch(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether newcomers are due last or first: the slow one takes as long as 200 requests on the quick one."""
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    asked = Counted(monkeypatch, Look, "seat")
+    now_s = bench.clock.monotonic_s()
+    tasks = [
+        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
+        for number in range(40)
+    ]
+    assert asked.calls < 10 * 40
+    assert bench.batcher.depth == 39
+    await bench.until(*tasks)
+    assert sum(bench.executors[0].batches) == 42
+
+
+async def test_who_comes_last_where_all_wait_has_nothing_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit())
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    tasks = [await bench.submit() for _ in range(10)]
+    asked = Counted(monkeypatch, Look, "seat")
+    tasks += [await bench.submit() for _ in range(100)]
+    assert asked.calls == 0
+    tasks += [await bench.submit() for _ in range(100)]
+    assert sum(bench.executors[1].batches) == 2, "now the slow one is worth it"
+    await bench.until(*tasks)
+
+
+async def test_a_newcomers_cost_does_not_grow_with_models_of_which_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(1.0, 0.5)
+    for number in range(100):
+        for member in bench.members:
+            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
+    tasks = [await bench.submit() for _ in range(3)]
+    asked = Counted(monkeypatch, Member, "trouble")
+    tasks.append(await bench.submit())
+    assert asked.calls < 30
     await bench.until(*tasks)
 
 

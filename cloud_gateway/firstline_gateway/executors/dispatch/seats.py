@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import Lane, ModelKey, NoSeat, Outcome
@@ -51,18 +52,44 @@ class SeatTimes:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """See `base.Seat`."""
+    """See `base.Seat`.
+
+    Args:
+        others: executors that are free, and not worth it.
+        others_s: seconds that have to be held, all in all, until one of them is.
+        grows: whether it could begin if the batch were as large as it can be.
+    """
 
     member: Member
     key: ModelKey
     is_free: bool
     times: SeatTimes
-    again_s: float
-    has_others: bool
     _run: Run
+    again_s: float = 0.0
+    others: Sequence[Member] = ()
+    others_s: float = math.inf
+    grows: bool = False
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
         return self._run(self.member, self.key, inputs, deadlines_s)
+
+
+class _Wait(NamedTuple):
+    """Requests of a model wait for executors that are busy.
+
+    Args:
+        best: that the first of them wait for.
+        until_s: seconds held there from which on one that is free may be worth it.
+        row_s: seconds that a row takes, where all of them work on it.
+        batches: of each, the part of one of its batches that it does of a row.
+        grows: see `Seat`.
+    """
+
+    best: Member
+    until_s: float
+    row_s: float
+    batches: Mapping[Member, float]
+    grows: bool
 
 
 class Look:
@@ -78,7 +105,9 @@ class Look:
         self._members = members
         self._now_s = now_s
         self._run = run
-        self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
+        self._held_s: defaultdict[Member, float] = defaultdict(float)  # of each slot
+        self._held: defaultdict[Member, float] = defaultdict(float)  # batches
+        self._waits: dict[ModelKey, _Wait] = {}
         self._rates: dict[ModelKey, dict[Member, float]] = {}
 
     @property
@@ -106,16 +135,25 @@ class Look:
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
         # Whoever is left alone is asked where nobody else is there, once at a time.
-        if best.name.room(len(self._held_s[best.name]), ahead=is_full) if best.trusted else not best.name.running:
-            return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
-        others = [member for member in sizes if member is not best.name and member.room(len(self._held_s[member]))]
+        if self._has_room(best.name, ahead=is_full) if best.trusted else not best.name.running:
+            return Seat(best.name, key, True, SeatTimes(best.name, key, most), self._run)
+        others = [member for member in sizes if member is not best.name and self._has_room(member)]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
         if instead:
             fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
-            return Seat(chosen.name, key, True, SeatTimes(chosen.name, key, fewer), 0.0, False, self._run)
+            return Seat(chosen.name, key, True, SeatTimes(chosen.name, key, fewer), self._run)
         soonest_s = min((self._candidate(member, key, least_rows).done_s for member in others), default=math.inf)
-        times = SeatTimes(best.name, key, most)
-        return Seat(best.name, key, False, times, _again_s(best, soonest_s), bool(others), self._run)
+        return Seat(
+            member=best.name,
+            key=key,
+            is_free=False,
+            times=SeatTimes(best.name, key, most),
+            _run=self._run,
+            again_s=_again_s(best, soonest_s),
+            others=others,
+            others_s=soonest_s - best.done_s if others else math.inf,
+            grows=not is_full and best.trusted and self._has_room(best.name, ahead=True),
+        )
 
     def lanes(self, key: ModelKey) -> list[Lane]:
         there = [member for member in self._members if not member.trouble(key)]
@@ -146,15 +184,40 @@ class Look:
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
-        self._held_s[seat.member].append(seat.member.seconds(key, rows) or 0.0)
+        self._held_s[seat.member] += (seat.member.seconds(key, rows) or 0.0) / seat.member.side_by_side
+        self._held[seat.member] += 1
+        self._waits[key] = self._wait(seat)
 
-    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
-        there = [member for member in self._members if not member.trouble(key)]
-        rate_per_s = sum(member.rows_per_s(key, min(rows, max_rows)) for member in there)
-        if not rate_per_s:
-            return
-        for member in there:  # each has its part in the proportion of its speed, so that all end together
-            self._held_s[member] += [rows / rate_per_s] * member.side_by_side
+    def waits(self, key: ModelKey, rows: int, of_model: int, max_rows: int, *, comes: bool = False) -> bool:
+        found = self._waits.get(key)
+        if found is None:
+            seat = self.seat(key, of_model, max_rows, rows)
+            if isinstance(seat, NoSeat) or seat.is_free:
+                return False
+            found = self._waits[key] = self._wait(seat)
+        if self._held_s[found.best] >= found.until_s or (comes and found.grows):
+            return False
+        for member, batches in found.batches.items():  # so that all end together
+            self._held_s[member] += rows * found.row_s
+            self._held[member] += rows * batches
+        return True
+
+    def _wait(self, seat: Seat) -> _Wait:
+        key, most_rows = seat.key, seat.times.most_rows
+        busy = [member for member in self._members if member not in seat.others and not member.trouble(key)]
+        rates = {member: rate for member in busy if (rate := member.rows_per_s(key, most_rows))}
+        row_s = 1 / sum(rates.values()) if rates else 0.0
+        return _Wait(
+            best=seat.member,
+            # The next batch is held up to its end.
+            until_s=self._held_s[seat.member] + seat.others_s - most_rows * row_s,
+            row_s=row_s,
+            batches={member: rate * row_s / member.worthwhile_rows(key, most_rows) for member, rate in rates.items()},
+            grows=seat.grows,
+        )
+
+    def _has_room(self, member: Member, *, ahead: bool = False) -> bool:
+        return member.room(math.ceil(self._held[member]), ahead=ahead)
 
     def _is_last(self, member: Member) -> bool:
         """Whether it is left alone, and asked all the same, for a model that nobody else who is well runs."""
@@ -164,7 +227,8 @@ class Look:
         return any(not member.trouble(key) and all(other.trouble(key) for other in well) for key in member.keys)
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
-        return member.candidate(key, rows, self._now_s, self._held_s[member])
+        held_s = [self._held_s[member]] * member.side_by_side if self._held[member] else ()
+        return member.candidate(key, rows, self._now_s, held_s)
 
     def _largest(
         self, member: Member, key: ModelKey, between: tuple[int, int], than: Candidate[Member] | None = None
