@@ -233,7 +233,9 @@ class Answering:
     def end(self, place: Place) -> None:
         """A request that was begun has ended, whichever way."""
         self._memory.release(place)
-        self.under_way.leave()
+        self.under_way.count -= 1
+        if self.draining:
+            self.under_way.tell()
 
     def count(self, place: Place, seconds: float) -> None:
         """As `answered`, of a request that tells of no contract, whose answer is known but for its numbers."""

@@ -7,31 +7,34 @@ from typing import Self
 
 
 class UnderWay:
-    """Counts those within its `with`, or between `count += 1` and `leave`; belongs to one event loop.
+    """Counts those within its `with`; belongs to one event loop.
 
     Attributes:
-        count: of those that are.
+        count: of those that are. Where a `with` costs too much it is changed by hand; who lowers it then calls `tell`,
+            at least once anybody may wait for the end.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._none = asyncio.Event()
+        self._none: asyncio.Event | None = None
 
     def __enter__(self) -> Self:
         self.count += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """One has ended."""
         self.count -= 1
-        if not self.count:
+        if self._none is not None:
+            self.tell()
+
+    def tell(self) -> None:
+        """Where none is left, whoever waits for that goes on."""
+        if not self.count and self._none is not None:
             self._none.set()
 
     async def end(self, timeout_s: float | None = None) -> None:
         """Returns when there are none, or when that took too long."""
+        self._none = self._none or asyncio.Event()
         try:
             async with asyncio.timeout(timeout_s):
                 while self.count:
