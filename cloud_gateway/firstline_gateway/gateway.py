@@ -16,6 +16,7 @@ from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
+from firstline_gateway.dataplane.answering import Answering
 from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.dataplane.response_cache import ResponseCache
 from firstline_gateway.deliveries.once import Deliveries
@@ -143,15 +144,23 @@ class Gateway:
             self.database, self.writer, settings.store, metrics=self.metrics, clock=clock, service=service
         )
         self.metrics.store(lambda: float(not self.writer.trouble))
-        self.plane = GatewayDataPlane(
+        counting = Counting(self.metrics, statistics, clock)
+        self.answering = Answering(
             repository,
             batcher,
             self.contracts,
             self.deliveries,
-            counting=Counting(self.metrics, statistics, clock),
+            counting=counting,
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
+        )
+        self.plane = GatewayDataPlane(
+            repository,
+            batcher,
+            self.answering,
+            counting=counting,
+            residency=self.residency,
             limits=settings.limits,
             looks_after_fleet=bool(settings.registry.blobs),
         )
@@ -225,7 +234,7 @@ class Gateway:
                 if self._mqtt is not None:
                     # First: what the broker gave while this gateway refuses would be refused, though others have room.
                     await self._mqtt.stop_taking()
-                await self.plane.drain()
+                await self.answering.drain()
                 if self._mqtt is not None:
                     await self._mqtt.drain()
         except TimeoutError:
@@ -234,7 +243,7 @@ class Gateway:
 
     async def abandon(self) -> None:
         """Answers what a drain did not wait for with `NotReadyError`, over MQTT too."""
-        self.plane.abandon()
+        self.answering.abandon()
         if self._mqtt is not None:
             try:
                 async with asyncio.timeout(_PUBLISH_S):

@@ -87,14 +87,14 @@ class Taken:
 
     def __init__(self, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, *, takes: bool = True) -> None:
         self.count = 0
-        begin = gateway.plane.begin
+        begin = gateway.answering.begin
 
         def counting(*arguments: Any) -> bool:
             taken = takes and begin(*arguments)
             self.count += taken
             return taken
 
-        monkeypatch.setattr(gateway.plane, "begin", counting)
+        monkeypatch.setattr(gateway.answering, "begin", counting)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def with_keys(folder: Path) -> Gateway:
 
 
 def idle(gateway: Gateway) -> bool:
-    return not (gateway.bodies._taken_bytes or gateway.plane._in_flight)
+    return not (gateway.bodies._taken_bytes or gateway.answering.under_way.count)
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -347,7 +347,7 @@ async def test_while_it_drains_it_refuses_and_says_that_the_connection_ends(gate
     async with serving(gateway) as url, connected(url) as connection:
         for _ in range(3):
             await connection.ask(asking(ROW))
-        await gateway.plane.drain()
+        await gateway.answering.drain()
         status, head, _ = await connection.ask(asking(ROW))
         assert (status, b"connection: close" in head.lower()) == (503, True)
 

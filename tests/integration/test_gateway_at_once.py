@@ -117,6 +117,6 @@ async def test_a_request_that_waits_is_answered_later_and_one_whose_client_leave
                     assert (await received(reader)).startswith(b"HTTP/1.1 200")
         writer.close()
         async with asyncio.timeout(10):
-            while gateway.plane._in_flight:  # noqa: ASYNC110 (as above)
+            while gateway.answering.under_way.count:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0.001)
         executor.release()

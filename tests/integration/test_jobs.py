@@ -173,7 +173,7 @@ async def test_a_request_that_somebody_waits_for_goes_first(tmp_path: Path) -> N
         await until(lambda: executor.held > 0)
         two = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [2, 8, 8, 1], "data": [0] * 128}]}
         waiting = asyncio.create_task(client.post(INFER, content=json.dumps(two)))
-        await until(lambda: gateway.plane._in_flight == 4)
+        await until(lambda: gateway.answering.under_way.count == 4)
         await let_go(executor, client, jobs)
         rows = [len(batch[0]) for _, batch in executor.batches]
         assert rows == [1, 2, 1, 1]
@@ -454,7 +454,7 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200
             assert (await fetch(other, job)).status_code == 200
-        while held.running or dying.plane._in_flight:
+        while held.running or dying.answering.under_way.count:
             if held.held:
                 held.release()
             await asyncio.sleep(0.001)

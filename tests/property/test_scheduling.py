@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -49,19 +50,25 @@ def together(*plans: list[Asked]) -> list[Asked]:
     return sorted((each for plan in plans for each in plan), key=lambda each: each.at_s)
 
 
-def played(plan: list[Asked], slots: int = 1) -> tuple[Load, list[Ended]]:
+def played(plan: list[Asked], slots: int = 1, beside: Sequence[tuple[float, int]] = ()) -> tuple[Load, list[Ended]]:
     async def play() -> tuple[Load, list[Ended]]:
-        load = Load(SECONDS, slots)
+        load = Load(SECONDS, slots, beside)
         await load.warm(1, 2, 4, 8, 16, 32)
         return load, await load.play(plan)
 
     return asyncio.run(play())
 
 
-@given(plan=st.lists(asked, max_size=60).map(in_order))
+BESIDE = [[], [(2.0, 1)], [(20.0, 4)], [(5.0, 2), (50.0, 8)]]
+"""Other executors of the same models: how many times as long each takes, and its slots."""
+
+
+@given(plan=st.lists(asked, max_size=60).map(in_order), beside=st.sampled_from(BESIDE))
 @settings(max_examples=40, deadline=None)
-def test_everybody_is_answered_or_told_by_the_deadline_and_refusals_say_when(plan: list[Asked]) -> None:
-    load, ended = played(plan)
+def test_everybody_is_answered_or_told_by_the_deadline_and_refusals_say_when(
+    plan: list[Asked], beside: list[tuple[float, int]]
+) -> None:
+    load, ended = played(plan, beside=beside)
     for each in ended:
         assert each.asked.timeout_s is None or each.seconds <= each.asked.timeout_s + 0.011  # the test's own steps
         assert each.refused or each.asked.timeout_s is not None or each.seconds <= 10.0 or each.asked.audit
@@ -82,9 +89,11 @@ def mixture(seed: int) -> list[Asked]:
     return in_order(plan)
 
 
-def test_of_those_who_are_let_in_few_are_late_in_whatever_mixture() -> None:
+@pytest.mark.parametrize("beside", BESIDE)
+def test_of_those_who_are_let_in_few_are_late_in_whatever_mixture(beside: list[tuple[float, int]]) -> None:
     """What batches of two models do to each other is foreseen about, not exactly."""
-    ended = [each for seed in range(60) for each in played(mixture(seed))[1]]
+    seeds = range(20 if beside else 60)
+    ended = [each for seed in seeds for each in played(mixture(seed), beside=beside)[1]]
     assert sum(each.late for each in ended) <= 0.005 * sum(not each.refused for each in ended)
 
 
@@ -95,6 +104,18 @@ def test_overload_costs_no_goodput(times_capacity: float) -> None:
     assert good >= 0.95 * 500
     assert not any(each.late for each in ended)
     assert all(each.seconds == 0 for each in ended if each.refused)  # at once
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, 0.5])
+@pytest.mark.parametrize("beside", BESIDE[1:])
+def test_overload_of_unequal_executors_makes_nobody_late_and_wastes_none(
+    beside: list[tuple[float, int]], timeout_s: float
+) -> None:
+    """As if the slow ones were as quick, what they cannot do in time would be let in, too."""
+    _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s), beside=beside)
+    _, alone = played(poisson(1, 300, 3.0, timeout_s=timeout_s))
+    assert sum(each.late for each in ended) <= 0.002 * sum(not each.refused for each in ended)
+    assert sum(not each.refused for each in ended) >= sum(not each.refused for each in alone)
 
 
 def share_of(ended: list[Ended], principal: str) -> float:

@@ -5,36 +5,70 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from support.gateway import NothingToLoad, doubled, request_of
 
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
 
+FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
+MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
 NOTE = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
 
 
 class TimedExecutor(NothingToLoad):
-    """Takes a fixed time and some for each row, by model."""
+    """Takes a fixed time and some for each row, by model, as often side by side as it has slots."""
 
-    def __init__(self, clock: Clock, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1) -> None:
+    def __init__(
+        self, clock: Clock, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1, slowness: float = 1.0
+    ) -> None:
         super().__init__(slots)
         self._clock = clock
+        self._free = asyncio.Semaphore(slots)
         self._seconds = seconds
-        self.slowness = 1.0
+        self.slowness = slowness
         self.rows: list[int] = []
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         fixed_s, row_s = self._seconds[key]
         rows = sum(len(tensor.array) for tensor in inputs)
         self.rows.append(rows)
-        await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
+        async with self._free:
+            await self._clock.sleep(self.slowness * (fixed_s + row_s * rows))
         return [doubled(tensor) for tensor in inputs]
+
+
+def several(executors: Sequence[TimedExecutor], clock: Clock) -> Dispatcher:
+    """One engine of several executors, of which nothing is known but what their batches show."""
+    members = [
+        Member(
+            str(number),
+            executor,
+            costs=lambda served: Costs(seconds={}),
+            sessions=executor.slots,
+            memory=Memory(0),
+            energy=Energy(0.0),
+        )
+        for number, executor in enumerate(executors)
+    ]
+    for member, executor in zip(members, executors, strict=True):
+        for key in executor._seconds:
+            served = ServedModel(key, Path(), MANIFEST, None, MANIFEST.full_digest)
+            member.place(served, member.costs(served))
+    return Dispatcher(members, clock=clock)
 
 
 @dataclass(frozen=True)
@@ -70,13 +104,31 @@ class Ended:
 
 
 class Load:
-    """Sends requests at their times and notes how they end."""
+    """Sends requests at their times and notes how they end.
 
-    def __init__(self, seconds: Mapping[ModelKey, tuple[float, float]], slots: int = 1, **bounds: float) -> None:
+    Args:
+        seconds: by model, of a batch and of each of its rows.
+        slots: of the executor.
+        beside: other executors of the same models: how many times as long each takes, and its slots.
+        bounds: other than usual.
+    """
+
+    def __init__(
+        self,
+        seconds: Mapping[ModelKey, tuple[float, float]],
+        slots: int = 1,
+        beside: Sequence[tuple[float, int]] = (),
+        **bounds: float,
+    ) -> None:
         self.clock = SimulatedClock()
         self.executor = TimedExecutor(self.clock, seconds, slots)
         known = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
-        self.batcher = Batcher(self.executor, clock=self.clock, bounds=Bounds(**(known | bounds)))  # type: ignore[arg-type]
+        executors = [self.executor, *(TimedExecutor(self.clock, seconds, many, slow) for slow, many in beside)]
+        self.batcher = Batcher(
+            several(executors, self.clock) if beside else self.executor,
+            clock=self.clock,
+            bounds=Bounds(**(known | bounds)),  # type: ignore[arg-type]
+        )
 
     async def warm(self, *sizes: int) -> None:
         """Lets it learn how long batches of so many rows take."""

@@ -141,7 +141,7 @@ async def answer(gateway: Gateway, incoming: Incoming, address: Address) -> Repl
     finally:
         if held_bytes:
             gateway.bodies.give_back(principal, held_bytes)
-    if gateway.plane.draining:
+    if gateway.answering.draining:
         reply.headers["Connection"] = "close"  # so that the next request is sent to somebody else
     record(
         gateway.metrics,

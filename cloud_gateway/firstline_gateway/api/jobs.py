@@ -67,7 +67,7 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
         CapacityError: there is no room for it, or the store cannot be reached.
     """
     request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
-    gateway.plane.check(request)
+    gateway.answering.check(request)
     await gateway.jobs.submit(request)
     gateway.metrics.job("submitted")
     reply = http.json_reply(_pending(request.request_id, request.model), 202)

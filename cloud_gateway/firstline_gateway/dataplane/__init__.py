@@ -1,7 +1,8 @@
-"""One request, whichever transport brought it.
+"""What every transport asks of the gateway.
 
 Rooms
-    dataplane       resolve, check, batch, answer
+    dataplane       how the gateway and its models are, and what they take
+    answering       the course of one request: resolve, check, batch, answer
     checks          whether a request makes sense for a model, without its numbers
     response_cache  answers that were given before
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from firstline_core.errors import FirstlineError
@@ -30,8 +30,6 @@ class Seat(Protocol):
             same, and had best wait for that.
         times: what it takes there.
         again_s: where it cannot, seconds after which that is to be asked again, even if nothing has happened.
-        has_others: where it cannot, whether an executor that is free may take what is left of the model, once enough
-            of it is held for this one.
     """
 
     @property
@@ -42,9 +40,6 @@ class Seat(Protocol):
 
     @property
     def again_s(self) -> float: ...
-
-    @property
-    def has_others(self) -> bool: ...
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
         """As `Executor.run`; what is asked after this call finds it taken."""
@@ -64,16 +59,18 @@ class NoSeat(NamedTuple):
     again_s: float
 
 
-class Way(NamedTuple):
-    """What a model's requests have to get by, where not every executor runs every model.
+class Lane(NamedTuple):
+    """One batch at a time, or several, on an executor that runs a model.
 
     Args:
-        slots: batches that run side by side on the executors that run it.
-        parts: of what each model has to run, the part that goes to those executors.
+        wait_s: until what it has there is done.
+        times: what a batch of the model takes there.
+        slots: batches that run there side by side.
     """
 
-    slots: int
-    parts: Mapping[ModelKey, float]
+    wait_s: float
+    times: Times
+    slots: int = 1
 
 
 class Look(Protocol):
@@ -101,20 +98,31 @@ class Look(Protocol):
         """
         ...
 
-    def way(self, key: ModelKey) -> Way:
-        """What a model's requests wait behind."""
+    def lanes(self, key: ModelKey) -> list[Lane]:
+        """What a model's requests wait for: the slots of the executors that run it; of nobody where nobody does."""
         ...
 
-    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
-        """What a batch takes where that is least; None where nobody knows."""
+    def part(self, key: ModelKey, other: ModelKey) -> float:
+        """The part of another model's work that goes to the executors that run a model."""
         ...
 
     def hold(self, key: ModelKey, seat: Seat, rows: int) -> None:
         """A batch of so many rows waits for a seat that is not free: what is asked after this comes behind it."""
         ...
 
-    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
-        """So many rows wait for the executors that run a model, of which none is free; likewise."""
+    def waits(self, key: ModelKey, rows: int, of_model: int, max_rows: int, *, comes: bool = False) -> bool:
+        """Whether so many rows more of a model wait, for executors that are busy; they are held likewise then.
+
+        Args:
+            key: the model.
+            rows: of one request.
+            of_model: rows that wait of the model, this one's among them.
+            max_rows: of a batch.
+            comes: whether that request was not there when the seats of its model were looked at.
+
+        Returns:
+            False where one that is free may be worth it, or nobody may run them: that is for `seat` to say.
+        """
         ...
 
 

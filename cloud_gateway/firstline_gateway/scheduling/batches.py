@@ -49,7 +49,8 @@ def choose(
     candidates = list(queue)
     hopeless = [each for each in candidates if each.request.deadline_s is not None and _is_hopeless(each, now_s)]
     if hopeless:
-        candidates = [item for item in candidates if item not in hopeless]
+        gone = set(hopeless)
+        candidates = [item for item in candidates if item not in gone]
     if full:
         candidates = [item for item in candidates if item.key not in full]
     if not candidates:

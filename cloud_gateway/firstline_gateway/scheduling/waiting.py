@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from firstline_core.clock import Timer
@@ -36,9 +36,11 @@ class Waiting:
         level: of priority; lower goes first where that makes nobody late.
         due_s: its place in the order; see above.
         latest_s: when it must be done, because it was let in with that word.
-        work_s: seconds of one slot that it takes, as its share of a batch.
+        work_s: seconds of one slot that it takes, as its share of a batch; of one that does most of its model, where
+            slots are not alike.
         alone_s: seconds that a batch of it alone takes.
         foreseen_s: when it would be done, as far as was known last.
+        delays_s: by what those are done later who are due after it.
         came_s: when it was let in.
         held_up: whether it waited for what no prediction knows of: a budget.
     """
@@ -54,6 +56,7 @@ class Waiting:
     foreseen_s: float
     answered: asyncio.Future[Probabilities]
     expiry: Timer | None = None
+    delays_s: float = 0.0
     came_s: float = 0.0
     held_up: bool = False
 
@@ -87,7 +90,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._items: list[Waiting] = []
-        self._tallies: dict[ModelKey | Client | int | None, Tally] = {}
+        self._tallies: dict[Client | int | None, Tally] = {}
+        self._of_model: dict[ModelKey, Tally] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -95,19 +99,31 @@ class Queue:
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._items)
 
-    def of(self, whose: ModelKey | Client | int | None = None) -> Tally:
-        """What waits of a model, of a client or of a level; of all together without an argument."""
+    @property
+    def models(self) -> Iterable[ModelKey]:
+        """Those of which anything waits."""
+        return self._of_model
+
+    @property
+    def last(self) -> Waiting:
+        """Whoever is due last; something waits."""
+        return self._items[-1]
+
+    def of(self, whose: Client | int | None = None) -> Tally:
+        """What waits of a client or of a level; of all together without an argument."""
         return self._tallies.get(whose, _NOTHING)
+
+    def of_model(self, key: ModelKey) -> Tally:
+        """What waits of a model."""
+        return self._of_model.get(key, _NOTHING)
 
     def work_s(self, parts: Parts = None, client: Client | None = None) -> float:
         """Seconds of one slot that wait: of so much of each model's, and of one client's or of all."""
         if parts is None:
             return self.of(client).work_s
-        return sum(
-            item.work_s * parts.get(item.key, 0.0)
-            for item in self._items
-            if client is None or client_of(item.request) == client
-        )
+        if client is None or self.of(client).requests == len(self._items):
+            return sum(tally.work_s * parts.get(key, 0.0) for key, tally in self._of_model.items())
+        return sum(item.work_s * parts.get(item.key, 0.0) for item in self._items if client_of(item.request) == client)
 
     def place(self, due_s: float, level: int, parts: Parts = None) -> tuple[float, float]:
         """What a newcomer would find that is due then. Audits are before no others.
@@ -121,7 +137,7 @@ class Queue:
             Seconds of work before it, and by how much those behind it can be put off (infinite where there are none).
         """
         skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
-        if parts is None:
+        if parts is None or skipped is None or not self.of(skipped).requests:
             behind_s = 0.0 if skipped is None else self.of(skipped).work_s
         else:
             behind_s = sum(item.work_s * parts.get(item.key, 0.0) for item in self._items if item.level == skipped)
@@ -134,14 +150,15 @@ class Queue:
                 spare_s = min(spare_s, item.spare_s)
         return max(0.0, self.work_s(parts) - behind_s), spare_s
 
-    def add(self, item: Waiting, delay_s: float, parts: Parts = None) -> None:
-        """Puts it into its place; those behind it, as far as they count, are done `delay_s` later."""
+    def add(self, item: Waiting, parts: Parts = None) -> None:
+        """Puts it into its place; those behind it, as far as they count, are done later by what it delays them."""
         position = bisect_right(self._items, item.due_s, key=_due_s)
         for behind in self._items[position:]:
-            if parts is None or behind.key in parts:
-                behind.foreseen_s += delay_s
+            if parts is None or parts.get(behind.key, 0.0):
+                behind.foreseen_s += item.delays_s
         self._items.insert(position, item)
-        for whose in (None, item.key, client_of(item.request), item.level):
+        self._of_model.setdefault(item.key, Tally()).count(item, 1)
+        for whose in (None, client_of(item.request), item.level):
             self._tallies.setdefault(whose, Tally()).count(item, 1)
 
     def remove(self, item: Waiting) -> bool:
@@ -154,10 +171,14 @@ class Queue:
         if position == len(self._items):
             return False
         del self._items[position]
-        for whose in (None, item.key, client_of(item.request), item.level):
+        tally = self._of_model[item.key]
+        tally.count(item, -1)
+        if not tally.requests:  # rounding errors of `work_s` go with it
+            del self._of_model[item.key]
+        for whose in (None, client_of(item.request), item.level):
             tally = self._tallies[whose]
             tally.count(item, -1)
-            if not tally.requests:  # rounding errors of `work_s` go with it
+            if not tally.requests:
                 del self._tallies[whose]
         return True
 

@@ -22,6 +22,7 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
+from firstline_gateway.dataplane.answering import Answering
 from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.deliveries.tables import DELIVERIES
@@ -110,15 +111,19 @@ class Cloud:
         self._deliveries = deliveries = Deliveries(
             database, writer, self._store, metrics=self._metrics, clock=self._clock, service=service
         )
-        self._plane = GatewayDataPlane(
+        counting = Counting(self._metrics, Statistics(), self._clock)
+        residency = Residency(self._repository, executor, clock=self._clock)
+        answering = Answering(
             self._repository,
             batcher,
             contracts,
             deliveries,
-            counting=Counting(self._metrics, Statistics(), self._clock),
-            residency=Residency(self._repository, executor, clock=self._clock),
+            counting=counting,
+            residency=residency,
             clock=self._clock,
-            limits=DEFAULT_LIMITS,
+        )
+        self._plane = GatewayDataPlane(
+            self._repository, batcher, answering, counting=counting, residency=residency, limits=DEFAULT_LIMITS
         )
         self._executor, self._batcher, self._database, self._writer = executor, batcher, database, writer
 
@@ -153,7 +158,7 @@ class Cloud:
         if not self._tasks:
             return
         for key in self._keys:
-            waiting = self._batcher._queue.of(key).requests
+            waiting = self._batcher._queue.of_model(key).requests
             self._book.holds(
                 waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, key.name
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hardware.energy import Measured, Stated, swings, ways
-from hardware.exits import DELTA, _once, Rows
+from hardware.exits import DELTA, Rows, _once
 from hardware.split import Cell
 
 _MEASURED = Measured(edge_core_ms=2.0, full_core_ms=10.0, sent_bytes=1048576.0, received_bytes=0.0, kept=0.75)

@@ -315,7 +315,7 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
 
 async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_room() -> None:
     bench = Bench(slots=3)
-    bench.batcher._concurrency = lambda key: 1 if key == M else 0
+    bench.batcher._running._concurrency = lambda key: 1 if key == M else 0
     first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
     other = await bench.submit(request_of(3), N)
     assert [key for key, _ in bench.executor.batches] == [M, N]

@@ -24,6 +24,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.dataplane.answering import Answering
 from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import ModelKey
@@ -71,14 +72,23 @@ class Bench:
             clock=self.clock,
             service=service,
         )
-        self.plane = GatewayDataPlane(
+        counting = Counting(self.metrics, Statistics(), self.clock)
+        residency = Residency(repository, self.executor, clock=self.clock)
+        self.answering = Answering(
             repository,
             batcher,
             self.contracts,
             self.deliveries,
-            counting=Counting(self.metrics, Statistics(), self.clock),
-            residency=Residency(repository, self.executor, clock=self.clock),
+            counting=counting,
+            residency=residency,
             clock=self.clock,
+        )
+        self.plane = GatewayDataPlane(
+            repository,
+            batcher,
+            self.answering,
+            counting=counting,
+            residency=residency,
             limits=Limits(),
             looks_after_fleet=looks_after_fleet,
         )
@@ -165,7 +175,7 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
     task = asyncio.create_task(bench.plane.infer(digits_request()))
     await until_held(bench.executor)
     assert bench.plane.ready()
-    drained = asyncio.create_task(bench.plane.drain())
+    drained = asyncio.create_task(bench.answering.drain())
     await asyncio.sleep(0)
     assert not bench.plane.ready()
     assert not bench.plane.model_ready("digits", "")

@@ -32,8 +32,7 @@ from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.seats import Look, Seat
-from firstline_gateway.executors.seating import NoSeat
+from firstline_gateway.executors.dispatch.seats import Look
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.scheduling.admission import Bounds
 from firstline_gateway.scheduling.batcher import Batcher
@@ -280,6 +279,37 @@ async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
     assert not running.done()
 
 
+async def test_one_that_takes_more_memory_than_there_is_has_nobody_else_refused() -> None:
+    """Though it is of the highest level, and would be run first."""
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 5)
+    await bench.until(await bench.submit())
+    running = [await bench.submit() for _ in range(2)]
+    others = [await bench.submit(deadline_s=bench.clock.monotonic_s() + 2.0) for _ in range(3)]
+    over = await bench.submit(rows=20, priority=1)
+    await bench.until(*running, *others)
+    assert not any(task.exception() for task in others)
+    assert isinstance(over.exception(), PayloadTooLargeError)
+
+
+async def test_one_that_takes_more_energy_than_is_left_keeps_nobody_else_waiting() -> None:
+    """It waits for its joules; of the others each takes 0.6, and there are four."""
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit())
+    for member in bench.members:
+        member.energy.spend(56.0, bench.clock.monotonic_s())
+    began_s = bench.clock.monotonic_s()
+    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    others = [await bench.submit(deadline_s=began_s + 0.3) for _ in range(3)]
+    over = await bench.submit(rows=25, priority=1)
+    late = await bench.submit(deadline_s=began_s + 0.3)
+    await bench.until(*running, *others, late)
+    assert not any(task.exception() for task in [*others, late])
+    assert not over.done()
+    await bench.until(over)
+    assert not over.exception()
+    assert began_s + 0.3 < bench.clock.monotonic_s() < began_s + 5.0
+
+
 async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patience_ends() -> None:
     bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
     bench.members[1].displace(SERVED.key)
@@ -301,22 +331,78 @@ async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
     await bench.until(*running)
 
 
+class Counted:
+    """Calls of one function."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        real = getattr(owner, name)
+
+        def counted(*args: object, **named: object) -> object:
+            self.calls += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
 async def test_all_that_waits_for_a_busy_executor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[1].displace(SERVED.key)
     tasks = [await bench.submit() for _ in range(50)]
-    asked: list[ModelKey] = []
-    seat = Look.seat
-
-    def counted(look: Look, key: ModelKey, *rows: int) -> Seat | NoSeat:
-        asked.append(key)
-        return seat(look, key, *rows)
-
-    monkeypatch.setattr(Look, "seat", counted)
+    asked = Counted(monkeypatch, Look, "seat")
     other = await bench.submit(2.0, FRUGAL)
-    assert len(asked) < 10
+    assert asked.calls < 10
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
+    await bench.until(*tasks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_waits_beside_a_slow_one_that_is_free_is_not_looked_at_batch_by_batch(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether newcomers are due last or first: the slow one takes as long as 200 requests on the quick one."""
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    asked = Counted(monkeypatch, Look, "seat")
+    now_s = bench.clock.monotonic_s()
+    tasks = [
+        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
+        for number in range(40)
+    ]
+    assert asked.calls < 10 * 40
+    assert bench.batcher.depth == 39
+    await bench.until(*tasks)
+    assert sum(bench.executors[0].batches) == 42
+
+
+async def test_who_comes_last_where_all_wait_has_nothing_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit())
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    tasks = [await bench.submit() for _ in range(10)]
+    asked = Counted(monkeypatch, Look, "seat")
+    tasks += [await bench.submit() for _ in range(100)]
+    assert asked.calls == 0
+    tasks += [await bench.submit() for _ in range(100)]
+    assert sum(bench.executors[1].batches) == 2, "now the slow one is worth it"
+    await bench.until(*tasks)
+
+
+async def test_a_newcomers_cost_does_not_grow_with_models_of_which_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(1.0, 0.5)
+    for number in range(100):
+        for member in bench.members:
+            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
+    tasks = [await bench.submit() for _ in range(3)]
+    asked = Counted(monkeypatch, Member, "trouble")
+    tasks.append(await bench.submit())
+    assert asked.calls < 30
     await bench.until(*tasks)
 
 
@@ -437,21 +523,36 @@ async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
     await bench.until(*backlog)
 
 
+async def test_what_hangs_elsewhere_is_nobodys_wait() -> None:
+    """The first model runs on both executors, the other on the one that hangs."""
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(FRUGAL.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    bench.executors[1].stopped = True
+    hangs = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.clock.advance(20.0)
+    for _ in range(5):
+        due_s = bench.clock.monotonic_s() + 1.0
+        mine = [await bench.submit(deadline_s=due_s) for _ in range(5)]
+        await bench.until(*mine)
+        assert not any(task.exception() for task in mine)
+    assert not hangs[0].done()
+
+
 async def test_work_that_executors_share_counts_in_part() -> None:
     """The first model runs on both executors, the other on one of them."""
     bench = Bench(1.0, 1.0)
     bench.members[0].displace(FRUGAL.key)
     look = bench.engine.look()
-    assert look.way(FRUGAL.key) == (1, {SERVED.key: 0.5, FRUGAL.key: 1.0})
-    assert look.way(SERVED.key) == (2, {SERVED.key: 1.0, FRUGAL.key: 1.0})
+    assert look.part(FRUGAL.key, SERVED.key) == 0.5
+    assert look.part(SERVED.key, FRUGAL.key) == 1.0
+    assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
 
 
 async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_ones_sake() -> None:
     bench = Bench(1.0, 0.1, rows=1)
     await bench.load(150.0, 2.0)
     now_s = bench.clock.monotonic_s()
-    for _ in range(3):
-        bench.batcher._admission.times[SERVED.key].observe(1, 1.0, now_s)
     in_time, too_late = await bench.submit(deadline_s=now_s + 0.008), await bench.submit(deadline_s=now_s + 0.005)
     await bench.until(in_time)
     assert not in_time.exception()

@@ -13,7 +13,7 @@ from support.gateway import DIGITS, request_of
 from firstline_core.contract_notes import AuditNote
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.dataplane import dataplane
+from firstline_gateway.dataplane import answering
 from firstline_gateway.dataplane.response_cache import ResponseCache, key_of
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.folder import load_repository
@@ -109,9 +109,9 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
         hashed_here.append(threading.current_thread() is threading.main_thread())
         return key_of(request, served)
 
-    monkeypatch.setattr(dataplane, "key_of", hashed)
+    monkeypatch.setattr(answering, "key_of", hashed)
     if size == "large":
-        monkeypatch.setattr(dataplane, "_HASHED_HERE_BYTES", 63)
+        monkeypatch.setattr(answering, "_HASHED_HERE_BYTES", 63)
     gateway = gateway_of(tmp_path)
     await gateway.start()
     while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)

@@ -109,7 +109,7 @@ class Courses:
             return None  # it is looked for, and known the next time
         caller = caller_by(key)
         try:
-            place = self._gateway.plane.resident(head.address.model, head.address.version)
+            place = self._gateway.answering.resident(head.address.model, head.address.version)
         except FirstlineError:
             return None
         if place is None or "infer" not in caller.scopes:

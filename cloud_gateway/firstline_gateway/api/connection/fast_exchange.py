@@ -18,7 +18,7 @@ from firstline_gateway.api import infer
 from firstline_gateway.api.connection.courses import Course, Known
 from firstline_gateway.api.connection.cycle import Cycle, lines_of
 from firstline_gateway.api.connection.heads import Head
-from firstline_gateway.dataplane.dataplane import facts_of
+from firstline_gateway.dataplane.answering import facts_of
 from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.principals import device_of
@@ -60,7 +60,7 @@ class FastExchange(Cycle):
 
     def set_result(self, result: Probabilities) -> None:
         """Answers with what the model says."""
-        known, request, plane = self._known, self._request, self.gateway.plane
+        known, request, answering = self._known, self._request, self.gateway.answering
         assert request is not None  # noqa: S101 (see `done`)
         seconds = self.gateway.clock.monotonic_s() - self._started_s
         ms = round(seconds * 1000, 3)
@@ -69,7 +69,7 @@ class FastExchange(Cycle):
             if known.form is not None:
                 encoded = reply_form.fill(known.form, request.id, request.request_id, ms, result)
             if encoded is not None:
-                plane.count(self._course.place, seconds)
+                answering.count(self._course.place, seconds)
             else:
                 encoded = self._anew(request, result, seconds)
         except FirstlineError as error:  # what it asks for cannot be said
@@ -86,13 +86,13 @@ class FastExchange(Cycle):
             traced = {"trace_id": trace.trace_id, "span_id": trace.span_id}
             known.traced_line.write({"request_id": request.request_id, "ms": ms, **traced})
         self._let_go()
-        if self.keep_alive and not plane.draining:
+        if self.keep_alive and not answering.draining:
             self.send_lines(_OK, _lines_for(encoded.header_length), encoded.body)
         else:
             self.send(self._closing(Reply(200, headers_for(encoded), encoded.body)))
 
     def _anew(self, request: InferRequest, probabilities: Probabilities, seconds: float) -> Encoded:
-        response = self.gateway.plane.answered(request, self._course.place.served, probabilities, seconds)
+        response = self.gateway.answering.answered(request, self._course.place.served, probabilities, seconds)
         encoded = encoded_response(self.gateway.plane, request, response)
         if device_of(request.principal) is None:  # what devices are told of their contract changes
             kind = reply_form.kind_of(request, response)
@@ -117,7 +117,7 @@ class FastExchange(Cycle):
         seconds = gateway.clock.monotonic_s() - self._started_s
         if isinstance(exception, FirstlineError):
             if not (self.disconnected or ran):
-                gateway.plane.failed(self._course.place, seconds)
+                gateway.answering.failed(self._course.place, seconds)
             self._let_go()
             reply = self._closing(infer.refusal(gateway, self.head.shown, exception))
             record(
@@ -134,7 +134,7 @@ class FastExchange(Cycle):
         self.send(reply)
 
     def _closing(self, reply: Reply) -> Reply:
-        if self.gateway.plane.draining:
+        if self.gateway.answering.draining:
             reply.headers["Connection"] = "close"  # as `infer.answer` does
         return reply
 
@@ -143,7 +143,7 @@ class FastExchange(Cycle):
         request, self._request = self._request, None
         if request is not None:
             self.gateway.bodies.give_back(request.principal, self._body_bytes)
-            self.gateway.plane.end(self._course.place)
+            self.gateway.answering.end(self._course.place)
 
 
 @lru_cache(256)

@@ -71,7 +71,7 @@ class FastPath:
             body_bytes=len(body),
             started_s=now_s,
         )
-        if gateway.plane.begin(course.place, request, now_s, exchange):
+        if gateway.answering.begin(course.place, request, now_s, exchange):
             return exchange
         gateway.bodies.give_back(caller.principal, len(body))
         if key is not None:

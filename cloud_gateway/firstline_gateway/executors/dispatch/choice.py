@@ -70,13 +70,18 @@ def _rank(candidate: Candidate[Name]) -> tuple[bool, float, int]:
 
 
 def wait_s(left_s: Iterable[float], slots: int) -> float:
-    """Seconds until a slot is free, where batches begin in the order in which they came.
+    """Seconds until a slot is free; see `free_s`."""
+    return free_s(left_s, slots)[0]
+
+
+def free_s(left_s: Iterable[float], slots: int) -> list[float]:
+    """Seconds until each slot is free, where batches begin in the order in which they came; the least is the first.
 
     Args:
         left_s: seconds that each batch under way will still take once it has a slot, in the order of their coming.
         slots: that run side by side, at least 1.
     """
-    free_s = [0.0] * slots
+    free = [0.0] * slots
     for each in left_s:
-        heapq.heapreplace(free_s, free_s[0] + each)
-    return free_s[0]
+        heapq.heapreplace(free, free[0] + each)
+    return free

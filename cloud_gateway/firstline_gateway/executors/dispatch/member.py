@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_gateway.executors.base import Executor, InProcess, ModelKey, TakesAhead
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
-from firstline_gateway.executors.dispatch.choice import Candidate, wait_s
+from firstline_gateway.executors.dispatch.choice import Candidate, free_s, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source
 from firstline_gateway.executors.dispatch.forecast import Forecast
 from firstline_gateway.executors.dispatch.running import Running
@@ -205,12 +205,20 @@ class Member:
         seconds = self.seconds(key, size)
         return self.side_by_side * size / seconds if seconds else 0.0
 
+    def overdue(self, now_s: float) -> float:
+        """How many times what was expected something there has taken already, at least 1: so slow may it be for all."""
+        return max((each.overdue(now_s) for each in self.running), default=1.0)
+
+    def free_s(self, now_s: float) -> list[float]:
+        """Seconds until each of its slots is free."""
+        return free_s((each.left_s(now_s) for each in self.running), max(1, min(self.slots, self.side_by_side)))
+
     def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
         """What it would be to a batch of a model that it runs, once those have run that are held for it."""
         placed = self._placed[key]
         run_s = placed.forecast.seconds(rows)
         if run_s is not None:
-            run_s *= max((each.overdue(now_s) for each in self.running), default=1.0)
+            run_s *= self.overdue(now_s)
         return Candidate(
             name=self,
             wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self.side_by_side),

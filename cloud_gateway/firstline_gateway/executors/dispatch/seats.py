@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.seating import NoSeat, Way
+from firstline_gateway.executors.seating import Lane, NoSeat
 from firstline_gateway.executors.seating import Seat as AnySeat
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 
 # What is overdue is looked at again after so much of what it was to take, and no sooner than that.
 _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
+# More than any batch has.
+_ANY_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +36,16 @@ class SeatTimes:
 
     Args:
         most_rows: that it is to be given now.
+        overdue: see `Member.overdue`.
     """
 
     member: Member
     key: ModelKey
     most_rows: int
+    overdue: float = 1.0
 
     def seconds(self, rows: int) -> float:
-        return self.member.seconds(self.key, rows) or 0.0
+        return (self.member.seconds(self.key, rows) or 0.0) * self.overdue
 
     def worthwhile_rows(self, max_rows: int) -> int:
         return min(max_rows, self.most_rows)
@@ -48,18 +53,44 @@ class SeatTimes:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """See `seating.Seat`."""
+    """See `seating.Seat`.
+
+    Args:
+        others: executors that are free, and not worth it.
+        others_s: seconds that have to be held, all in all, until one of them is.
+        grows: whether it could begin if the batch were as large as it can be.
+    """
 
     member: Member
     key: ModelKey
     is_free: bool
     times: SeatTimes
-    again_s: float
-    has_others: bool
     _run: Run
+    again_s: float = 0.0
+    others: Sequence[Member] = ()
+    others_s: float = math.inf
+    grows: bool = False
 
     def run(self, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Awaitable[list[Outcome]]:
         return self._run(self.member, self.key, inputs, deadlines_s)
+
+
+class _Wait(NamedTuple):
+    """Requests of a model wait for executors that are busy.
+
+    Args:
+        best: that the first of them wait for.
+        until_s: seconds held there from which on one that is free may be worth it.
+        row_s: seconds that a row takes, where all of them work on it.
+        batches: of each, the part of one of its batches that it does of a row.
+        grows: see `Seat`.
+    """
+
+    best: Member
+    until_s: float
+    row_s: float
+    batches: Mapping[Member, float]
+    grows: bool
 
 
 class Look:
@@ -75,7 +106,10 @@ class Look:
         self._members = members
         self._now_s = now_s
         self._run = run
-        self._held_s: defaultdict[Member, list[float]] = defaultdict(list)
+        self._held_s: defaultdict[Member, float] = defaultdict(float)  # of each slot
+        self._held: defaultdict[Member, float] = defaultdict(float)  # batches
+        self._waits: dict[ModelKey, _Wait] = {}
+        self._rates: dict[ModelKey, dict[Member, float]] = {}
 
     @property
     def is_full(self) -> bool:
@@ -103,49 +137,90 @@ class Look:
         # What is as large as it can be gains nothing by waiting here; it may as well be on its way.
         is_full = rows >= best.name.worthwhile_rows(key, max_rows)
         # Whoever is left alone is asked where nobody else is there, one batch of the model at a time.
-        held = len(self._held_s[best.name])
-        if best.name.room(held, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
-            return Seat(best.name, key, True, SeatTimes(best.name, key, most), 0.0, False, self._run)
+        held = math.ceil(self._held[best.name])
+        if self._has_room(best.name, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
+            return Seat(best.name, key, True, SeatTimes(best.name, key, most), self._run)
         others = [
-            member
-            for member in sizes
-            if member is not best.name and member.takes_now(key) and member.room(len(self._held_s[member]))
+            member for member in sizes if member is not best.name and member.takes_now(key) and self._has_room(member)
         ]
         instead = [each for member in others if (each := self._largest(member, key, (least_rows, sizes[member]), best))]
         if instead:
             fewer, chosen = min(instead, key=lambda each: each[1].done_s / each[0])
-            return Seat(chosen.name, key, True, SeatTimes(chosen.name, key, fewer), 0.0, False, self._run)
+            return Seat(chosen.name, key, True, SeatTimes(chosen.name, key, fewer), self._run)
         soonest_s = min((self._candidate(member, key, least_rows).done_s for member in others), default=math.inf)
-        times = SeatTimes(best.name, key, most)
-        return Seat(best.name, key, False, times, _again_s(best, soonest_s), bool(others), self._run)
-
-    def way(self, key: ModelKey) -> Way:
-        slots = {member: member.slots for member in self._members}
-        there = self._best_of(key)
-        parts = {}
-        for other in {other for member in there for other in member.keys}:
-            its = self._best_of(other)
-            everywhere = sum(slots[member] for member in its)
-            shared = sum(slots[member] for member in its if member in there)
-            parts[other] = shared / everywhere if everywhere else 1.0
-        return Way(max(1, sum(slots[member] for member in there)), parts)
-
-    def quickest_s(self, key: ModelKey, rows: int) -> float | None:
-        return min(
-            (each for member in self._best_of(key) if (each := member.seconds(key, rows)) is not None), default=None
+        return Seat(
+            member=best.name,
+            key=key,
+            is_free=False,
+            times=SeatTimes(best.name, key, most),
+            _run=self._run,
+            again_s=_again_s(best, soonest_s),
+            others=others,
+            others_s=soonest_s - best.done_s if others else math.inf,
+            grows=not is_full and best.trusted and self._has_room(best.name, ahead=True),
         )
+
+    def lanes(self, key: ModelKey) -> list[Lane]:
+        well = self._best_of(key)
+        known = [member for member in well if member.seconds(key, 1) is not None] or well
+        lanes = []
+        for member in known:
+            times = SeatTimes(member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue(self._now_s))
+            lanes += [Lane(wait_s, times) for wait_s in member.free_s(self._now_s)]
+        return lanes
+
+    def part(self, key: ModelKey, other: ModelKey) -> float:
+        if other == key:
+            return 1.0
+        rates = self._rates.get(other)
+        if rates is None:
+            rates = self._rates[other] = self._rates_of(other)
+        everywhere = sum(rates.values())
+        mine = self._best_of(key)
+        return sum(rate for member, rate in rates.items() if member in mine) / everywhere if everywhere else 1.0
+
+    def _rates_of(self, key: ModelKey) -> dict[Member, float]:
+        """What each executor does of a model's work in a while; where nobody knows, by slots."""
+        there = self._best_of(key)
+        rates = {member: member.rows_per_s(key, _ANY_ROWS) / member.overdue(self._now_s) for member in there}
+        return rates if any(rates.values()) else {member: float(member.slots) for member in there}
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
-        self._held_s[seat.member].append(seat.member.seconds(key, rows) or 0.0)
+        self._held_s[seat.member] += (seat.member.seconds(key, rows) or 0.0) / seat.member.side_by_side
+        self._held[seat.member] += 1
+        self._waits[key] = self._wait(seat)
 
-    def hold_all(self, key: ModelKey, rows: int, max_rows: int) -> None:
-        there = [member for member in self._members if not member.trouble(key)]
-        rate_per_s = sum(member.rows_per_s(key, min(rows, max_rows)) for member in there)
-        if not rate_per_s:
-            return
-        for member in there:  # each has its part in the proportion of its speed, so that all end together
-            self._held_s[member] += [rows / rate_per_s] * member.side_by_side
+    def waits(self, key: ModelKey, rows: int, of_model: int, max_rows: int, *, comes: bool = False) -> bool:
+        found = self._waits.get(key)
+        if found is None:
+            seat = self.seat(key, of_model, max_rows, rows)
+            if isinstance(seat, NoSeat) or seat.is_free:
+                return False
+            found = self._waits[key] = self._wait(seat)
+        if self._held_s[found.best] >= found.until_s or (comes and found.grows):
+            return False
+        for member, batches in found.batches.items():  # so that all end together
+            self._held_s[member] += rows * found.row_s
+            self._held[member] += rows * batches
+        return True
+
+    def _wait(self, seat: Seat) -> _Wait:
+        key, most_rows = seat.key, seat.times.most_rows
+        busy = [member for member in self._members if member not in seat.others and not member.trouble(key)]
+        rates = {member: rate for member in busy if (rate := member.rows_per_s(key, most_rows))}
+        row_s = 1 / sum(rates.values()) if rates else 0.0
+        return _Wait(
+            best=seat.member,
+            # The next batch is held up to its end.
+            until_s=self._held_s[seat.member] + seat.others_s - most_rows * row_s,
+            row_s=row_s,
+            batches={member: rate * row_s / member.worthwhile_rows(key, most_rows) for member, rate in rates.items()},
+            grows=seat.grows,
+        )
+
+    def _has_room(self, member: Member, *, ahead: bool = False) -> bool:
+        return member.room(math.ceil(self._held[member]), ahead=ahead)
 
     def _is_last(self, member: Member) -> bool:
         """Whether it is asked for a model that it is left alone with, because nobody runs that and is well."""
@@ -162,7 +237,8 @@ class Look:
         return [member for member in there if member.standing(key).trusted] or there
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
-        return member.candidate(key, rows, self._now_s, self._held_s[member])
+        held_s = [self._held_s[member]] * member.side_by_side if self._held[member] else ()
+        return member.candidate(key, rows, self._now_s, held_s)
 
     def _largest(
         self, member: Member, key: ModelKey, between: tuple[int, int], than: Candidate[Member] | None = None
