@@ -1,4 +1,6 @@
-"""What `firstline compress` makes of the digits' edge model, and of a ResNet-56: cut, or teaching a ResNet-20.
+"""What `firstline compress` makes of the digits' edge model, of a ResNet-56, and of a ResNet-8 in TFLite.
+
+The ResNet-56 is quantised, cut, and teaches a ResNet-20.
 
 Beside it what Microsoft's Olive makes of the same models (`olive.py`), in the same run: the same images, latency in
 turns, one judge. A student is taught by PyTorch, which is not in every environment: each model's run is a process of
@@ -37,7 +39,11 @@ from hardware.parts import Asked, NotRunError
 
 TAUGHT = replace(CIFAR10, name="cifar10-cascade resnet20")
 """The student starts as a published ResNet-20, which this bundle has too."""
-SUBJECTS = (DIGITS, CIFAR10, TAUGHT)
+TFLITE = replace(CIFAR10, name="cifar10-cascade resnet8 in TFLite")
+"""The small model itself, in fp32."""
+SUBJECTS = (DIGITS, CIFAR10, TAUGHT, TFLITE)
+_FULL = (CIFAR10, TAUGHT)
+"""Those whose full model is compressed."""
 BESIDE_OLIVE = (DIGITS, CIFAR10)
 LESSONS = {
     CIFAR10.name: Lesson(depth=DEPTH, epochs=14),
@@ -131,7 +137,7 @@ def _made(subject: Pair, lesson: Lesson | None, checkpoints: Path | None, *, wit
             open_dataset(images_of(subject)),
             work,
             source=source_of(
-                bundle.manifest, bundle.manifest.full.id if bundle.manifest.full and subject.images else ""
+                bundle.manifest, bundle.manifest.full.id if bundle.manifest.full and subject in _FULL else ""
             ),
             promise=promise_of(bundle.manifest, None, None),
             max_loss=MAX_LOSS,
@@ -210,7 +216,7 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
             found.append(Figure(f"{name}: Olive installed", record.installed.olive, "bytes"))
             ours = record.installed.ours
             found.append(Figure(f"{name}: firstline[compress] installed, beyond the workbench", ours, "bytes"))
-    if cifar := {name: record for name, record in records.items() if name != DIGITS.name}:
+    if cifar := {name: record for name, record in records.items() if name in LESSONS}:
         found += _best(cifar)
     return found
 
@@ -279,6 +285,10 @@ def _bundle(subject: Pair, folder: Path) -> Bundle:
     if subject is TAUGHT and spec.full is not None:
         small = replace(spec.full, id="resnet20", file=spec.full.file.with_name("resnet20_cifar10.onnx"))
         spec = replace(spec, edge=(*spec.edge, small))
+    if subject is TFLITE:
+        edge = spec.edge[0]
+        plain = replace(edge, id="resnet8", file=edge.file.with_name("mlperf_resnet8_float.tflite"))
+        spec = replace(spec, edge=(plain,))
     return create_bundle(spec, folder)
 
 

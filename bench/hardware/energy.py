@@ -160,10 +160,10 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
                 Figure(f"{pair}, {link}: {way}, device", round(energy.device_mj, 4), "mJ per request")
                 for way, energy in ways(of, stated).items()
             ]
-            found.append(Figure(f"{pair}, {link}: stays at the edge", of.kept, "share"))
+            found.append(Figure(f"{pair}, {link}: stays at the edge", round(of.kept, 4), "share"))
             for whose in WHOSE:
                 middle = ratio(of, stated, whose)
-                found.append(Figure(f"{pair}, {link}: tiered beside cloud only, {whose}", middle, "times"))
+                found.append(Figure(f"{pair}, {link}: tiered beside cloud only, {whose}", round(middle, 4), "times"))
         for whose in WHOSE:
             found += _sensitivity(f"{pair}, wifi, {whose}", of, STATED["wifi"], whose)
     return found

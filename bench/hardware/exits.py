@@ -117,7 +117,7 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
             found.append(
                 Figure(
                     f"{record.pair}: best chain of two beside the best variant, escalation {escalation_ms:g} ms",
-                    two / alone - 1,
+                    round(two / alone - 1, 4),
                     "of the time per row",
                 )
             )

@@ -114,6 +114,12 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
             error, most = _errors(trial, name, "other")
             found.append(Figure(f"{label}, as a planner has it, off by", error, "%"))
             found.append(Figure(f"{label}, as a planner has it, off by, without its sign", most, "%"))
+        for of in ("edge", "full"):
+            alone_ms, turn_ms = (
+                median(getattr(each, f"{of}{name}_ms") for each in trial.rounds) for name in ("", "_turn")
+            )
+            found.append(Figure(f"{which}: {of} query, after another of its own", round(alone_ms, 4), "ms"))
+            found.append(Figure(f"{which}: {of} query, after one of the other model", round(turn_ms, 4), "ms"))
         waited = median(each.waited_share for each in trial.rounds)
         label = f"{which}: most of a measurement's time that other work had its core"
         found.append(Figure(label, round(100 * waited, 1), "%"))

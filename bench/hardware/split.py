@@ -194,7 +194,7 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
         abs(cell.reckoned_ms[way] / measured_ms - 1) for cell in cells for way, measured_ms in cell.measured_ms.items()
     ]
     won = [cell for cell in cells if cell.quickest.startswith("split")]
-    right = float(np.mean([cell.planned == cell.quickest for cell in cells]))
+    right = round(float(np.mean([cell.planned == cell.quickest for cell in cells])), 4)
     return [
         Figure("cells of the grid", len(cells), "cells"),
         Figure("planned way is the quickest", right, "of cells", f">= {_AIM}", right >= _AIM),
@@ -209,8 +209,12 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
             for way, what in (("device", "always the device"), ("input", "always the input"))
         ),
         Figure(f"planned way within {_CLOSE - 1:.0%} of the quickest", _share(close), "of cells"),
-        Figure("longest detour of a planned way", max(cell.regret for cell in cells), "of the quickest way's time"),
-        Figure("reckoned beside measured, median error", float(np.median(errors)), "of the measured time"),
+        Figure(
+            "longest detour of a planned way",
+            round(max(cell.regret for cell in cells), 4),
+            "of the quickest way's time",
+        ),
+        Figure("reckoned beside measured, median error", round(float(np.median(errors)), 4), "of the measured time"),
         Figure("a split was the quickest", len(won), "cells"),
         *(figure for name, record in records.items() for figure in _break_even(name, record.cells)),
     ]
@@ -227,11 +231,15 @@ def _break_even(name: str, cells: Sequence[Cell]) -> Iterator[Figure]:
             continue
         label = f"break-even, {name}, {slowdown} times slower, {round_trip_ms:g} ms"
         yield _up_to(f"{label}: device up to", row, [cell.quickest == "device" for cell in row])
-        if gone := [cell.kept_ms for cell in row if np.isfinite(cell.kept_ms).all()]:
-            kept = [device_ms <= split_ms for device_ms, split_ms in (cell.kept_ms for cell in row)]
-            yield _up_to(f"{label}: device up to, where the input stays", row, kept)
-            sooner = max(1 - split_ms / device_ms for device_ms, split_ms in gone)
-            yield Figure(f"{label}: a split sooner, where the input stays", max(0.0, sooner), "of the device's time")
+        if gone := [cell for cell in row if np.isfinite(cell.kept_ms).all()]:
+            kept = [device_ms <= split_ms for device_ms, split_ms in (cell.kept_ms for cell in gone)]
+            yield _up_to(f"{label}: device up to, where the input stays", gone, kept)
+            sooner = max(1 - split_ms / device_ms for device_ms, split_ms in (cell.kept_ms for cell in gone))
+            yield Figure(
+                f"{label}: a split sooner, where the input stays",
+                round(max(0.0, float(sooner)), 4),
+                "of the device's time",
+            )
 
 
 def _up_to(label: str, row: Sequence[Cell], wins: Sequence[bool]) -> Figure:
@@ -245,7 +253,7 @@ def _up_to(label: str, row: Sequence[Cell], wins: Sequence[bool]) -> Figure:
 
 def _share(of: Iterable[bool]) -> float | None:
     found = list(of)
-    return float(np.mean(found)) if found else None
+    return round(float(np.mean(found)), 4) if found else None
 
 
 def _bundle(subject: Subject, data: Path) -> Bundle:
