@@ -47,6 +47,7 @@ _BACK_S = 400.0
 _ADAPTING = "adapting"
 _OFF = "[hardware]\nsurvey = false\n"
 _ON = _OFF + "[adaptation]\nenabled = true\n"
+_QUICKLY = _OFF + "period_s = 0.2\n[adaptation]\nenabled = true\nsettle_s = 0.6\ndwell_s = 0.8\n"
 
 
 class Seen(Struct):
@@ -123,7 +124,8 @@ def figures_of(said: Any) -> list[Figure]:
 
 
 async def _quickly() -> list[Run]:
-    return [await _run(Run(_ADAPTING, _RATES_MIB_PER_S[1]), _ON, 2 * _RATES_MIB_PER_S[1])]
+    """One run, with readings that come so often that the neighbour may take more in a second."""
+    return [await _run(Run(_ADAPTING, _RATES_MIB_PER_S[0]), _QUICKLY)]
 
 
 async def _measured() -> list[Run]:
