@@ -246,7 +246,7 @@ def _up_to(label: str, row: Sequence[Cell], wins: Sequence[bool]) -> Figure:
     """The last bandwidth of the grid up to which the device wins; what lies outside the grid is told as such."""
     upto = len(list(takewhile(bool, wins)))
     if upto == 0:
-        return Figure(label, row[0].bandwidth_mbit_s, "Mbit/s, or less")
+        return Figure(label, row[0].bandwidth_mbit_s, "Mbit/s is too much already")
     beyond = " and beyond" if upto == len(row) else f", no more at {row[upto].bandwidth_mbit_s:g}"
     return Figure(label, row[upto - 1].bandwidth_mbit_s, f"Mbit/s{beyond}")
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from hardware import olive
+import sys
+from pathlib import Path
+
+import pytest
+from hardware import compress, olive
 from hardware.compress import CIFAR10, DIGITS, TAUGHT, Record, Technique, figures, lacks, lost
+from hardware.parts import Asked, NotRunError
 
 from firstline.workbench.compress.compression import Promise
 from firstline.workbench.compress.judge import Figures
@@ -75,3 +80,20 @@ def test_what_each_made_is_told_beside_the_source() -> None:
     assert found["pair: olive-fp16: to make it"] == 31.3
     assert found["pair: Olive installed"] == 5000
     assert not any("olive-dynamic-int8" in name for name in found)
+
+
+def test_a_process_that_fails_measured_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compress, "_python", lambda: Path("/bin/false"))
+    with pytest.raises(NotRunError, match="ended with 1"):
+        compress.measure(DIGITS.name, Asked())
+
+
+def test_it_runs_where_pytorch_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compress, "can_train", lambda: False)
+    monkeypatch.setattr(compress, "_CHECKOUT", tmp_path)
+    assert compress._python() == Path(sys.executable)
+    (python := tmp_path / ".venv-train" / "bin" / "python").parent.mkdir(parents=True)
+    python.touch()
+    assert compress._python() == python
+    monkeypatch.setattr(compress, "can_train", lambda: True)
+    assert compress._python() == Path(sys.executable)

@@ -28,7 +28,7 @@ def test_a_cell_is_contested_where_another_way_is_near() -> None:
         ("+++++++", 64.0, "Mbit/s and beyond"),
         ("++-----", 1.0, "Mbit/s, no more at 2"),
         ("++-+++-", 1.0, "Mbit/s, no more at 2"),
-        ("-------", 0.5, "Mbit/s, or less"),
+        ("-------", 0.5, "Mbit/s is too much already"),
     ],
 )
 def test_what_lies_outside_the_grid_is_told_as_such(wins: str, value: float, unit: str) -> None:
