@@ -216,8 +216,25 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
         ),
         Figure("reckoned beside measured, median error", round(float(np.median(errors)), 4), "of the measured time"),
         Figure("a split was the quickest", len(won), "cells"),
+        *(figure for name, record in records.items() for figure in _checkpoints(name, record.splits)),
         *(figure for name, record in records.items() for figure in _break_even(name, record.cells)),
     ]
+
+
+def _checkpoints(name: str, splits: Splits) -> Iterator[Figure]:
+    """What the smallest form of each that loses little enough is worth."""
+    smallest = [
+        (cut, min(allowed, key=lambda form: form.sent_bytes))
+        for cut in splits.cuts
+        if (allowed := [form for form in cut.forms if form.disagreement <= MOST_DISAGREEMENT])
+    ]
+    lost = max((form.disagreement for _, form in smallest), default=None)
+    small = min(
+        (cut.head_ms / splits.model_ms for cut, form in smallest if form.sent_bytes < splits.input_bytes), default=None
+    )
+    yield Figure(f"{name}: rows that a checkpoint answers otherwise, at most", lost, "of rows")
+    label = f"{name}: the device's share before a checkpoint is smaller than the input"
+    yield Figure(label, None if small is None else round(small, 4), "of the model's time")
 
 
 def _break_even(name: str, cells: Sequence[Cell]) -> Iterator[Figure]:
