@@ -78,10 +78,13 @@ def _recomputed(name: str, part: Part, before: Any) -> Outcome:
 
 
 def _write(name: str, outcome: Outcome) -> None:
-    """To the file, and the pages that quote it; what is of a part that is no more leaves."""
-    others = [row for row in measured(TARGET) if row.figure.partition(": ")[0] in PARTS.keys() - {name}]
-    beside = {part: record for part, record in _beside().items() if part in PARTS}
-    write(TARGET, [*others, *_of(name, outcome.written)], {**beside, name: msgspec.to_builtins(outcome.beside)})
+    """To the file, part by part, and the pages that quote it; what is of a part that is no more leaves."""
+    beside = {**_beside(), name: msgspec.to_builtins(outcome.beside)}
+    rows = {part: [row for row in measured(TARGET) if row.figure.startswith(f"{part}: ")] for part in PARTS}
+    rows[name] = _of(name, outcome.written)
+    write(
+        TARGET, [row for part in PARTS for row in rows[part]], {part: beside[part] for part in PARTS if part in beside}
+    )
     for path in sorted(PAGES.glob("*.md")):
         if any(target == TARGET for target, _ in page.tables(path.read_text())):
             page.refill(path)
