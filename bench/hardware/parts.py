@@ -62,11 +62,13 @@ class Part(NamedTuple):
     models: tuple[str, ...] = ()
 
 
-def whole(measure: Callable[[Asked], tuple[Sequence[Figure], Any]]) -> Part:
-    """One that is run as a whole."""
+def whole(name: str, measure: Callable[[Asked], tuple[Sequence[Figure], Any]]) -> Part:
+    """One that is run as a whole; where it measured nothing, it said why."""
 
     def run(_before: Any, asked: Asked) -> Outcome:
         figures, beside = measure(asked)
+        if not figures:
+            return Outcome(missing=(f"{name} was not run, for what is said above.",))
         return Outcome(figures, figures, beside)
 
     return Part(run)

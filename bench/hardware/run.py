@@ -129,7 +129,7 @@ PARTS: dict[str, Part] = {
         figures=energy.figures,
         draw=lambda records: plots.draw_energy(records, PLOTS),
     ),
-    "controller": whole(_controller),
+    "controller": whole("controller", _controller),
     "prediction": by_model(
         "prediction",
         {pair.name: pair for pair in prediction.PAIRS},
@@ -153,7 +153,7 @@ PARTS: dict[str, Part] = {
         lacks=compress.lacks,
         lost=compress.lost,
     ),
-    "scheduler": whole(_scheduler),
+    "scheduler": whole("scheduler", _scheduler),
     "memory": Part(memory.run, memory.figures_of),
-    "heat": whole(heat.measure),
+    "heat": whole("heat", heat.measure),
 }

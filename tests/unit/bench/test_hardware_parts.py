@@ -62,7 +62,7 @@ def much(value: float) -> list[Figure]:
 
 
 def of(value: float) -> Part:
-    return whole(lambda asked: (much(value), {"now": value}))
+    return whole("it", lambda asked: (much(value), {"now": value}))
 
 
 def rows(results: Path) -> dict[str, float]:
@@ -99,6 +99,14 @@ def test_a_part_that_could_not_run_says_why_and_tells_nothing_of_before(
     assert results.read_text() == before
     assert capsys.readouterr().out == "two was not run: there is no bread.\n"
     assert run.main([]) == run.NOT_RUN, "which outweighs an aim that is missed"
+
+
+def test_a_part_that_measured_nothing_was_not_run(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"one": whole("one", lambda asked: ([], None))})
+    assert run.main([]) == run.NOT_RUN
+    assert capsys.readouterr().out.startswith("one was not run") and not results.exists()
 
 
 def test_what_is_of_a_part_that_is_no_more_leaves(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
