@@ -9,7 +9,10 @@ from pathlib import Path
 import figures
 from figures import Figure
 
-_TABLE = re.compile(r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(
+    r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed)| without ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL
+)
+_COLUMNS = re.compile(r"(<!-- columns: ([\w-]+)/(\w+)(: [^|]*?)? \| (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
@@ -17,7 +20,9 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
 
     Args:
         page: with tables between `<!-- figures: TARGET -->`, or `TARGET/PART`, and `<!-- end -->`; with `aims` after it
-            only of what was aimed for, with `missed` only of what does not hold.
+            only of what was aimed for, with `missed` only of what does not hold, with `without WORD` only of figures
+            that do not begin with it. `<!-- columns: TARGET/PART: WORDS | A | B -->` has a row for all figures below
+            these words that have the same name but for an A or B at its end.
         measured: the figures of a target.
     """
 
@@ -29,11 +34,16 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
             if figure.figure.startswith(part)
             and (match[4] is None or figure.aim is not None)
             and (match[4] != "missed" or figure.holds is False)
+            and not (match[5] and figure.figure.startswith(f"{part}{match[5]}"))
         ]
         body = "\n".join(["| figure | measured | aim |", "|---|---|---|", *rows, ""]) if rows else ""
-        return match[1] + body + match[5]
+        return match[1] + body + match[6]
 
-    return _TABLE.sub(table, page)
+    def columns(match: re.Match[str]) -> str:
+        names = match[5].split(" | ")
+        return match[1] + _side_by_side(measured(match[2]), match[3] + (match[4] or ""), names) + match[6]
+
+    return _COLUMNS.sub(columns, _TABLE.sub(table, page))
 
 
 def refill(path: Path) -> None:
@@ -43,7 +53,28 @@ def refill(path: Path) -> None:
 
 def tables(page: str) -> list[tuple[str, str]]:
     """The targets and parts that the page has tables for."""
-    return [(target, part) for _, target, part, _, _ in _TABLE.findall(page)]
+    return [(target, part) for pattern in (_TABLE, _COLUMNS) for _, target, part, *_ in pattern.findall(page)]
+
+
+def _side_by_side(known: Sequence[Figure], words: str, names: Sequence[str]) -> str:
+    """Figures in columns, one row for each beginning; with three digits, which is what a measurement repeats to."""
+    of = re.compile(rf"{re.escape(words)}(?:[:,] (.+?))?[:,] ({'|'.join(map(re.escape, names))})")
+    rows: dict[str, dict[str, str]] = {}
+    for figure in known:
+        if match := of.fullmatch(figure.figure):
+            rows.setdefault(match[1] or "itself", {})[match[2]] = _cell(figure)
+    if not rows:
+        return ""
+    lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {row} | {' | '.join(cells.get(name, '') for name in names)} |" for row, cells in rows.items()]
+    return "\n".join([*lines, ""]).replace("|  ", "| ")
+
+
+def _cell(figure: Figure) -> str:
+    if figure.value is None:
+        return "nothing"
+    value = f"{figure.value:,.0f}" if abs(figure.value) >= 100 else f"{float(f'{figure.value:.3g}'):g}"
+    return f"{value} {figure.unit}{': missed' if figure.holds is False else ''}"
 
 
 def _row(figure: Figure, part: str) -> str:

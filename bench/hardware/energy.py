@@ -9,7 +9,7 @@ edge. Everything else is stated: see `STATED`. The device's joules are those of 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from firstline_core.routing.confidence import score
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tensor
+from hardware.parts import Asked
 
 _ROWS = 100
 _DELTA = 0.1
@@ -88,36 +89,32 @@ class Energy(msgspec.Struct, frozen=True):
 
 
 class Swing(msgspec.Struct, frozen=True):
-    """Tiered over cloud-only, of the device's energy, with one constant a third and three times as large."""
+    """Tiered over cloud-only, with one constant a third and three times as large."""
 
     constant: str
     at_third: float
     at_triple: float
 
+    def turns(self, middle: float) -> bool:
+        """Whether the other of both takes less at either end than in the middle."""
+        return any((end < 1) != (middle < 1) for end in (self.at_third, self.at_triple))
+
 
 class Record(msgspec.Struct, frozen=True):
-    """One pair."""
+    """One pair; what is stated beside it is `STATED`."""
 
     measured: Measured
-    ways: dict[str, dict[str, Energy]]
-    swings: dict[str, tuple[Swing, ...]]
 
 
 _EPSILON = {DIGITS.name: 0.05, CIFAR10.name: 0.05, IMAGENET.name: 0.1}
 
 
-def measure(data: Path = DATA) -> dict[str, Record]:
-    """All three pairs; some seconds once their pools are collected."""
-    found = {}
-    for pair in (DIGITS, CIFAR10, IMAGENET):
-        if pair.missing_in(data) is None:
-            of = _measured(pair, data)
-            found[pair.name] = Record(
-                of,
-                {link: ways(of, stated) for link, stated in STATED.items()},
-                {link: swings(of, stated) for link, stated in STATED.items()},
-            )
-    return found
+PAIRS = (DIGITS, CIFAR10, IMAGENET)
+
+
+def measure(name: str, _asked: Asked, data: Path = DATA) -> Record:
+    """One pair; some seconds once its pool is collected."""
+    return Record(_measured(next(pair for pair in PAIRS if pair.name == name), data))
 
 
 def ways(of: Measured, stated: Stated) -> dict[str, Energy]:
@@ -137,10 +134,13 @@ def ways(of: Measured, stated: Stated) -> dict[str, Energy]:
     }
 
 
-def swings(of: Measured, stated: Stated) -> tuple[Swing, ...]:
-    """What each constant can change, the most first."""
+WHOSE = {"device": "device_mj", "both": "total_mj"}
+
+
+def swings(of: Measured, stated: Stated, whose: str = "device") -> tuple[Swing, ...]:
+    """What each constant can change of the ratio of the device's energy or of both tiers', the most first."""
     found = [
-        Swing(name, *(_ratio(of, msgspec.structs.replace(stated, **{name: value * factor})) for factor in _AT))
+        Swing(name, *(ratio(of, msgspec.structs.replace(stated, **{name: value * factor}), whose) for factor in _AT))
         for name, value in msgspec.structs.asdict(stated).items()
         if value
     ]
@@ -154,24 +154,36 @@ def figures(records: Mapping[str, Record]) -> list[Figure]:
     """Energy per answered request each way, and what decides between them."""
     found = []
     for pair, record in records.items():
-        for link, each in record.ways.items():
+        of = record.measured
+        for link, stated in STATED.items():
             found += [
                 Figure(f"{pair}, {link}: {way}, device", round(energy.device_mj, 4), "mJ per request")
-                for way, energy in each.items()
+                for way, energy in ways(of, stated).items()
             ]
-            tiered, cloud = each["tiered"], each["cloud only"]
-            found.append(
-                Figure(f"{pair}, {link}: tiered beside cloud only, device", tiered.device_mj / cloud.device_mj, "times")
-            )
-            found.append(
-                Figure(f"{pair}, {link}: tiered beside cloud only, both", tiered.total_mj / cloud.total_mj, "times")
-            )
+            found.append(Figure(f"{pair}, {link}: stays at the edge", round(of.kept, 4), "share"))
+            for whose in WHOSE:
+                middle = ratio(of, stated, whose)
+                found.append(Figure(f"{pair}, {link}: tiered beside cloud only, {whose}", round(middle, 4), "times"))
+        for whose in WHOSE:
+            found += _sensitivity(f"{pair}, wifi, {whose}", of, STATED["wifi"], whose)
     return found
 
 
-def _ratio(of: Measured, stated: Stated) -> float:
-    found = ways(of, stated)
-    return found["tiered"].device_mj / found["cloud only"].device_mj
+def _sensitivity(label: str, of: Measured, stated: Stated, whose: str) -> Iterator[Figure]:
+    """Of tiered beside cloud only, with one constant changed; and how many turn around which of them takes less."""
+    found, middle = swings(of, stated, whose), ratio(of, stated, whose)
+    for swing in found:
+        constant = swing.constant.replace("_", " ")
+        yield Figure(f"{label}, {constant}: a third", round(swing.at_third, 4), "times")
+        yield Figure(f"{label}, {constant}: three times", round(swing.at_triple, 4), "times")
+    turned = sum(swing.turns(middle) for swing in found)
+    yield Figure(f"{label}: constants that turn it around within {_FACTOR:g} times", turned, f"of {len(found)}")
+
+
+def ratio(of: Measured, stated: Stated, whose: str = "device") -> float:
+    """Tiered over cloud-only."""
+    tiered, cloud = (getattr(ways(of, stated)[way], WHOSE[whose]) for way in ("tiered", "cloud only"))
+    return float(tiered / cloud)
 
 
 def _measured(pair: Pair, data: Path) -> Measured:

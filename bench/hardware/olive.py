@@ -1,4 +1,4 @@
-"""What Microsoft's Olive makes of the same models, in one run with ours: the same images, latency in turns, one judge.
+"""What Microsoft's Olive makes of the models that `compress.py` has candidates of: techniques beside ours.
 
 Olive runs by its own command line, in an environment of its own (`make olive`), with its own defaults; `per channel`
 is its static pass with the settings that ours has. It reads the calibration rows from files, as its manual describes.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from importlib.metadata import distribution
@@ -17,19 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from figures import Figure
 from msgspec import Struct
-from pools import CIFAR10, DIGITS, Pair, bundle_of
 
-from firstline.workbench.compress.compression import compress, promise_of, source_of
 from firstline.workbench.compress.making import Make
-from firstline.workbench.dataset import open_dataset
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
-from hardware.compress import MAX_LOSS, Record, images_of, record_of, told
 
-SUBJECTS = (DIGITS, CIFAR10)
 PASSES: Mapping[str, Mapping[str, object]] = {
     "olive-static-int8": {"type": "OnnxStaticQuantization"},
     "olive-static-int8-per-channel": {
@@ -44,18 +37,6 @@ _ENVIRONMENT = Path(__file__).parents[2] / ".venv-olive"
 _OURS = ("absl-py", "ai-edge-quantizer", "immutabledict", "litert-lm-builder", "onnx", "scipy")
 """What `firstline[compress]` brings that the workbench has not."""
 _LIMIT_S = 300
-
-
-class Beside(Struct, frozen=True):
-    """One bundle.
-
-    Attributes:
-        record: ours and Olive's candidates; Olive's by names that begin with "olive-".
-        pass_s: seconds of each of Olive's passes, its start included.
-    """
-
-    record: Record
-    pass_s: dict[str, float]
 
 
 class Installed(Struct, frozen=True):
@@ -76,23 +57,9 @@ def missing() -> str:
     return "" if olive.exists() else f"Olive is left out: there is no {olive}; make olive installs it (GBs)."
 
 
-def measure(subject: Pair) -> Beside:
-    """Makes, judges and certifies all candidates of both."""
-    pass_s: dict[str, float] = {}
-    others = {name: _by_olive(name, pass_s) for name in PASSES}
-    bundle = bundle_of(subject)
-    with TemporaryDirectory() as folder:
-        found = compress(
-            bundle,
-            open_dataset(images_of(subject)),
-            Path(folder),
-            source=source_of(bundle.manifest),
-            promise=promise_of(bundle.manifest, None, None),
-            max_loss=MAX_LOSS,
-            others=others,
-            told=lambda words: print(words, file=sys.stderr, flush=True),
-        )
-    return Beside(record_of(found), pass_s)
+def passes(took_s: dict[str, float]) -> dict[str, Make]:
+    """Its techniques by name; how long each took is noted in `took_s`."""
+    return {name: _by_olive(name, took_s) for name in PASSES}
 
 
 def installed() -> Installed:
@@ -104,27 +71,7 @@ def installed() -> Installed:
     )
 
 
-def figures(records: Mapping[str, Beside], sizes: Installed | None) -> list[Figure]:
-    """Of every technique; nothing is aimed for."""
-    found: list[Figure] = []
-    for name, beside in records.items():
-        record = beside.record
-        source = next(one for one in record.there if one.id == record.source)
-        found += told(name, source, source, record.rows[1])
-        for one in record.techniques:
-            if one.figures is not None:
-                found += told(f"{name}: {one.technique}", one.figures, source, record.rows[1])
-                found.append(Figure(f"{name}: {one.technique}: accepted", int(one.accepted), "of 1"))
-            if one.technique in beside.pass_s:
-                seconds = beside.pass_s[one.technique]
-                found.append(Figure(f"{name}: {one.technique}: to make it", round(seconds, 1), "s"))
-    if sizes is not None:
-        found.append(Figure("Olive installed", sizes.olive, "bytes"))
-        found.append(Figure("firstline[compress] installed, beyond the workbench", sizes.ours, "bytes"))
-    return found
-
-
-def _by_olive(name: str, pass_s: dict[str, float]) -> Make:
+def _by_olive(name: str, took_s: dict[str, float]) -> Make:
     """One pass over one model, by `olive run`."""
 
     def make(file: Path, rows: Array, out: Path) -> None:
@@ -144,7 +91,7 @@ def _by_olive(name: str, pass_s: dict[str, float]) -> Make:
             made = folder / "out" / "model.onnx"
             if done.returncode or not made.is_file():
                 raise RuntimeError(f"olive run ended with {done.returncode}: {done.stderr[-200:]}")
-            pass_s[name] = time.perf_counter() - began_s
+            took_s[name] = time.perf_counter() - began_s
             out.write_bytes(made.read_bytes())
 
     return make

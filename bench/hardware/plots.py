@@ -46,12 +46,12 @@ def draw_energy(records: Mapping[str, energy.Record], folder: Path) -> None:
     """How the ratio of tiered to cloud only moves with each constant, over Wi-Fi."""
     picture, panels = plt.subplots(1, len(records), figsize=(3.6 * len(records), 2.6), squeeze=False)
     for axes, (name, record) in zip(panels[0], records.items(), strict=True):
-        each = record.ways["wifi"]
-        middle = each["tiered"].device_mj / each["cloud only"].device_mj
-        for at, swing in enumerate(reversed(record.swings["wifi"])):
+        middle = energy.ratio(record.measured, energy.STATED["wifi"])
+        swings = energy.swings(record.measured, energy.STATED["wifi"])
+        for at, swing in enumerate(reversed(swings)):
             low, high = sorted((swing.at_third, swing.at_triple))
             axes.barh(at, high - low, left=low, color=_COLOURS["split"])
-        names = [swing.constant.replace("_", " ") for swing in reversed(record.swings["wifi"])]
+        names = [swing.constant.replace("_", " ") for swing in reversed(swings)]
         axes.set_yticks(range(len(names)), names)
         axes.axvline(middle, color=_COLOURS["device"], lw=0.8)
         axes.axvline(1, color=_COLOURS["input"], lw=0.8, ls="--")

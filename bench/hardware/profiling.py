@@ -7,9 +7,9 @@ cores, take turns with windows without.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from figures import Figure
 from msgspec import Struct
-from pools import DATA, DIGITS, IMAGENET, Pair, bundle_of
+from pools import DIGITS, IMAGENET, Pair, bundle_of
 
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.pipeline import LoadedModel
@@ -27,6 +27,7 @@ from firstline_core.profile.child import queried
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
+from hardware.parts import Asked
 
 PAIRS = (DIGITS, IMAGENET)
 AIM_S = 90.0
@@ -58,22 +59,16 @@ class Record(Struct):
     windows: list[Window]
 
 
-def measure() -> list[Record]:
-    """Every pair whose files are there."""
-    found = []
-    for pair in PAIRS:
-        if (missing := pair.missing_in(DATA)) is not None:
-            print(f"{pair.name} is left out: there is no {missing}.", file=sys.stderr)
-            continue
-        print(f"profiling: {pair.name}", file=sys.stderr, flush=True)
-        found.append(_record(pair, bundle_of(pair)))
-    return found
+def measure(name: str, asked: Asked) -> Record:
+    """One pair; two minutes."""
+    pair = next(pair for pair in PAIRS if pair.name == name)
+    return _record(pair, bundle_of(pair), 1 if asked.quick else _WINDOWS)
 
 
-def figures(records: list[Record]) -> list[Figure]:
+def figures(records: Mapping[str, Record]) -> list[Figure]:
     """Times, and ratios of medians over windows."""
     found = []
-    for record in records:
+    for record in records.values():
         aim, holds = ("at most 90 s", record.took_s <= AIM_S) if record.pair == DIGITS.name else (None, None)
         label = f"{record.pair}: a default profile of {record.points} points"
         found.append(Figure(label, round(record.took_s, 1), "s", aim, holds))
@@ -83,7 +78,7 @@ def figures(records: list[Record]) -> list[Figure]:
     return found
 
 
-def _record(pair: Pair, bundle: Bundle) -> Record:
+def _record(pair: Pair, bundle: Bundle, windows: int) -> Record:
     with TemporaryDirectory() as folder:
         began_s = time.perf_counter()
         profile = measure_profile(bundle, Path(folder) / "profile.json")
@@ -92,10 +87,10 @@ def _record(pair: Pair, bundle: Bundle) -> Record:
     loaded = load_model(bundle, model, RuntimeOptions(threads=1))
     try:
         tensor = queried(bundle, loaded, 1)
-        windows = [_window(bundle, loaded, tensor, seed) for seed in range(_WINDOWS)]
+        compared = [_window(bundle, loaded, tensor, seed) for seed in range(windows)]
     finally:
         loaded.close()
-    return Record(pair.name, len(profile.points), round(took_s, 2), windows)
+    return Record(pair.name, len(profile.points), round(took_s, 2), compared)
 
 
 def _window(bundle: Bundle, loaded: LoadedModel, tensor: Tensor, seed: int) -> Window:

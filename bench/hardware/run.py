@@ -1,50 +1,97 @@
-"""Runs the parts, and writes their figures and what they measured."""
+"""Runs the parts, and writes their figures and what they measured.
+
+What is told is what this run measured, and why something that was asked for was not run; what is written also has what
+earlier runs measured of other models.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import page
 from figures import RESULTS, Figure, measured, tell, write
-from pools import DATA, Pair
 
-from hardware import compress, energy, exits, memory, olive, plots, prediction, profiling, split
+from hardware import compress, energy, exits, heat, memory, plots, prediction, profiling, split
 from hardware.controller import runs as controller
 from hardware.controller.scenario import Stated
+from hardware.parts import Asked, Outcome, Part, by_model, whole
 from hardware.scheduler import runs as scheduler
 
 TARGET = "bench-hardware"
 PLOTS = RESULTS / "hardware"
+PAGES = Path(__file__).parents[2] / "docs"
+CHECKPOINTS = Path(tempfile.gettempdir()) / "firstline-checkpoints"
+MISSED, NOT_RUN = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every aim holds, 1 where one does not."""
+    """0 where all was run and every aim holds; 1 where an aim does not; 2 where something asked for was not run."""
+    said = _parsed(arguments)
+    asked = Asked(tuple(said.models), said.quick, said.checkpoints)
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    told: list[Figure] = []
+    missing: list[str] = []
+    for name in said.only:
+        part = PARTS[name]
+        if asked.models and part.models and not set(asked.models) & set(part.models):
+            continue  # it is asked of models that this part does not have
+        before = _beside().get(name, {})
+        outcome = _recomputed(name, part, before) if said.arithmetic else part.run(before, asked)
+        told += _of(name, outcome.told)
+        missing += outcome.missing
+        if outcome.beside is not None and not said.quick:
+            _write(name, outcome)
+    status = tell(told)
+    for why in missing:
+        print(why)
+    return NOT_RUN if missing else status
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_hardware.py", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
+    parser.add_argument("--models", nargs="+", default=[], help="of the parts that have several (default: all)")
+    parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
+    parser.add_argument("--arithmetic", action="store_true", help="run nothing: the figures of what was measured")
     parser.add_argument(
-        "--models",
-        nargs="+",
-        default=[],
-        help="of the parts 'split', 'compress', 'olive' and 'prediction', by name (default: all)",
+        "--checkpoints", type=Path, default=CHECKPOINTS, help="for trainings, which are not done twice: %(default)s"
     )
     said = parser.parse_args(arguments)
-    PLOTS.mkdir(parents=True, exist_ok=True)
-    figures: list[Figure] = []
-    for name in said.only:
-        before = _beside().get(name, {})
-        found, beside = PARTS[name](before, said)
-        if not found:  # nothing that it needs is here, which it said
-            continue
-        named = [one._replace(figure=f"{name}: {one.figure}") for one in found]
-        # What was not run stays as it was measured.
-        others = [row for row in measured(TARGET) if not row.figure.startswith(f"{name}: ")]
-        write(TARGET, [*others, *named], {**_beside(), name: msgspec.to_builtins(beside)})
-        figures += named
-    return tell(figures)
+    known = sorted({model for name in said.only for model in PARTS[name].models})
+    if unknown := sorted(set(said.models) - set(known)):
+        parser.error(f"no part that is asked for has a model {unknown[0]!r}; they have {', '.join(known) or 'none'}")
+    return said
+
+
+def _recomputed(name: str, part: Part, before: Any) -> Outcome:
+    if part.figures is None or not before:
+        return Outcome(missing=(f"{name}: its record does not say enough to reckon with; run it.",))
+    figures = part.figures(before)
+    return Outcome(figures, figures, before)
+
+
+def _write(name: str, outcome: Outcome) -> None:
+    """To the file, part by part, and the pages that quote it; what is of a part that is no more leaves."""
+    beside = {**_beside(), name: msgspec.to_builtins(outcome.beside)}
+    rows = {part: [row for row in measured(TARGET) if row.figure.startswith(f"{part}: ")] for part in PARTS}
+    rows[name] = _of(name, outcome.written)
+    write(
+        TARGET, [row for part in PARTS for row in rows[part]], {part: beside[part] for part in PARTS if part in beside}
+    )
+    for path in sorted(PAGES.glob("*.md")):
+        if any(target == TARGET for target, _ in page.tables(path.read_text())):
+            page.refill(path)
+
+
+def _of(name: str, figures: Sequence[Figure]) -> list[Figure]:
+    return [figure._replace(figure=f"{name}: {figure.figure}") for figure in figures]
 
 
 def _beside() -> dict[str, Any]:
@@ -55,102 +102,59 @@ def _beside() -> dict[str, Any]:
     return {name: value for name, value in said.items() if name != "figures"} if isinstance(said, dict) else {}
 
 
-def _is_measured(part: str, name: str, pair: Pair, said: argparse.Namespace) -> bool:
-    """Whether a model is asked for and its files are here; says so."""
-    if said.models and name not in said.models:
-        return False
-    if (missing := pair.missing_in(DATA)) is not None:
-        print(f"{name} is left out: there is no {missing}.", file=sys.stderr)
-        return False
-    print(f"{part}: {name}", file=sys.stderr, flush=True)
-    return True
-
-
-def _split(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = {name: msgspec.convert(record, split.Record) for name, record in before.items()}
-    for subject in split.SUBJECTS:
-        if not _is_measured("split", subject.name, subject.pair, said):
-            continue
-        records[subject.name] = split.measure(subject)
-    if records:
-        plots.draw_split(records, PLOTS)
-    return split.figures(list(records.values())), records
-
-
-def _compress(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = {name: msgspec.convert(record, compress.Record) for name, record in before.items()}
-    for subject in compress.SUBJECTS:
-        if not _is_measured("compress", subject.name, subject, said):
-            continue
-        records[subject.name] = compress.measure(subject)
-    return compress.figures(records), records
-
-
-def _olive(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = {name: msgspec.convert(record, olive.Beside) for name, record in before.get("records", {}).items()}
-    sizes = msgspec.convert(before["installed"], olive.Installed) if before.get("installed") else None
-    if why := olive.missing():
-        print(why, file=sys.stderr)
-        return olive.figures(records, sizes), before
-    for subject in olive.SUBJECTS:
-        if not _is_measured("olive", subject.name, subject, said):
-            continue
-        records[subject.name] = olive.measure(subject)
-    sizes = olive.installed()
-    return olive.figures(records, sizes), {"records": records, "installed": sizes}
-
-
-def _exits(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = exits.measure()
-    return exits.figures(records), records
-
-
-def _energy(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = energy.measure()
-    plots.draw_energy(records, PLOTS)
-    return energy.figures(records), records
-
-
-def _prediction(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    found = prediction.measure(said.models)
-    names = {trial.pair for trial in found}
-    kept = [
-        msgspec.convert(trial, prediction.Trial) for trial in before.get("trials", []) if trial["pair"] not in names
-    ]
-    order = [pair.name for pair in prediction.PAIRS]
-    trials = sorted((*kept, *found), key=lambda trial: (order.index(trial.pair), trial.threads))
-    return prediction.figures(trials), {"trials": trials}
-
-
-def _profiling(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    records = profiling.measure()
-    return profiling.figures(records), {"records": records}
-
-
-def _controller(before: dict[str, Any], said: argparse.Namespace) -> tuple[list[Figure], Any]:
+def _controller(_asked: Asked) -> tuple[Sequence[Figure], Any]:
     print("controller: an hour, and what it depends on", file=sys.stderr, flush=True)
     found, of = controller.measure()
     return found, {"stated": msgspec.to_builtins(Stated()), "measured": of}
 
 
-def _scheduler(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:
+def _scheduler(_asked: Asked) -> tuple[Sequence[Figure], Any]:
     return scheduler.measure()
 
 
-def _memory(_before: dict[str, Any], _said: argparse.Namespace) -> tuple[list[Figure], Any]:
-    found, runs = memory.measure()
-    return found, {"runs": runs}
-
-
-PARTS = {
-    "split": _split,
-    "exits": _exits,
-    "energy": _energy,
-    "controller": _controller,
-    "prediction": _prediction,
-    "profiling": _profiling,
-    "compress": _compress,
-    "olive": _olive,
-    "scheduler": _scheduler,
-    "memory": _memory,
+PARTS: dict[str, Part] = {
+    "split": by_model(
+        "split",
+        {subject.name: subject.pair for subject in split.SUBJECTS},
+        split.Record,
+        measure=split.measure,
+        figures=split.figures,
+        draw=lambda records: plots.draw_split(records, PLOTS),
+    ),
+    "exits": by_model("exits", exits.PAIRS, exits.Record, measure=exits.measure, figures=exits.figures),
+    "energy": by_model(
+        "energy",
+        {pair.name: pair for pair in energy.PAIRS},
+        energy.Record,
+        measure=energy.measure,
+        figures=energy.figures,
+        draw=lambda records: plots.draw_energy(records, PLOTS),
+    ),
+    "controller": whole("controller", _controller),
+    "prediction": by_model(
+        "prediction",
+        {pair.name: pair for pair in prediction.PAIRS},
+        list[prediction.Trial],
+        measure=prediction.measure,
+        figures=prediction.figures,
+    ),
+    "profiling": by_model(
+        "profiling",
+        {pair.name: pair for pair in profiling.PAIRS},
+        profiling.Record,
+        measure=profiling.measure,
+        figures=profiling.figures,
+    ),
+    "compress": by_model(
+        "compress",
+        {subject.name: subject for subject in compress.SUBJECTS},
+        compress.Record,
+        measure=compress.measure,
+        figures=compress.figures,
+        lacks=compress.lacks,
+        lost=compress.lost,
+    ),
+    "scheduler": whole("scheduler", _scheduler),
+    "memory": Part(memory.run, memory.figures_of),
+    "heat": whole("heat", heat.measure),
 }

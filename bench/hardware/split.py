@@ -1,18 +1,19 @@
 """Which way to the full model's answer wins, by link and device, and whether the plan says so.
 
-What the plan reckons with is measured by `measure_splits`. Then every way that it does not expect to be three times
-slower than the best is really gone, cell by cell of a grid: the head runs, its checkpoint crosses a link of the cell's
-bandwidth and round trip to another process, and the tail answers there. A device that is k times slower does its share
-k times. Made up are the links; the bytes of a protocol around body and answer are 12.
+What the plan reckons with is measured by `measure_splits`. Then ways are really gone, cell by cell of a grid: the whole
+model on either side, always; of the splits the one that the plan expects most of, and those that it does not expect to
+be three times slower than the best way. The head runs, its checkpoint crosses a link of the cell's bandwidth and round
+trip to another process, and the tail answers there. A device that is k times slower does its share k times. Made up are
+the links; the bytes of a protocol around body and answer are 12.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import product, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +25,10 @@ from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import measure_splits
 from firstline_core.bundle.store import Bundle
-from firstline_core.planning.split import Splits, Surroundings, Way, best, stretches, ways
+from firstline_core.planning.split import Splits, Surroundings, Way, best, ways
 from hardware.cut_model import CutAt, CutModel
 from hardware.far_side import FarSide, far_side
+from hardware.parts import Asked
 
 MBIT = 1e6 / 8
 BANDWIDTHS_MBIT_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
@@ -80,6 +82,18 @@ class Cell(msgspec.Struct, frozen=True):
     quickest: str
 
     @property
+    def is_contested(self) -> bool:
+        """Whether another way was within three times of the quickest: elsewhere a plan can hardly go wrong."""
+        first, *others = sorted(self.measured_ms.values())
+        return bool(others) and others[0] <= _HOPELESS * first
+
+    @property
+    def kept_ms(self) -> tuple[float, float]:
+        """Of the ways on which no raw input leaves, the device's time and the quickest split's; endless: not gone."""
+        splits = [ms for way, ms in self.measured_ms.items() if way.startswith("split")]
+        return self.measured_ms.get("device", np.inf), min(splits, default=np.inf)
+
+    @property
     def regret(self) -> float:
         """How much longer the planned way took than the quickest, as a share of that one's."""
         return self.measured_ms[self.planned] / self.measured_ms[self.quickest] - 1
@@ -92,8 +106,12 @@ class Record(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
-def measure(subject: Subject, data: Path = DATA) -> Record:
-    """All cells of one model; half a minute."""
+def measure(name: str, asked: Asked, data: Path = DATA) -> Record:
+    """All cells of one model; a minute or two."""
+    subject = next(subject for subject in SUBJECTS if subject.name == name)
+    grid = (SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S)
+    if asked.quick:
+        grid = (SLOWDOWNS[1:2], ROUND_TRIPS_MS[:1], BANDWIDTHS_MBIT_S[-2:])
     bundle = _bundle(subject, data)
     folder = data / subject.pair.images / "dev" if subject.pair.images else _heldout(subject.pair)
     splits = measure_splits(bundle, open_dataset(folder, _PROFILED))
@@ -105,7 +123,7 @@ def measure(subject: Subject, data: Path = DATA) -> Record:
     )
     make = partial(CutModel, bundle, cuts)
     with far_side(make) as far:
-        return Record(splits, tuple(_cells(subject.name, splits, _Sides(make(), far, cuts), images)))
+        return Record(splits, tuple(_cells(name, splits, _Sides(make(), far, cuts), images, product(*grid))))
 
 
 class _Sides(NamedTuple):
@@ -131,13 +149,20 @@ class _Sides(NamedTuple):
         return time.perf_counter() - began_s
 
 
-def _cells(name: str, splits: Splits, sides: _Sides, images: Sequence[bytes]) -> Iterator[Cell]:
-    for slowdown, round_trip_ms, bandwidth in product(SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S):
+def _cells(
+    name: str, splits: Splits, sides: _Sides, images: Sequence[bytes], grid: Iterable[tuple[int, float, float]]
+) -> Iterator[Cell]:
+    for slowdown, round_trip_ms, bandwidth in grid:
         speed = bandwidth * MBIT
         around = Surroundings(sides.far.become(speed, round_trip_ms), slowdown, 1.0, MOST_DISAGREEMENT)
         of = [way for way in ways(splits, around) if way.kind != "split" or CutAt(way.tensor, way.form) in sides.cuts]
         planned = best(of, speed)
-        tried = [way for way in of if way.latency_ms(speed) <= _HOPELESS * planned.latency_ms(speed)]
+        likely = [best((way for way in of if way.kind == "split"), speed)] if sides.cuts else []
+        tried = [
+            way
+            for way in of
+            if way.kind != "split" or way in likely or way.latency_ms(speed) <= _HOPELESS * planned.latency_ms(speed)
+        ]
         took: dict[str, list[float]] = {label(way): [] for way in tried}
         for encoded in (images[0], *images):  # the first pass wakes caches
             for way in tried:
@@ -160,33 +185,92 @@ def label(way: Way) -> str:
     return way.kind if way.kind != "split" else f"split {way.tensor.rpartition('/')[2]} {way.form}"
 
 
-def figures(records: Sequence[Record]) -> list[Figure]:
-    """The share of cells in which the plan takes the winner, and what it costs where it does not."""
-    cells = [cell for record in records for cell in record.cells]
-    right = [cell.planned == cell.quickest for cell in cells]
+def figures(records: Mapping[str, Record]) -> list[Figure]:
+    """The share of cells in which the plan takes the winner, what it costs where it does not, and the break-even."""
+    cells = [cell for record in records.values() for cell in record.cells]
+    contested = [cell for cell in cells if cell.is_contested]
     close = [cell.regret <= _CLOSE - 1 for cell in cells]
     errors = [
         abs(cell.reckoned_ms[way] / measured_ms - 1) for cell in cells for way, measured_ms in cell.measured_ms.items()
     ]
     won = [cell for cell in cells if cell.quickest.startswith("split")]
-    share = float(np.mean(right))
+    right = round(float(np.mean([cell.planned == cell.quickest for cell in cells])), 4)
     return [
         Figure("cells of the grid", len(cells), "cells"),
-        Figure("planned way is the quickest", share, "of cells", f">= {_AIM}", share >= _AIM),
-        Figure(f"planned way within {_CLOSE - 1:.0%} of the quickest", float(np.mean(close)), "of cells"),
-        Figure("longest detour of a planned way", max(cell.regret for cell in cells), "of the quickest way's time"),
-        Figure("reckoned beside measured, median error", float(np.median(errors)), "of the measured time"),
+        Figure("planned way is the quickest", right, "of cells", f">= {_AIM}", right >= _AIM),
+        Figure(f"cells with another way within {_HOPELESS:g} times of the quickest", len(contested), "cells"),
+        Figure(
+            "planned way is the quickest, in those",
+            _share(cell.planned == cell.quickest for cell in contested),
+            "of these cells",
+        ),
+        *(
+            Figure(f"without a plan, {what}: the quickest", _share(cell.quickest == way for cell in cells), "of cells")
+            for way, what in (("device", "always the device"), ("input", "always the input"))
+        ),
+        Figure(f"planned way within {_CLOSE - 1:.0%} of the quickest", _share(close), "of cells"),
+        Figure(
+            "longest detour of a planned way",
+            round(max(cell.regret for cell in cells), 4),
+            "of the quickest way's time",
+        ),
+        Figure("reckoned beside measured, median error", round(float(np.median(errors)), 4), "of the measured time"),
         Figure("a split was the quickest", len(won), "cells"),
+        *(figure for name, record in records.items() for figure in _checkpoints(name, record.splits)),
+        *(figure for name, record in records.items() for figure in _break_even(name, record.cells)),
     ]
 
 
-def break_even(splits: Splits, round_trip_ms: float, slowdown: float) -> list[tuple[str, float, float]]:
-    """Ways with the bandwidths between which they win, Mbit/s."""
-    around = Surroundings(round_trip_ms, slowdown, 1.0, MOST_DISAGREEMENT)
-    return [
-        (label(one.way), one.from_bytes_per_s / MBIT, one.to_bytes_per_s / MBIT)
-        for one in stretches(ways(splits, around))
+def _checkpoints(name: str, splits: Splits) -> Iterator[Figure]:
+    """What the smallest form of each that loses little enough is worth."""
+    smallest = [
+        (cut, min(allowed, key=lambda form: form.sent_bytes))
+        for cut in splits.cuts
+        if (allowed := [form for form in cut.forms if form.disagreement <= MOST_DISAGREEMENT])
     ]
+    lost = max((form.disagreement for _, form in smallest), default=None)
+    small = min(
+        (cut.head_ms / splits.model_ms for cut, form in smallest if form.sent_bytes < splits.input_bytes), default=None
+    )
+    yield Figure(f"{name}: rows that a checkpoint answers otherwise, at most", lost, "of rows")
+    label = f"{name}: the device's share before a checkpoint is smaller than the input"
+    yield Figure(label, None if small is None else round(small, 4), "of the model's time")
+
+
+def _break_even(name: str, cells: Sequence[Cell]) -> Iterator[Figure]:
+    """Up to which bandwidth the device alone was the quickest, and what a split is worth where no input may leave."""
+    for slowdown, round_trip_ms in product(SLOWDOWNS, ROUND_TRIPS_MS):
+        row = sorted(
+            (cell for cell in cells if (cell.slowdown, cell.round_trip_ms) == (slowdown, round_trip_ms)),
+            key=lambda cell: cell.bandwidth_mbit_s,
+        )
+        if not row:
+            continue
+        label = f"break-even, {name}, {slowdown} times slower, {round_trip_ms:g} ms"
+        yield _up_to(f"{label}: device up to", row, [cell.quickest == "device" for cell in row])
+        if gone := [cell for cell in row if np.isfinite(cell.kept_ms).all()]:
+            kept = [device_ms <= split_ms for device_ms, split_ms in (cell.kept_ms for cell in gone)]
+            yield _up_to(f"{label}: device up to, where the input stays", gone, kept)
+            sooner = max(1 - split_ms / device_ms for device_ms, split_ms in (cell.kept_ms for cell in gone))
+            yield Figure(
+                f"{label}: a split sooner, where the input stays",
+                round(max(0.0, float(sooner)), 4),
+                "of the device's time",
+            )
+
+
+def _up_to(label: str, row: Sequence[Cell], wins: Sequence[bool]) -> Figure:
+    """The last bandwidth of the grid up to which the device wins; what lies outside the grid is told as such."""
+    upto = len(list(takewhile(bool, wins)))
+    if upto == 0:
+        return Figure(label, row[0].bandwidth_mbit_s, "Mbit/s is too much already")
+    beyond = " and beyond" if upto == len(row) else f", no more at {row[upto].bandwidth_mbit_s:g}"
+    return Figure(label, row[upto - 1].bandwidth_mbit_s, f"Mbit/s{beyond}")
+
+
+def _share(of: Iterable[bool]) -> float | None:
+    found = list(of)
+    return round(float(np.mean(found)), 4) if found else None
 
 
 def _bundle(subject: Subject, data: Path) -> Bundle:

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.agent import until
-from support.boards import say
 from support.bundles import HEAVY, variant_bundle
 from support.control_groups import MIB, ControlGroup, Hog, UnlimitedError, limited
+from support.hot_board import hot_board
 from support.pressure import Client, agent_process, refusals, switches
 
 from firstline_core.bundle.store import Bundle
 
-SOC = "sys/class/thermal/thermal_zone0"
 LIMIT_MIB = 704
 STEP_MIB = 16  # less than half of the reserve: no reading misses that there is less than this
 
 
-class Board:
-    """A board's files of /proc and /sys, which the agent reads instead of this machine's."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        say(root, f"{SOC}/type", "cpu-thermal")
-        self.is_at(45.0)
-        self.has_left(1024)
-
-    def is_at(self, celsius: float) -> None:
-        self._say(f"{SOC}/temp", str(int(celsius * 1000)))
-
-    def has_left(self, mib: int) -> None:
-        self._say("proc/meminfo", f"MemTotal:        4000000 kB\nMemAvailable:    {mib * 1024} kB")
-
-    def _say(self, path: str, content: str) -> None:
-        """At once, as the kernel does: no reading sees half a file."""
-        say(self.root, f"{path}.new", content)
-        (self.root / f"{path}.new").replace(self.root / path)
+UP = [("small", False), ("medium", False), ("large", False)]
+"""Down it goes at once where it is urgent; up one by one."""
 
 
 def settings(root: Path) -> str:
@@ -62,6 +46,16 @@ class Asking:
         self._client = client
         self._came = ""
         self.status = client.status
+        self.new = client.asks
+        self.again = client.asks_again
+
+    async def knows(self) -> None:
+        """Returns once the cache knows the row of `again`, by the variant that answers now."""
+
+        async def there() -> bool:
+            return await self.again() == "cache"
+
+        await until(there, 60)
 
     async def reads_anew(self) -> None:
         """Returns once the sensors were read again: what was done before is seen."""
@@ -92,6 +86,33 @@ async def asking(url: str, bundle: Bundle) -> AsyncIterator[Asking]:
         await client.close()
 
 
+@asynccontextmanager
+async def loaded(client: Asking) -> AsyncIterator[Counter[str]]:
+    """Three more ask meanwhile, without a pause, for new rows: what came of that. One that is lost ends the test."""
+    came: Counter[str] = Counter()
+    over = asyncio.Event()
+
+    async def asks() -> None:
+        while not over.is_set():
+            came[await client.new()] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(asks())
+        yield came
+        over.set()
+
+
+async def switched(folder: Path, *wanted: tuple[str, bool]) -> None:
+    """Returns once the decision log, which is written behind the answers, tells of these switches; and of no others."""
+
+    async def there() -> bool:
+        return len(switches(folder)) >= len(wanted)
+
+    await until(there, 60)
+    assert switches(folder) == list(wanted)
+
+
 @pytest.fixture
 def group() -> Iterator[ControlGroup]:
     try:
@@ -101,16 +122,11 @@ def group() -> Iterator[ControlGroup]:
         pytest.skip(str(error))
 
 
-async def test_a_hot_device_without_memory_degrades_then_sheds_and_never_dies(tmp_path: Path) -> None:
-    bundle, board = variant_bundle(tmp_path / "bundle"), Board(tmp_path / "board")
-    with agent_process(tmp_path, settings(board.root)) as (process, url):
+async def test_a_device_short_of_memory_degrades_then_sheds_and_never_dies(tmp_path: Path) -> None:
+    bundle = variant_bundle(tmp_path / "bundle")
+    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as (process, url):
         async with asking(url, bundle) as client:
             await client.comes_to("large")
-            board.is_at(79)  # of 80
-            await client.comes_to("small")
-            board.is_at(45)
-            await client.comes_to("large")
-
             board.has_left(20)  # MiB, of the 64 to keep back
             await client.comes_to("shedding")
             found = await client.status()
@@ -120,17 +136,33 @@ async def test_a_hot_device_without_memory_degrades_then_sheds_and_never_dies(tm
             board.has_left(1024)
             await client.comes_to("large")
             assert all(rung["loaded"] for rung in (await client.status())["rungs"])
+            await switched(tmp_path, ("small", False), ("small", True), *UP)
             assert process.poll() is None
-
-    down_and_up = [("small", False), ("medium", False), ("large", False)]
-    assert switches(tmp_path) == [
-        ("small", False),  # heat that is urgent takes the cheapest at once, and is over as soon
-        ("large", False),
-        ("small", False),
-        ("small", True),
-        *down_and_up,
-    ]
     assert refusals(tmp_path) == {"shedding"}, "nothing else was refused"
+
+
+async def test_a_device_that_grows_hot_under_load_degrades_then_sheds_and_never_dies(tmp_path: Path) -> None:
+    """A recorded board, through the margin and the limit and back, while several clients ask without a pause."""
+    bundle = variant_bundle(tmp_path / "bundle")
+    with hot_board(tmp_path / "board") as board, agent_process(tmp_path, settings(board.root)) as (process, url):
+        async with asking(url, bundle) as client, loaded(client) as came:
+            await client.comes_to("large")
+            board.is_at(79)  # of 80
+            await client.comes_to("small")
+            await client.knows()
+            assert not (await client.status())["sheds"]
+            board.is_at(81)
+            await client.comes_to("shedding")
+            assert "heat: 81.0 C" in (await client.status())["why"]
+            assert [await client.again() for _ in range(20)] == ["cache"] * 20, (
+                "what is known is answered all the while"
+            )
+            board.is_at(45)
+            await client.comes_to("large")
+            await switched(tmp_path, ("small", False), ("small", True), *UP)
+            assert process.poll() is None
+    assert refusals(tmp_path) == {"shedding"}, "nothing else was refused"
+    assert set(came) == {"large", "medium", "small", "shedding"}, "each request had an answer, or was told to come back"
 
 
 @pytest.mark.timeout(300)

@@ -27,15 +27,24 @@ class Client:
         self._asked = 0
 
     async def asks(self) -> str:
-        """The variant that answered, or the code of the refusal."""
-        self._asked += 1  # a new row each time, which no cache knows
+        """The variant that answered, or the code of the refusal; for a new row each time, which no cache knows."""
+        self._asked += 1
+        return await self._came(9 + self._asked / 1000)
+
+    async def asks_again(self) -> str:
+        """The same, always for one row; "cache" where that knew it."""
+        return await self._came(5.0)
+
+    async def _came(self, first: float) -> str:
         body = {
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [9 + self._asked / 1000, 0]}],
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [first, 0]}],
             "parameters": {"privacy": "any"},
         }
         reply = await self._http.post("/v2/models/small/infer", content=json.dumps(body))
         said = reply.json()
         if reply.status_code == 200:
+            if said["parameters"]["tier"] == "cache":
+                return "cache"
             return self._variants[said["parameters"]["model_digest"]]
         assert reply.status_code == 503 and "Retry-After" in reply.headers, said
         return str(said["code"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hardware.energy import Measured, Stated, swings, ways
+from hardware.energy import Measured, Record, Stated, Swing, figures, swings, ways
 from hardware.exits import DELTA, Rows, _once
-from hardware.split import Cell
 
 _MEASURED = Measured(edge_core_ms=2.0, full_core_ms=10.0, sent_bytes=1048576.0, received_bytes=0.0, kept=0.75)
 _STATED = Stated(
@@ -46,6 +45,30 @@ def test_the_constant_that_decides_most_comes_first() -> None:
     )
 
 
+def test_the_gateways_constant_moves_what_both_take_alone() -> None:
+    device, both = (
+        next(one for one in swings(_MEASURED, _STATED, whose) if one.constant == "gateway_joules_per_core_s")
+        for whose in ("device", "both")
+    )
+    assert device.at_third == device.at_triple
+    found = ways(_MEASURED, _STATED)
+    tiered_mj, cloud_mj = (found[way].device_mj + 3 * found[way].gateway_mj for way in ("tiered", "cloud only"))
+    assert both.at_triple == pytest.approx(tiered_mj / cloud_mj)
+
+
+def test_a_constant_turns_it_around_where_the_other_takes_less_at_an_end() -> None:
+    assert Swing("x", 0.4, 1.1).turns(0.8) and Swing("x", 0.9, 1.4).turns(1.2)
+    assert not Swing("x", 0.4, 0.9).turns(0.8)
+
+
+def test_sensitivity_is_told_of_the_device_and_of_both() -> None:
+    found = {one.figure: one for one in figures({"pair": Record(_MEASURED)})}
+    assert found["pair, wifi: stays at the edge"].value == 0.75
+    for whose in ("device", "both"):
+        assert f"pair, wifi, {whose}, device slowdown: three times" in found
+        assert found[f"pair, wifi, {whose}: constants that turn it around within 3 times"].unit == "of 6"
+
+
 def _rows(ms: float, sure: float, rng: np.random.Generator, wrong_below: float) -> Rows:
     scores = rng.random(4000)
     return Rows(ms, scores * sure, scores < wrong_below)
@@ -75,8 +98,3 @@ def test_a_certificate_for_all_rows_says_nothing_of_the_hard_ones() -> None:
     assert _once([first, second], 0.05, order, own=False)[3] == 1.0
     assert _once([first, second], 0.05, order, own=True)[3] == 0.0
     assert 0 < DELTA < 1
-
-
-def test_a_detour_is_told_of_the_quickest_way() -> None:
-    cell = Cell("m", 1.0, 2.0, 1, {}, {"device": 10.0, "input": 15.0}, planned="input", quickest="device")
-    assert cell.regret == 0.5

@@ -1,16 +1,19 @@
-"""The parts of the hardware benchmark: each is there, is told of, and leaves the others' figures as they were."""
+"""The parts of the hardware benchmark: each is there, tells what it ran, and leaves the others as they were."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import figures
 import page
 import pytest
 from figures import Figure
-from hardware import run
+from hardware import memory, run
+from hardware.parts import Asked, NotRunError, Outcome, Part, by_model, whole
+from msgspec import Struct
+from pools import DIGITS
+from support.control_groups import UnlimitedError
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -19,10 +22,24 @@ def told() -> str:
     return (CHECKOUT / "bench" / "results" / f"{run.TARGET}.json").read_text()
 
 
-def test_what_was_measured_is_of_parts_that_are_there() -> None:
+def test_every_part_was_measured_and_nothing_else() -> None:
+    """One that fails is run by `make bench-hardware BENCH_ARGS='--only PART'`."""
     parts = {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]}
-    assert parts and parts <= set(run.PARTS)
-    assert set(json.loads(told())) - {"figures"} <= set(run.PARTS)
+    assert parts == set(run.PARTS)
+    assert set(json.loads(told())) - {"figures"} == set(run.PARTS)
+
+
+@pytest.mark.parametrize("name", [name for name, part in run.PARTS.items() if part.figures is not None])
+def test_what_is_told_follows_from_what_was_measured(name: str) -> None:
+    said, part = json.loads(told()), run.PARTS[name]
+    if name not in said:
+        return  # the test above fails for that
+    assert part.figures is not None
+    rows = [row for row in said["figures"] if row["figure"].startswith(f"{name}: ")]
+    found = [figure._asdict() for figure in run._of(name, part.figures(said[name]))]
+    assert [row["figure"] for row in rows] == [row["figure"] for row in found]
+    for row, again in zip(rows, found, strict=True):
+        assert row == {**again, "value": pytest.approx(again["value"]) if again["value"] is not None else None}
 
 
 def test_documents_have_tables_of_parts_that_are_there() -> None:
@@ -36,23 +53,141 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "PLOTS", tmp_path / "plots")
+    monkeypatch.setattr(run, "PAGES", tmp_path / "docs")
     return tmp_path / f"{run.TARGET}.json"
 
 
-def part(value: float, beside: Any) -> Any:
-    return lambda before, said: ([Figure("much", value, "s", "< 5", value < 5)], {"before": before, "now": beside})
+def much(value: float) -> list[Figure]:
+    return [Figure("much", value, "s", "< 5", value < 5)]
+
+
+def of(value: float) -> Part:
+    return whole("it", lambda asked: (much(value), {"now": value}))
+
+
+def rows(results: Path) -> dict[str, float]:
+    return {row["figure"]: row["value"] for row in json.loads(results.read_text())["figures"]}
+
+
+NOTHING = Part(lambda before, asked: Outcome(missing=("two was not run: there is no bread.",)))
 
 
 def test_parts_run_one_after_the_other_and_what_was_not_run_stays(
-    results: Path, monkeypatch: pytest.MonkeyPatch
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "PARTS", {"one": part(1, "a"), "two": part(2, "b"), "left_out": lambda *_: ([], {})})
+    monkeypatch.setattr(run, "PARTS", {"one": of(1), "two": of(2)})
     assert run.main([]) == 0
-    found = json.loads(results.read_text())
-    assert [(row["figure"], row["value"]) for row in found["figures"]] == [("one: much", 1), ("two: much", 2)]
+    assert rows(results) == {"one: much": 1, "two: much": 2}
 
-    monkeypatch.setattr(run, "PARTS", {"one": part(9, "c"), "two": lambda *_: ([], {})})
-    assert run.main(["--only", "two", "one"]) == 1, "an aim is missed"
-    found = json.loads(results.read_text())
-    assert {row["figure"]: row["value"] for row in found["figures"]} == {"one: much": 9, "two: much": 2}
-    assert found["one"]["now"] == "c" and found["one"]["before"]["now"] == "a" and found["two"]["now"] == "b"
+    monkeypatch.setattr(run, "PARTS", {"one": of(9), "two": of(2)})
+    capsys.readouterr()
+    assert run.main(["--only", "one"]) == run.MISSED
+    assert rows(results) == {"one: much": 9, "two: much": 2}
+    assert json.loads(results.read_text())["one"] == {"now": 9}
+    assert "two" not in capsys.readouterr().out, "what was not run now is not told"
+
+
+def test_a_part_that_could_not_run_says_why_and_tells_nothing_of_before(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"one": of(9), "two": of(2)})
+    run.main([])
+    before = results.read_text()
+    capsys.readouterr()
+    monkeypatch.setattr(run, "PARTS", {"one": of(9), "two": NOTHING})
+    assert run.main(["--only", "two"]) == run.NOT_RUN
+    assert results.read_text() == before
+    assert capsys.readouterr().out == "two was not run: there is no bread.\n"
+    assert run.main([]) == run.NOT_RUN, "which outweighs an aim that is missed"
+
+
+def test_a_part_that_measured_nothing_was_not_run(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"one": whole("one", lambda asked: ([], None))})
+    assert run.main([]) == run.NOT_RUN
+    assert capsys.readouterr().out.startswith("one was not run") and not results.exists()
+
+
+def test_what_is_of_a_part_that_is_no_more_leaves(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PARTS", {"one": of(1), "olive": of(2)})
+    run.main([])
+    monkeypatch.setattr(run, "PARTS", {"one": of(3)})
+    run.main([])
+    assert rows(results) == {"one: much": 3}
+    assert set(json.loads(results.read_text())) == {"one", "figures"}
+
+
+def test_a_quick_run_writes_nothing(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PARTS", {"one": of(1)})
+    assert run.main(["--quick"]) == 0
+    assert not results.exists()
+
+
+class Took(Struct):
+    s: float
+    with_student: bool = False
+
+
+def models(value: float, *, student: bool = False) -> Part:
+    """Two models, each of which takes so long."""
+
+    def measure(model: str, asked: Asked) -> Took:
+        if value < 0:
+            raise NotRunError("it is too short.")
+        return Took(value, student)
+
+    return by_model(
+        "part",
+        {"a": DIGITS, "b": DIGITS},
+        Took,
+        measure=measure,
+        figures=lambda records: [Figure(name, record.s, "s") for name, record in records.items()],
+        lost=lambda before, found: "no student." if before.with_student and not found.with_student else "",
+    )
+
+
+def test_models_that_were_not_asked_for_stay_and_are_not_told(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"part": models(1)})
+    assert run.main([]) == 0
+    monkeypatch.setattr(run, "PARTS", {"part": models(2)})
+    capsys.readouterr()
+    assert run.main(["--models", "b"]) == 0
+    assert rows(results) == {"part: a": 1, "part: b": 2}
+    assert capsys.readouterr().out == "part: b: 2 s\n"
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--models", "none"])
+    assert ended.value.code == run.NOT_RUN
+    assert "'none'" in capsys.readouterr().err
+
+
+def test_a_model_that_fails_leaves_the_others(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PARTS", {"part": models(1)})
+    run.main([])
+    monkeypatch.setattr(run, "PARTS", {"part": models(-1)})
+    assert run.main([]) == run.NOT_RUN
+    assert rows(results) == {"part: a": 1, "part: b": 1}
+
+
+def test_a_record_that_has_more_is_not_overwritten(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "PARTS", {"part": models(1, student=True)})
+    run.main(["--models", "a"])
+    monkeypatch.setattr(run, "PARTS", {"part": models(2)})
+    capsys.readouterr()
+    assert run.main([]) == run.NOT_RUN
+    assert rows(results) == {"part: a": 1, "part: b": 2}
+    assert "a stays as it was measured before: no student." in capsys.readouterr().out
+
+
+def test_memory_without_control_groups_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(limit_bytes: int) -> None:
+        raise UnlimitedError("no control group can be made in /sys/fs/cgroup: Read-only file system")
+
+    monkeypatch.setattr(memory, "limited", refused)
+    outcome = memory.run({"runs": []}, Asked())
+    assert outcome.told == outcome.written == () and outcome.beside is None
+    assert outcome.missing[0].startswith("memory was not run: no control group")
