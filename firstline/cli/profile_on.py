@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import typer
 
 from firstline.cli.fleet_options import fleet_at
+from firstline.cli.named_profile import is_name
 from firstline.cli.output import Output, print_json, progress
 from firstline.cli.rollout_options import Where
 from firstline.profiles import Profiles
@@ -28,9 +30,11 @@ def bundle_named(bundle: Path) -> tuple[str, int]:
     """Name and version of the bundle in a folder; of what is no folder the text is the name, and the version 0.
 
     Raises:
-        ConfigError: the folder's manifest cannot be read.
+        ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
     """
-    if not bundle.is_dir():
+    if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
+        if not is_name(str(bundle)):
+            raise ConfigError(f"{str(bundle)[:200]!a} is no folder of a bundle, and no name that one could have.")
         return str(bundle), 0
     found = declared(bundle)
     if found is None:

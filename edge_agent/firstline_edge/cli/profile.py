@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os.path
 import sys
 import time
 from pathlib import Path
@@ -64,7 +65,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _bundle(settings: EdgeSettings, said: str) -> Bundle:
     """By its folder, or by its name among those of `models.directories`: the newest version."""
-    if (Path(said) / MANIFEST_NAME).is_file():
+    if os.path.isfile(Path(said) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
         return open_bundle(Path(said))
     there = [
         (found, path) for path in bundle_paths(map(Path, settings.models.directories)) if (found := declared(path))
@@ -72,7 +73,9 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
     fitting = [(found[1], path) for found, path in there if found[0] == said]
     if not fitting:
         names = ", ".join(sorted({found[0] for found, _ in there})) or "none"
-        raise ConfigError(f"'{said}' is no folder of a bundle, and no model of models.directories, which has: {names}.")
+        raise ConfigError(
+            f"'{said[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
+        )
     return open_bundle(max(fitting)[1])
 
 

@@ -51,6 +51,12 @@ def test_threads_that_are_no_numbers_are_refused(folder: Path) -> None:
     assert "--threads many is no list of numbers" in found.output
 
 
+@pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])
+def test_a_name_that_no_folder_can_have_is_refused_in_a_sentence(more: list[str]) -> None:
+    found = CliRunner().invoke(app, ["profile", "n" * 300, *more])
+    assert found.exit_code == 2 and "n" * 30 in found.output
+
+
 @pytest.mark.parametrize("by", ["name", "folder"])
 def test_the_device_keeps_it_in_its_state(
     folder: Path, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -62,11 +68,12 @@ def test_the_device_keeps_it_in_its_state(
     assert f"Written: {folder}/state/profiles/two.json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["three", "n" * 300])
 def test_a_model_that_the_device_does_not_have_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--set", f'models.directories=["{folder / "bundle"}"]']
-    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "three", *there])
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", name, *there])
     assert edge_agent() == 2
     assert "no model of models.directories, which has: two" in capsys.readouterr().err
 
