@@ -141,7 +141,12 @@ def profile_command(
     path = profile_path(bundle.resolve().parent, opened.manifest.name, name)
     with progress("Profiling") as told:
         found = measure_profile(
-            opened, path, wanted, machine=name, progress=lambda done, total, what: told(done, total)
+            opened,
+            path,
+            wanted,
+            machine=name,
+            progress=lambda done, total, what: told(done, total),
+            warn=lambda sentence: typer.echo(sentence, err=True),
         )
     if draw is not None:
         draw_profiles([found, *others], accuracy, draw)

@@ -21,7 +21,6 @@ from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.hardware.room import sensors_of
 from firstline_edge.models.loading import bundle_paths
-from firstline_edge.profiling.damaged import make_way
 from firstline_edge.profiling.gate import LOOK_S, bounds_of
 from firstline_edge.profiling.yielding import cause_to_wait, never
 from firstline_edge.settings.load import load
@@ -52,8 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
     )
     path = device_profile_path(settings.state_dir, bundle.manifest.name)
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
-    make_way(path)
-    found = measure_profile(bundle, path, wanted, progress=_progress, may=may)
+    found = measure_profile(bundle, path, wanted, progress=_progress, may=may, warn=_warn)
     if arguments.output == "json":
         say_json(msgspec.to_builtins(found))
     else:
@@ -98,6 +96,10 @@ def _waiting(settings: EdgeSettings) -> May:
             time.sleep(LOOK_S)
 
     return may
+
+
+def _warn(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _progress(done: int, total: int, what: str) -> None:

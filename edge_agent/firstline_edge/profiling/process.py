@@ -21,7 +21,6 @@ from firstline_core.errors import FirstlineError
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.profile.need import Need
-from firstline_edge.profiling.damaged import make_way
 
 LIMIT_BYTES = 64 * 1024
 
@@ -101,7 +100,6 @@ def main() -> int:
             joules_per_core_s=order.joules_per_core_s,
             root=Path(order.root),
         )
-        make_way(Path(order.path))
         found = measure_profile(
             bundle,
             Path(order.path),
@@ -113,7 +111,7 @@ def main() -> int:
     except FirstlineError as error:
         _tell(Told(problem=error.message))
         return 1
-    why = found.refused[0].reason if found.refused else ""
+    why = found.refused[-1].reason if found.refused else ""
     _tell(Told(len(found.points), len(found.points), measured=len(found.points), refused=why))
     return 0
 

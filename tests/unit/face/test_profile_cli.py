@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.bundles import variant_bundle
 from typer.testing import CliRunner
 
@@ -19,6 +20,8 @@ from firstline.workbench.measure import measure
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.profile import encode
+from firstline_core.profile.reading import read_profile
 from firstline_edge.__main__ import main as edge_agent
 
 DIGITS = Path(__file__).parents[3] / "models/digits"
@@ -30,9 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle, and its profile as the workbench keeps it: the commands have nothing left to measure."""
     folder = tmp_path_factory.mktemp("cli")
     bundle = variant_bundle(folder / "bundle", "small", name="two")
-    measure_profile(bundle, folder / "profiles" / "two@bench.json", POINTS, machine="bench")
+    path = folder / "profiles" / "two@bench.json"
+    found = measure_profile(bundle, path, POINTS, machine="bench")
+    # As if there had been as much time for each as a default profile of so few points gives.
+    path.write_bytes(encode(replace(found, points=tuple(replace(one, given_s=5.0) for one in found.points))))
     (folder / "state" / "profiles").mkdir(parents=True)
-    (folder / "state" / "profiles" / "two.json").write_bytes((folder / "profiles" / "two@bench.json").read_bytes())
+    (folder / "state" / "profiles" / "two.json").write_bytes(path.read_bytes())
     return folder
 
 
@@ -55,6 +61,19 @@ def test_threads_that_are_no_numbers_are_refused(folder: Path) -> None:
 def test_a_name_that_no_folder_can_have_is_refused_in_a_sentence(more: list[str]) -> None:
     found = CliRunner().invoke(app, ["profile", "n" * 300, *more])
     assert found.exit_code == 2 and "n" * 30 in found.output
+
+
+def test_a_damaged_profile_is_set_aside_and_the_machine_measured_anew(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bundle", tmp_path / "bundle")
+    path = tmp_path / "profiles" / "two@bench.json"
+    path.parent.mkdir()
+    path.write_bytes(b"{half of it")
+    options = ["--quick", "--variant", "small", "--threads", "1", "--batches", "8", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
+    assert found.exit_code == 0, found.output
+    assert "set aside as two@bench.json.damaged" in found.stderr
+    written = read_profile(path)
+    assert written is not None and [one.key.batch for one in written.points] == [8]
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])
