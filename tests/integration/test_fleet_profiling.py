@@ -344,11 +344,20 @@ async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
 
 async def test_the_command_asks_follows_and_prints(site: Site) -> None:
     few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
+    manifest = site.bundle / "manifest.json"
+    known = json.loads(manifest.read_text())
+    for model in (*known["edge"], known["full"]):
+        model["measured"] = {"accuracy": 0.9}
+    manifest.write_text(json.dumps(known))
     assert "Nobody has heard of a device" in (await said(site, "two", *few, code=1)).output
     async with site.agent():
         await site.known()
-        table = await said(site, site.bundle, *few)
+        table = await said(site, site.bundle, *few, "--draw", picture := site.bundle.parent / "front.svg")
+        nothing = await said(site, "two", *few, "--draw", picture, code=2)
+    assert "no accuracy to draw against" in " ".join(nothing.output.split())
     assert "two version 1 on device-1" in table.stdout
+    assert "90.00 % +" in table.stdout and f"Drawn: {picture}" in table.stdout
+    assert b"device-1" in picture.read_bytes()
     assert "firstline model profile show two 1 device-1" in table.stdout
     stands = (await said(site, "two", *few, "--no-wait")).stdout
     assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands

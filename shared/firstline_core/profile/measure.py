@@ -42,6 +42,8 @@ _CHILD_S = 1.0
 """That a point takes beside what it is given: to start, to import, to load a small model."""
 _LEAST_S, _MOST_S = 0.3, 5.0
 _HEAT_S = 3600.0
+_JOULES_PER_CORE_S = 1e4
+"""More than any core takes."""
 
 Progress = Callable[[int, int, str], None]
 May = Callable[[Need], str]
@@ -93,12 +95,15 @@ def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
     """All points, the edge variants' first.
 
     Raises:
-        ConfigError: a variant that the bundle does not have, a share or a time that is none, or too many points.
+        ConfigError: a variant that the bundle does not have, a share, time or cost that is none, or too many points.
     """
     if not 0 <= wanted.throttled_share < 1:
         raise ConfigError(f"A share of processor time lies between 0 and 1, not at {wanted.throttled_share:g}.")
     if not 0 <= wanted.sustained_s <= _HEAT_S:
         raise ConfigError(f"Full load lasts from 0 to {_HEAT_S / 60:g} minutes, not {wanted.sustained_s / 60:g}.")
+    if not 0 <= wanted.joules_per_core_s <= _JOULES_PER_CORE_S:
+        said = f"{wanted.joules_per_core_s:g}"
+        raise ConfigError(f"A core takes from 0 to {_JOULES_PER_CORE_S:g} joules in a second, not {said}.")
     models: list[Model] = list(manifest.models)
     unknown = sorted(set(wanted.variants) - {model.id for model in models})
     if unknown:

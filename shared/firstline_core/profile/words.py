@@ -8,7 +8,8 @@ from types import MappingProxyType
 from firstline_core.bundle.artefact import Sha256
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.front import front
-from firstline_core.profile.profile import Point, Profile, sweet_spot
+from firstline_core.profile.profile import Moved, Point, Profile, WarmUp, sweet_spot
+from firstline_core.quantities import counted
 
 COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",
@@ -63,16 +64,19 @@ def notes(profile: Profile) -> Iterator[str]:
         point = next(one for one in profile.points if one.key.variant == variant)
         dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
         yield f"{variant}: {'dearest operators: ' + dear if dear else point.operators_absent}"
+        yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))
     if any(point.key.condition == "emulated" for point in profile.points):
         yield "With a share of processor time: its process was stopped for the rest of every hundredth of a second."
     if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
-        most = max(point.waited_share for point in disturbed)
-        yield f"{len(disturbed)} points waited for a core that other work had, up to {100 * most:.0f} % of their time."
+        points, most = counted(len(disturbed), "point"), max(point.waited_share for point in disturbed)
+        yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."
     for refused in profile.refused:
         key = refused.key
-        yield f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}: not measured: {refused.reason}"
+        condition = "" if key.condition == "warm" else f", {key.condition}"
+        which = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}{condition}"
+        yield f"{which}: not measured: {refused.reason}"
 
 
 def _row(point: Point, best: bool) -> tuple[str, ...]:
@@ -110,15 +114,28 @@ def _reading(reading: Reading, scale: float) -> str:
     return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
 
 
+def _begins(warm_up: WarmUp) -> str:
+    steady = f"steady after {warm_up.queries} queries, {warm_up.total_ms:.3g} ms" if warm_up.queries else "steady then"
+    return f"loads in {warm_up.load_ms:.3g} ms, first query {warm_up.first_ms:.3g} ms, {steady}"
+
+
+def _moves(moved: Moved) -> str:
+    model = f"{_size(moved.input_bytes)} into the model, {_size(moved.output_bytes)} out of it"
+    return f"{_size(moved.received_bytes)} here, {model}, {_size(moved.weights_bytes)} of weights"
+
+
+def _size(size_bytes: int) -> str:
+    for unit, times in (("MB", 1_000_000), ("KB", 1000)):
+        if size_bytes >= times:
+            return f"{size_bytes / times:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
 def _sweet_spots(profile: Profile) -> Iterator[Point]:
-    groups = {
-        (point.key.variant, point.key.provider, point.key.threads, point.key.condition) for point in profile.points
-    }
-    for group in groups:
-        found = sweet_spot(
-            point
-            for point in profile.points
-            if (point.key.variant, point.key.provider, point.key.threads, point.key.condition) == group
-        )
-        if found is not None:
+    groups: dict[tuple[str, str, int, str], list[Point]] = {}
+    for point in profile.points:
+        key = point.key
+        groups.setdefault((key.variant, key.provider, key.threads, key.condition), []).append(point)
+    for points in groups.values():
+        if (found := sweet_spot(points)) is not None:
             yield found

@@ -48,6 +48,7 @@ def test_the_workbench_prints_the_profile_that_lies_beside_the_bundle(folder: Pa
     assert found.exit_code == 0, found.output
     assert [point["key"]["variant"] for point in json.loads(found.stdout)["points"]] == ["small", "full"]
     text = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options])
+    assert "small: loads in " in text.stdout and "a query moves " in text.stdout and " of weights" in text.stdout
     assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
 
 
@@ -126,6 +127,32 @@ def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_p
     assert b"board" not in one and b"board" in both
 
 
+def test_a_picture_without_points_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bundle", tmp_path / "bundle")
+    _right(tmp_path)
+    options = ["--batches", "8", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
+    assert found.exit_code == 2 and "let --batches have 1" in found.output
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_what_was_measured_is_printed_whatever_becomes_of_the_picture(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    _right(own)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("firstline.workbench.pareto.write_whole", full)
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options])
+    assert found.exit_code == 2 and "front.svg cannot be written: No space left" in found.output
+    assert "95.00 % +" in found.stdout and "Written: " in found.stdout
+
+
 def test_right_answers_are_counted_on_labelled_images_where_the_manifest_says_nothing(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(DIGITS / "bundle", bundle)
@@ -163,6 +190,8 @@ def test_a_model_that_does_not_load_here_has_no_accuracy(tmp_path: Path) -> None
         (["--limit", "5"], "--limit counts the images of --data"),
         (["--data", "missing"], "missing/labels.csv cannot be read"),
         (["--beside", "other.json"], "say --draw FILE too"),
+        (["--draw", "/nowhere/at/all/front.svg"], "there is no folder /nowhere/at/all"),
+        (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
         (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
     ],
 )
