@@ -68,9 +68,17 @@ def print_profile(
 ) -> None:
     """Prints it, and draws it then: what was measured is seen whatever becomes of the picture.
 
+    Args:
+        profile: what was measured.
+        accuracy: shares of right answers by `Model.digest`; where there are none, as the profile tells them.
+        output: how it is printed.
+        picture: to be drawn; None for none.
+        last: printed as the last line of text.
+
     Raises:
         ConfigError: the picture cannot be drawn.
     """
+    accuracy = accuracy or profile.accuracy
     if output is Output.JSON:
         print_json(profile)
     else:

@@ -108,7 +108,8 @@ def profile_command(
         if data is not None or limit is not None:
             known = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
         picture = picture_of(draw, beside, named.name, where)
-        _check_drawn(picture, known, asked.batches)
+        if known or named.manifest is not None:  # else the device's bundle says it
+            _check_drawn(picture, known, asked.batches)
         profile_on(on, asked, where, output, wait=wait, accuracy=known, picture=picture)
         return
     if cancel or version or not wait:

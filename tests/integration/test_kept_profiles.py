@@ -22,6 +22,7 @@ from firstline.cli.named_profile import profile_named
 from firstline.cli.rollout_options import Where
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
+from firstline_core.profile.front import accuracies
 from firstline_core.profile.profile import decode, encode
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
@@ -161,6 +162,9 @@ async def test_a_kept_profile_is_drawn_with_another_machines_where_the_bundle_sa
         picture = tmp_path / f"{number}.svg"
         drawn = await said(site, "show", DIGITS, "1", "bench", "--draw", picture, "--beside", beside)
         assert f"Drawn: {picture}" in drawn.stdout and b"press" in picture.read_bytes()
+    known = encode(replace(profile(machine="knows"), points=points, accuracy=accuracies(manifest)))
+    assert (await keeper.put(profile_path("digits", 1, "knows"), content=known)).is_success
+    assert "on the Pareto front" in (await said(site, "show", "digits", "1", "knows")).stdout
     refused = await said(site, "show", "digits", "1", "bench", "--draw", tmp_path / "no.svg", code=2)
     assert "no accuracy to draw against" in " ".join(refused.output.split())
     missing = await said(site, "show", DIGITS, "1", "bench", "--draw", tmp_path / "no.svg", "--beside", "none", code=2)

@@ -21,6 +21,7 @@ from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
 from firstline_core.profile.energy import as_stated
+from firstline_core.profile.front import accuracies
 from firstline_core.profile.keeping import added, bounded, changed
 from firstline_core.profile.need import Need, need
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
@@ -233,7 +234,14 @@ def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:
 
 def _begun(manifest: Manifest, hardware: Catalogue, machine: str, before: Profile | None) -> Profile:
     """What of an earlier profile still holds."""
-    empty = Profile(manifest.name, manifest.version, machine, hardware.fingerprint, hardware=hardware)
+    empty = Profile(
+        manifest.name,
+        manifest.version,
+        machine,
+        hardware.fingerprint,
+        hardware=hardware,
+        accuracy=accuracies(manifest),
+    )
     if before is None or before.fingerprint != hardware.fingerprint:
         return empty
     digests = {model.digest for model in manifest.models}

@@ -211,6 +211,7 @@ class Profile(Struct, frozen=True):
         bundle, version: for people; what holds is told by the digests in the points' keys.
         machine: the name of the machine, and of the profile's file.
         fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one do not hold.
+        accuracy: shares of right answers by `Model.digest`, as the bundle's manifest said them.
         outdated: points that hold until they are measured anew, as somebody asked for.
         hardware: what it is; None where nobody looked.
         made_s: wall time of the latest point.
@@ -223,6 +224,7 @@ class Profile(Struct, frozen=True):
     fingerprint: Annotated[str, Meta(min_length=1, max_length=64)]
     points: Annotated[tuple[Point, ...], Meta(max_length=POINTS)] = ()
     refused: Annotated[tuple[Refused, ...], Meta(max_length=POINTS)] = ()
+    accuracy: Annotated[dict[Sha256, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=POINTS)] = {}
     outdated: Annotated[tuple[Key, ...], Meta(max_length=POINTS)] = ()
     hardware: Catalogue | None = None
     made_s: Amount = 0.0

@@ -51,13 +51,10 @@ def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN)
         ]
         yield "  ".join(cells).rstrip()
     yield ""
-    yield from notes(profile)
-    if accuracy:
-        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
-        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+    yield from notes(profile, accuracy)
 
 
-def notes(profile: Profile) -> Iterator[str]:
+def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
     """What a table has no room for: the dearest operators, what was refused, what the figures are."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
@@ -77,6 +74,9 @@ def notes(profile: Profile) -> Iterator[str]:
         condition = "" if key.condition == "warm" else f", {key.condition}"
         which = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}{condition}"
         yield f"{which}: not measured: {refused.reason}"
+    if accuracy:
+        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
+        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
 
 
 def _row(point: Point, best: bool) -> tuple[str, ...]:
