@@ -29,6 +29,7 @@ from firstline_core.profile.measure import (
     QUICK_S,
     TOTAL_S,
     Wanted,
+    check_share,
     machine_name,
     measure_profile,
     profile_path,
@@ -44,7 +45,13 @@ def profile_command(
     *,
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = "",
     batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = "",
-    providers: Annotated[str, typer.Option(metavar="NAME,...", help="ONNX Runtime's, each by itself.")] = CPU,
+    providers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of its settings.",
+        ),
+    ] = "",
     variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False,
     alone: Annotated[
@@ -90,20 +97,31 @@ def profile_command(
     profiles/ beside the bundle at once: started again, it goes on where it was ended.
     """
     if on:
-        own: dict[str, object] = {
-            "--alone": alone,
-            "--variant": variant,
-            "--machine": machine,
-            "--providers": providers != CPU,
-        }
-        own |= {"--joules-per-core-second": joules_per_core_second, "--throttled": throttled, "--sustained": sustained}
-        refuse_said(own)
+        check_share(throttled)
+        refuse_said(
+            {
+                "--alone": alone,
+                "--machine": machine,
+                "--joules-per-core-second": joules_per_core_second,
+            }
+        )
+        if sustained:
+            raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
         where, named = Where(gateway, key_file, ca), bundle_named(bundle)
         if cancel:
             cancel_on(on, named.name, where, output)
             return
         counts = _numbers(threads, "--threads", 0), _numbers(batches, "--batches", 1)
-        asked = ProfileAsked(named.name, version or named.version, quick, *counts, anew)
+        asked = ProfileAsked(
+            named.name,
+            version or named.version,
+            quick,
+            *counts,
+            anew,
+            variants=tuple(variant or ()),
+            providers=_providers(providers) if providers else (),
+            throttled_share=throttled,
+        )
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if data is not None or limit is not None:
             known = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
@@ -119,7 +137,7 @@ def profile_command(
     wanted = Wanted(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
-        providers=_providers(providers),
+        providers=_providers(providers) if providers else (CPU,),
         variants=tuple(variant or ()),
         total_s=QUICK_S if quick else TOTAL_S,
         alone=alone,

@@ -21,6 +21,7 @@ from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
 from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.profile.profile import Profile
 
 _LOOK_S = 1.0
 _EXIT_INTERRUPTED = 130
@@ -99,6 +100,9 @@ def profile_on(
             typer.echo(f"{device}: {found.message}", err=True)
             raise typer.Exit(1)
         profile = fleet.profiles.get(asked.bundle, found.version, device)
+    if without := unheeded(profile, asked):
+        agent = profile.agent_version or "of an unknown version"
+        typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
     kept = f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}"
     print_profile(profile, accuracy, output, picture, kept)
 
@@ -129,6 +133,19 @@ def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
             else:
                 trouble("")
     return found
+
+
+def unheeded(profile: Profile, asked: ProfileAsked) -> str:
+    """What an agent of before has passed over, as options; "" where nothing is missing."""
+    tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
+    throttled = {share for key, share in tried if key.condition == "emulated"}
+    by = {key.provider for key, _ in tried if key.provider != "tflite"}
+    found = []
+    if asked.throttled_share and not throttled & {asked.throttled_share, None}:
+        found.append("--throttled")
+    if by and not by >= set(asked.providers):
+        found.append("--providers")
+    return " and ".join(found)
 
 
 def _sentence(found: ProfileRequest) -> str:
@@ -174,5 +191,10 @@ def _with_options(command: str, found: ProfileRequest) -> str:
     for option, numbers in (("--threads", asked.threads), ("--batches", asked.batches)):
         if numbers:
             said.append(f"{option} {','.join(map(str, numbers))}")
+    said += [f"--variant {variant}" for variant in asked.variants]
+    if asked.providers:
+        said.append(f"--providers {','.join(asked.providers)}")
+    if asked.throttled_share:
+        said.append(f"--throttled {asked.throttled_share:g}")
     said += [option for option, on in (("--quick", asked.quick), ("--anew", asked.anew)) if on]
     return " ".join(said)

@@ -98,8 +98,7 @@ def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
     Raises:
         ConfigError: a variant that the bundle does not have, a share, time or cost that is none, or too many points.
     """
-    if not 0 <= wanted.throttled_share < 1:
-        raise ConfigError(f"A share of processor time lies between 0 and 1, not at {wanted.throttled_share:g}.")
+    check_share(wanted.throttled_share)
     if not 0 <= wanted.sustained_s <= _HEAT_S:
         raise ConfigError(f"Full load lasts from 0 to {_HEAT_S / 60:g} minutes, not {wanted.sustained_s / 60:g}.")
     if not 0 <= wanted.joules_per_core_s <= _JOULES_PER_CORE_S:
@@ -129,6 +128,12 @@ def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
     if len(found) > POINTS:
         raise ConfigError(f"That would be {len(found)} points, of at most {POINTS}; name fewer threads or batches.")
     return found
+
+
+def check_share(throttled_share: float) -> None:
+    """Raises `ConfigError` where it is no share of processor time; 0 is none, and allowed."""
+    if not 0 <= throttled_share < 1:
+        raise ConfigError(f"A share of processor time lies between 0 and 1, not at {throttled_share:g}.")
 
 
 def measure_profile(
