@@ -27,7 +27,7 @@ def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[
     worth = front(profile.points, accuracy).keys
     return [
         (*_row(point, point.key in best), _right(accuracy.get(point.key.model_digest), point.key in worth))
-        for point in profile.points
+        for point in _ordered(profile)
     ]
 
 
@@ -58,7 +58,7 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
     """What a table has no room for: the dearest operators, what was refused, what the figures are."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
-        point = next(one for one in profile.points if one.key.variant == variant)
+        point = next(one for one in _ordered(profile) if one.key.variant == variant)
         dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
         yield f"{variant}: {'dearest operators: ' + dear if dear else point.operators_absent}"
         yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
@@ -77,6 +77,17 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
     if accuracy:
         energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
         yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+
+
+def _ordered(profile: Profile) -> list[Point]:
+    """What is warm first, by model, threads and batch; in the file those come last that were measured last."""
+    variants = list(dict.fromkeys(point.key.variant for point in profile.points))
+
+    def place(point: Point) -> tuple[object, ...]:
+        key = point.key
+        return key.condition != "warm", variants.index(key.variant), key.provider, key.threads, key.batch, key.condition
+
+    return sorted(profile.points, key=place)
 
 
 def _row(point: Point, best: bool) -> tuple[str, ...]:
