@@ -23,6 +23,8 @@ from firstline_core.fleet.profiles import (
 from firstline_core.profile.profile import LIMIT_BYTES, Profile, decode
 from firstline_core.protocol.http_errors import error_from
 
+_AT_ONCE = 200
+
 
 class Profiles:
     """See `fleet.Fleet.profiles`. Each method raises `FirstlineError` with what the gateway said."""
@@ -34,10 +36,14 @@ class Profiles:
         """What is told of the profiles that are kept, by bundle, version and machine."""
         after: str | None = ""
         while after is not None:
-            params = {"after": after, "bundle": bundle, "machine": machine}
-            page = asked(self._client, "GET", PROFILES_PATH, ProfilePage, params=params)
+            page = self.page(after, bundle, machine)
             yield from page.profiles
             after = page.after
+
+    def page(self, after: str = "", bundle: str = "", machine: str = "", limit: int = _AT_ONCE) -> ProfilePage:
+        """The next ones after what the page before said; "" for the first."""
+        params = {"after": after, "bundle": bundle, "machine": machine, "limit": str(limit)}
+        return asked(self._client, "GET", PROFILES_PATH, ProfilePage, params=params)
 
     def get(self, bundle: str, version: int, machine: str) -> Profile:
         """One, as it was measured."""

@@ -10,8 +10,11 @@ import typer
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.named_profile import profile_in
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
+from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_profile
+from firstline.cli.profile_on import bundle_named
+from firstline.cli.rollout_options import Where
 from firstline.cli.when import date
-from firstline_core.profile.words import profile_lines
+from firstline_core.profile.front import accuracies
 from firstline_core.quantities import counted
 
 app = typer.Typer(
@@ -71,23 +74,27 @@ def list_profiles(
 
 @app.command()
 def show(
-    bundle: BundleArgument,
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="The bundle's name; or its folder, which says how good its models are."),
+    ],
     version: VersionArgument,
     machine: MachineArgument,
     *,
+    draw: DrawOption = None,
+    beside: BesideOption = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print a profile, as it was measured."""
-    with fleet_at(gateway, key_file, ca) as fleet:
-        found = fleet.profiles.get(bundle, version, machine)
-    if output is Output.JSON:
-        print_json(found)
-        return
-    for line in profile_lines(found):
-        typer.echo(line)
+    named, where = bundle_named(bundle), Where(gateway, key_file, ca)
+    accuracy = accuracies(named.manifest) if named.manifest is not None else {}
+    picture = picture_of(draw, beside, named.name, where)
+    with fleet_at(*where) as fleet:
+        found = fleet.profiles.get(named.name, version, machine)
+    print_profile(found, accuracy, output, picture)
 
 
 @app.command("rm")

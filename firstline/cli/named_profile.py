@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from firstline.cli.fleet_options import fleet_at
+from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
 from firstline.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
@@ -46,16 +47,17 @@ def profile_named(said: str, bundle: str, where: Where) -> Profile:
     """
     file = Path(said)
     parts = said.split("/")
-    if (file.exists() and not file.is_dir()) or file.suffix == ".json":
+    if (is_there(file) and not file.is_dir()) or file.suffix == ".json":
         return profile_in(file)
-    if len(parts) not in (1, 3) or not all(map(_is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
+    if len(parts) not in (1, 3) or not all(map(is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
         raise ConfigError(
             f"{said[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
             "BUNDLE/VERSION/MACHINE."
         )
     if not where.gateway:
         raise ConfigError(
-            f"There is no file {said}, and no gateway is named that may keep such a profile; name one with --gateway."
+            f"There is no file {said[:200]}, and no gateway is named that may keep such a profile; name one with "
+            "--gateway."
         )
     with fleet_at(*where) as fleet:
         if len(parts) == 3:
@@ -73,7 +75,8 @@ def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
     return profiles.get(kept.bundle, kept.version, kept.machine)
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a bundle or a machine can be called so."""
     try:
         msgspec.convert(text, Name)
     except msgspec.ValidationError:

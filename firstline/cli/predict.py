@@ -12,13 +12,15 @@ import typer
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
 from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, percent, print_json
+from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
 from firstline_core.errors import ConfigError
-from firstline_core.profile.predict import Prediction, Stream, highest, predict
+from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
 from firstline_core.profile.profile import Point, Profile
 from firstline_core.profile.words import DISTURBED
 
 _FULL = 1.0
+_LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
 def predict_command(
@@ -52,8 +54,10 @@ def predict_command(
     """
     if within is not None and not 0 < within < math.inf:
         raise ConfigError(f"--within {within:g} is no time above 0.")
-    if "/" not in profile and not Path(profile).exists():
-        raise ConfigError(f"There is no file {profile}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE.")
+    if "/" not in profile and not is_there(Path(profile)):
+        raise ConfigError(
+            f"There is no file {profile[:200]}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE."
+        )
     found = profile_named(profile, "", Where(gateway, key_file, ca))
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
@@ -77,8 +81,11 @@ def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> lis
             rate_per_s = float(text)
         except ValueError:
             rate_per_s = math.nan
-        if not sign or not 0 < rate_per_s < math.inf:
-            raise ConfigError(f"{load[:200]!a} is no load: MODEL=PER_SECOND, such as edge=20.")
+        if not sign or not _LEAST_PER_S <= rate_per_s <= _MOST_PER_S:
+            raise ConfigError(
+                f"{load[:200]!a} is no load: MODEL=PER_SECOND, such as edge=20. Rates are from {_LEAST_PER_S:g} to "
+                f"{_MOST_PER_S:g}."
+            )
         if variant in rates:
             raise ConfigError(f"{variant} is there twice; add its rates up.")
         rates[variant] = rate_per_s
@@ -100,7 +107,12 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
             f"{variant} was not measured with --threads {wanted}, but with {', '.join(map(str, measured))}; "
             f"firstline profile --threads {wanted} measures it."
         )
-    return min((point for point in points if point.key.threads == wanted), key=lambda point: point.query.p50_ms)
+    found = min((point for point in points if point.key.threads == wanted), key=lambda point: point.query.p50_ms)
+    if not utilisation([Stream(found, 1.0)]):
+        raise ConfigError(
+            f"By this profile {variant} takes no time at all, of which nothing follows; measure it again."
+        )
+    return found
 
 
 def _named(streams: Sequence[Stream]) -> str:
@@ -110,10 +122,10 @@ def _named(streams: Sequence[Stream]) -> str:
 
 
 def _sentence(foreseen: Prediction) -> str:
-    busy = f"Busy for {percent(round(foreseen.utilisation, 3))} of the time"
+    comes = f"Load: {percent(round(foreseen.utilisation, 3))} of what can be answered"
     if foreseen.utilisation >= _FULL:
-        return f"{busy}: more than can be answered, so that the queue grows without end."
-    return f"{busy}; p50 {foreseen.p50_ms:.3g} ms, mean {foreseen.mean_ms:.3g} ms, p99 {foreseen.p99_ms:.3g} ms."
+        return f"{comes}, so that the queue grows without end."
+    return f"{comes}; p50 {foreseen.p50_ms:.3g} ms, mean {foreseen.mean_ms:.3g} ms, p99 {foreseen.p99_ms:.3g} ms."
 
 
 def _disturbed(streams: Sequence[Stream]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +10,14 @@ import msgspec
 import typer
 
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
-from firstline.cli.named_profile import profile_in
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.paths import require_bundle
+from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
 from firstline.cli.profile_on import bundle_named, cancel_on, profile_on, refuse_said
 from firstline.cli.rollout_options import Where
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
+from firstline.workbench.pareto import check_accuracy
 from firstline_core.bundle.artefact import Sha256
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -29,12 +29,11 @@ from firstline_core.profile.measure import (
     QUICK_S,
     TOTAL_S,
     Wanted,
+    check_share,
     machine_name,
     measure_profile,
     profile_path,
 )
-from firstline_core.profile.profile import encode
-from firstline_core.profile.words import profile_lines
 from firstline_core.runtime.select import CPU
 
 
@@ -46,7 +45,13 @@ def profile_command(
     *,
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = "",
     batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = "",
-    providers: Annotated[str, typer.Option(metavar="NAME,...", help="ONNX Runtime's, each by itself.")] = CPU,
+    providers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of its settings.",
+        ),
+    ] = "",
     variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False,
     alone: Annotated[
@@ -63,10 +68,7 @@ def profile_command(
         float,
         typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles."),
     ] = 0.0,
-    draw: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw latency and energy against accuracy: .svg or .png; needs matplotlib."),
-    ] = None,
+    draw: DrawOption = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -78,10 +80,7 @@ def profile_command(
     limit: Annotated[
         int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
     ] = None,
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="PROFILE", help="Draw another machine's profile of it too; may be repeated."),
-    ] = None,
+    beside: BesideOption = None,
     machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = "",
     on: Annotated[str, typer.Option(metavar="DEVICE", help="A device of the fleet measures, beside its work.")] = "",
     version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the one that answers there.")] = 0,
@@ -98,34 +97,47 @@ def profile_command(
     profiles/ beside the bundle at once: started again, it goes on where it was ended.
     """
     if on:
-        own: dict[str, object] = {
-            "--alone": alone,
-            "--variant": variant,
-            "--machine": machine,
-            "--providers": providers != CPU,
-        }
-        own |= {"--joules-per-core-second": joules_per_core_second, "--throttled": throttled, "--sustained": sustained}
-        refuse_said(own | {"--draw": draw, "--beside": beside, "--data": data, "--limit": limit})
-        where, (name, found_version) = Where(gateway, key_file, ca), bundle_named(bundle)
+        check_share(throttled)
+        refuse_said(
+            {
+                "--alone": alone,
+                "--machine": machine,
+                "--joules-per-core-second": joules_per_core_second,
+            }
+        )
+        if sustained:
+            raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
+        where, named = Where(gateway, key_file, ca), bundle_named(bundle)
         if cancel:
-            cancel_on(on, name, where, output)
+            cancel_on(on, named.name, where, output)
             return
         counts = _numbers(threads, "--threads", 0), _numbers(batches, "--batches", 1)
-        asked = ProfileAsked(name, version or found_version, quick, *counts, anew)
-        profile_on(on, asked, where, output, wait=wait)
+        asked = ProfileAsked(
+            named.name,
+            version or named.version,
+            quick,
+            *counts,
+            anew,
+            variants=tuple(variant or ()),
+            providers=_providers(providers) if providers else (),
+            throttled_share=throttled,
+        )
+        known = accuracies(named.manifest) if named.manifest is not None else {}
+        if data is not None or limit is not None:
+            known = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
+        picture = picture_of(draw, beside, named.name, where)
+        if known or named.manifest is not None:  # else the device's bundle says it
+            _check_drawn(picture, known, asked.batches)
+        profile_on(on, asked, where, output, wait=wait, accuracy=known, picture=picture)
         return
     if cancel or version or not wait:
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    if draw is not None:
-        check_picture(draw)  # before the models run for a minute
-    elif beside:
-        raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
-    others = [profile_in(path) for path in beside or ()]
+    picture = picture_of(draw, beside, opened.manifest.name, Where(gateway, key_file, ca))
     wanted = Wanted(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
-        providers=_providers(providers),
+        providers=_providers(providers) if providers else (CPU,),
         variants=tuple(variant or ()),
         total_s=QUICK_S if quick else TOTAL_S,
         alone=alone,
@@ -136,25 +148,29 @@ def profile_command(
     )
     name = _named(machine) if machine else machine_name()
     accuracy = _accuracy(opened, data, limit, wanted.variants)  # data that does not fit is told before the minute
-    if draw is not None:
-        check_accuracy(accuracy)
+    _check_drawn(picture, accuracy, wanted.batches)
     path = profile_path(bundle.resolve().parent, opened.manifest.name, name)
     with progress("Profiling") as told:
         found = measure_profile(
-            opened, path, wanted, machine=name, progress=lambda done, total, what: told(done, total)
+            opened,
+            path,
+            wanted,
+            machine=name,
+            progress=lambda done, total, what: told(done, total),
+            warn=lambda sentence: typer.echo(sentence, err=True),
         )
-    if draw is not None:
-        draw_profiles([found, *others], accuracy, draw)
-    if output is Output.JSON:
-        typer.echo(encode(found).decode())
-    else:
-        for line in profile_lines(found, accuracy):
-            typer.echo(line)
-        typer.echo(f"Written: {path}")
-        if draw is not None:
-            typer.echo(f"Drawn: {draw}")
+    print_profile(found, accuracy, output, picture, f"Written: {path}")
     if not found.points:
         raise typer.Exit(1)
+
+
+def _check_drawn(picture: Picture | None, accuracy: Mapping[Sha256, float], batches: Sequence[int]) -> None:
+    """What cannot be drawn is told before models run for a minute."""
+    if picture is None:
+        return
+    check_accuracy(accuracy)
+    if batches and 1 not in batches:
+        raise ConfigError("--draw shows queries of one sample; let --batches have 1.")
 
 
 def _accuracy(bundle: Bundle, data: Path | None, limit: int | None, variants: Sequence[str]) -> dict[Sha256, float]:

@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+import os.path
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import typer
 
 from firstline.cli.fleet_options import fleet_at
+from firstline.cli.named_profile import is_name
 from firstline.cli.output import Output, print_json, progress
+from firstline.cli.picture import Picture, print_profile
 from firstline.cli.rollout_options import Where
-from firstline.profiles import Profiles
-from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.store import declared
+from firstline_core.bundle.artefact import Sha256
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
 from firstline_core.fleet.profiling import ProfilingState
-from firstline_core.profile.words import profile_lines
+from firstline_core.profile.profile import Profile
 
 _LOOK_S = 1.0
 _EXIT_INTERRUPTED = 130
 _LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
 
 
-def bundle_named(bundle: Path) -> tuple[str, int]:
-    """Name and version of the bundle in a folder; of what is no folder the text is the name, and the version 0.
+class Asked(Protocol):
+    """Of `Profiles`."""
+
+    def request(self, before: ProfileRequest) -> ProfileRequest: ...
+
+
+class Named(NamedTuple):
+    """The bundle that a device is to measure.
+
+    Attributes:
+        name: of it.
+        version: 0 where only the name is known.
+        manifest: None likewise.
+    """
+
+    name: str
+    version: int = 0
+    manifest: Manifest | None = None
+
+
+def bundle_named(bundle: Path) -> Named:
+    """The bundle in a folder; of what is no folder the text is the name.
 
     Raises:
-        ConfigError: the folder's manifest cannot be read.
+        ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
     """
-    if not bundle.is_dir():
-        return str(bundle), 0
-    found = declared(bundle)
+    if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
+        if not is_name(str(bundle)):
+            raise ConfigError(f"{str(bundle)[:200]!a} is no folder of a bundle, and no name that one could have.")
+        return Named(str(bundle))
+    found = manifest_in(bundle)
     if found is None:
         raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
-    return found
+    return Named(found.name, found.version, found)
 
 
 def refuse_said(options: Mapping[str, object]) -> None:
@@ -49,15 +75,24 @@ def refuse_said(options: Mapping[str, object]) -> None:
             raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
 
 
-def profile_on(device: str, asked: ProfileAsked, where: Where, output: Output, *, wait: bool) -> None:
-    """Asks, follows, prints."""
+def profile_on(
+    device: str,
+    asked: ProfileAsked,
+    where: Where,
+    output: Output,
+    *,
+    wait: bool,
+    accuracy: Mapping[Sha256, float],
+    picture: Picture | None,
+) -> None:
+    """Asks, follows, prints and draws."""
     with fleet_at(*where) as fleet:
         found = fleet.profiles.ask(device, asked)
         if not wait:
             _print_request(found, output)
             return
         try:
-            found = _followed(fleet.profiles, found)
+            found = followed(fleet.profiles, found)
         except KeyboardInterrupt:
             typer.echo(f"The request stands. {_again(found)}", err=True)
             raise typer.Exit(_EXIT_INTERRUPTED) from None
@@ -65,12 +100,11 @@ def profile_on(device: str, asked: ProfileAsked, where: Where, output: Output, *
             typer.echo(f"{device}: {found.message}", err=True)
             raise typer.Exit(1)
         profile = fleet.profiles.get(asked.bundle, found.version, device)
-    if output is Output.JSON:
-        print_json(profile)
-        return
-    for line in profile_lines(profile):
-        typer.echo(line)
-    typer.echo(f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}")
+    if without := unheeded(profile, asked):
+        agent = profile.agent_version or "of an unknown version"
+        typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
+    kept = f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}"
+    print_profile(profile, accuracy, output, picture, kept)
 
 
 def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
@@ -83,9 +117,9 @@ def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
         typer.echo(f"{device} is no longer asked for a profile of {bundle}; points that it has measured stay there.")
 
 
-def _followed(profiles: Profiles, found: ProfileRequest) -> ProfileRequest:
+def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
     """Tells how it goes until it ends. A gateway that is away for a while does not end it."""
-    said = _saying()
+    said, trouble = _saying(), _saying()
     with progress(f"Profiling on {found.device}") as bar:
         while found.state in _LIVE:
             if found.total:
@@ -95,8 +129,23 @@ def _followed(profiles: Profiles, found: ProfileRequest) -> ProfileRequest:
             try:
                 found = profiles.request(found)
             except (LinkError, CapacityError) as error:
-                said(f"{error.message} It is asked again.")
+                trouble(f"{error.message} It is asked again.")
+            else:
+                trouble("")
     return found
+
+
+def unheeded(profile: Profile, asked: ProfileAsked) -> str:
+    """What an agent of before has passed over, as options; "" where nothing is missing."""
+    tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
+    throttled = {share for key, share in tried if key.condition == "emulated"}
+    by = {key.provider for key, _ in tried if key.provider != "tflite"}
+    found = []
+    if asked.throttled_share and not throttled & {asked.throttled_share, None}:
+        found.append("--throttled")
+    if by and not by >= set(asked.providers):
+        found.append("--providers")
+    return " and ".join(found)
 
 
 def _sentence(found: ProfileRequest) -> str:
@@ -110,14 +159,14 @@ def _sentence(found: ProfileRequest) -> str:
 
 
 def _saying() -> Callable[[str], None]:
-    """Says each sentence once."""
+    """Says a sentence where it is another one than before."""
     last = ""
 
     def said(sentence: str) -> None:
         nonlocal last
-        if sentence != last:
+        if sentence and sentence != last:
             typer.echo(sentence, err=True)
-            last = sentence
+        last = sentence
 
     return said
 
@@ -142,5 +191,10 @@ def _with_options(command: str, found: ProfileRequest) -> str:
     for option, numbers in (("--threads", asked.threads), ("--batches", asked.batches)):
         if numbers:
             said.append(f"{option} {','.join(map(str, numbers))}")
+    said += [f"--variant {variant}" for variant in asked.variants]
+    if asked.providers:
+        said.append(f"--providers {','.join(asked.providers)}")
+    if asked.throttled_share:
+        said.append(f"--throttled {asked.throttled_share:g}")
     said += [option for option, on in (("--quick", asked.quick), ("--anew", asked.anew)) if on]
     return " ".join(said)

@@ -95,3 +95,7 @@ def device_page(name: str) -> str:
 
 def rollout_page(rollout: str) -> str:
     return f"/rollouts/{quote(rollout, safe='')}"
+
+
+def profile_page(bundle: str, version: int, machine: str) -> str:
+    return f"/profiles/{quote(bundle, safe='')}/{version}/{quote(machine, safe='')}"

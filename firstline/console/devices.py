@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from firstline.console import devices_view as view
-from firstline.console.cells import Listing, address
+from firstline.console import profiles_view
+from firstline.console.cells import address
 from firstline.console.frame import Frame, put, text
+from firstline.console.listing import Following
 from firstline.console.table import Rows
 from firstline.console.watching import Watch
 from firstline.fleet import Fleet
+from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 
 ROWS = 50
@@ -50,15 +55,39 @@ def add_pages(watch: Watch) -> None:
             text("h2", "Updates")
             updates = Rows("Updates", view.UPDATES, "It says of no update.")
             text("h2", "Hardware")
+            text("h2", "Profiles")
+            asked = Rows("Asked to measure", profiles_view.REQUESTS, "It is asked to measure nothing.")
+            kept = Rows("Profiles", profiles_view.KEPT, "No profile of it is kept.")
+            text("h2", "Hardware")
             hardware = Rows("Hardware", view.HARDWARE, "It has not said what it is.")
 
-        def show(device: FleetDevice) -> None:
-            facts.show(device)
-            models.show(view.model_rows(device))
-            updates.show(view.update_rows(device))
-            hardware.show(view.hardware_rows(device))
+        def show(found: Known) -> None:
+            facts.show(found.device)
+            models.show(view.model_rows(found.device))
+            updates.show(view.update_rows(found.device))
+            asked.show(profiles_view.request_rows(found.asked))
+            kept.show(profiles_view.kept_rows(found.kept))
+            hardware.show(view.hardware_rows(found.device))
 
-        frame.follow(lambda: watch.ask(("device", name), lambda fleet: fleet.device(name)), show)
+        frame.follow(lambda: watch.ask(("device", name), lambda fleet: _known(fleet, name)), show)
+
+
+class Known(NamedTuple):
+    """What a gateway knows of a device.
+
+    Attributes:
+        asked: what it is to measure.
+        kept: profiles of it, or of another machine of its name.
+    """
+
+    device: FleetDevice
+    asked: tuple[ProfileRequest, ...]
+    kept: tuple[ProfileEntry, ...]
+
+
+def _known(fleet: Fleet, name: str) -> Known:
+    device = fleet.device(name)
+    return Known(device, fleet.profiles.requests(name), fleet.profiles.page(machine=name).profiles)
 
 
 def _choice(selector: str, model: str) -> None:
@@ -67,21 +96,6 @@ def _choice(selector: str, model: str) -> None:
         ui.input("Tags, such as site=berlin,!test", value=selector).props('name="selector" outlined dense')
         ui.input("Model, such as digits or digits 2", value=model).props('name="model" outlined dense')
         ui.button("Show").props('type="submit" no-caps')
-
-
-class Following:
-    """The ways to the next page and back to the first."""
-
-    def __init__(self, label: str, later: bool, first: str) -> None:
-        with ui.element("nav").props('aria-label="Rows"').classes("following"):
-            if later:
-                ui.link("From the beginning", first)
-            self._link = ui.link(label, "")
-        self._link.set_visibility(False)
-
-    def show(self, listing: Listing) -> None:
-        self._link.set_visibility(bool(listing.following))
-        self._link.props["href"] = listing.following
 
 
 class Facts:

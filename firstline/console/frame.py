@@ -18,7 +18,7 @@ from firstline.console.watching import Answer
 
 TICK_S = 1.0
 _STYLE = Path(__file__).with_name("style.css")
-_PLACES = (("/devices", "Devices"), ("/rollouts", "Rollouts"), ("/tiers", "Who answers"))
+_PLACES = (("/devices", "Devices"), ("/rollouts", "Rollouts"), ("/tiers", "Who answers"), ("/profiles", "Profiles"))
 
 _T = TypeVar("_T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.devices import Following
 from firstline.console.frame import Frame
+from firstline.console.listing import Following
 from firstline.console.table import Rows
 from firstline.console.watching import Watch
 from firstline_core.fleet.rollout import RolloutPage

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.types import ASGIApp
 
-from firstline.console import devices, rollout, rollouts, tiers
+from firstline.console import devices, profiles, rollout, rollouts, tiers
 from firstline.console.access import Guard
 from firstline.console.settings import Settings
 from firstline.console.watching import Watch
@@ -71,7 +71,7 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
 
 def application(watch: Watch) -> ASGIApp:
     """The pages; one application in a process, as NiceGUI has it."""
-    for module in (devices, rollouts, rollout, tiers):
+    for module in (devices, rollouts, rollout, tiers, profiles):
         module.add_pages(watch)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     ui.run_with(

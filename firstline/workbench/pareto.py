@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
 
 KINDS = ("svg", "png")
 _MARKERS = "osD^vP*X"
+_LINE = 0.05
+"""Of the axes' height, that a name takes."""
 
 
 def check_picture(path: Path) -> None:
     """Finds out before models run for minutes whether a picture can be drawn.
 
     Raises:
-        ConfigError: another kind of picture, or matplotlib is not installed.
+        ConfigError: another kind of picture, no such folder, or matplotlib is not installed.
     """
     if path.suffix.lower().removeprefix(".") not in KINDS:
         raise ConfigError(f"{path} is no picture that can be drawn; let its name end with .svg or .png.")
+    if not os.path.isdir(path.parent):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written: the folder {path.parent} may not be written in.")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -60,15 +67,14 @@ def draw_profiles(profiles: Sequence[Profile], accuracy: Mapping[Sha256, float],
         ConfigError: nothing can be drawn, or the file cannot be written.
     """
     check_picture(path)
-    fronts = [front(profile.points, accuracy) for profile in profiles]
-    if not any(found.candidates for found in fronts):
+    if not any(front(profile.points, accuracy).candidates for profile in profiles):
         raise ConfigError(
             "There is nothing to draw: no model whose accuracy is known was measured with one sample a query; let "
             "--batches have 1."
         )
     from firstline.workbench import plots
 
-    content = plots.rendered(lambda figure: _draw(figure, profiles, fronts, accuracy), plots.LIGHT, _kind(path))
+    content = plots.rendered(lambda figure: drawn(figure, profiles, accuracy), plots.LIGHT, _kind(path))
     try:
         write_whole(path, content)
     except OSError as error:
@@ -79,9 +85,9 @@ def _kind(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def _draw(
-    figure: Figure, profiles: Sequence[Profile], fronts: Sequence[Front], accuracy: Mapping[Sha256, float]
-) -> None:
+def drawn(figure: Figure, profiles: Sequence[Profile], accuracy: Mapping[Sha256, float]) -> None:
+    """Draws into a figure what `draw_profiles` writes."""
+    fronts = [front(profile.points, accuracy) for profile in profiles]
     with_energy = any(not isinstance(point.energy_mj, Absent) for found in fronts for point in found.candidates)
     panels = figure.subplots(1, 2 if with_energy else 1, sharey=True, squeeze=False)[0]
     _panel(panels[0], profiles, fronts, accuracy, lambda point: point.query.p50_ms)
@@ -92,6 +98,7 @@ def _draw(
         panels[1].set_xlabel(f"a query's energy (mJ, {_known_by(fronts)})")
     else:
         panels[0].set_title("energy: neither measured nor modelled here", loc="left")
+    _name_heights(panels[-1], fronts, accuracy)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
@@ -124,24 +131,45 @@ def _panel(
         for spent, right, point in drawn:
             if point.key not in found.keys:
                 axes.plot(spent, right, color=colour, marker=marker, markerfacecolor="none", linestyle="none")
-        for variant in {point.key.variant for _, _, point in drawn}:  # its other points lie on the same height
-            spent, right, point = min(
-                (each for each in drawn if each[2].key.variant == variant), key=lambda each: each[0]
-            )
-            name = f"{variant}, threads {point.key.threads}"
-            axes.annotate(
-                name,
-                (spent, right),
-                xytext=(0, 5),
-                textcoords="offset points",
-                fontsize=6,
-                horizontalalignment="center",
-            )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.margins(0.25)
+
+
+def _name_heights(axes: Axes, fronts: Sequence[Front], accuracy: Mapping[Sha256, float]) -> None:
+    """Names each model beside the axes, once: all its points, of all machines, lie on one height."""
+    heights = {
+        point.key.variant: 100 * accuracy[point.key.model_digest] for found in fronts for point in found.candidates
+    }
+    low, high = axes.get_ylim()
+    names = sorted(heights, key=lambda name: heights[name])
+    places = spread([(heights[name] - low) / (high - low) for name in names], min(_LINE, 1 / len(names)))
+    for name, place in zip(names, places, strict=True):
+        axes.annotate(
+            name,
+            (1, heights[name]),
+            (1.04, place),
+            xycoords=("axes fraction", "data"),
+            textcoords="axes fraction",
+            fontsize=6,
+            verticalalignment="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4},
+        )
+
+
+def spread(places: Sequence[float], apart: float) -> list[float]:
+    """Ascending places, moved as far apart as lines of text need, within 0 to 1 where that has room for all."""
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + apart) if found else place)
+    high = 1.0
+    for at in reversed(range(len(found))):
+        found[at] = min(found[at], high)
+        high = found[at] - apart
+    return found
 
 
 def _energy_mj(point: Point) -> float | None:

@@ -11,7 +11,9 @@ from firstline_core.errors import ProtocolError
 _T = TypeVar("_T")
 
 
-def read_json_document(content: bytes, kind: type[_T], *, where: str, limit_bytes: int, known: int, fault: str) -> _T:
+def read_json_document(
+    content: bytes, kind: type[_T], *, where: str, limit_bytes: int, known: int, fault: str, oldest: int = 0
+) -> _T:
     """Reads a struct.
 
     Args:
@@ -19,8 +21,9 @@ def read_json_document(content: bytes, kind: type[_T], *, where: str, limit_byte
         kind: the struct; what it has no field for is passed over.
         where: whence it came, for errors.
         limit_bytes: that it has at most.
-        known: the only `format` that is read; documents without that field are of it.
+        known: the newest `format` that is read; documents without that field are of it.
         fault: what is wrong where it is not such a struct, for the error: "is no profile".
+        oldest: format that is read; `known` where nobody says.
 
     Raises:
         ProtocolError: too long, not JSON, no such struct, or of another format.
@@ -32,6 +35,6 @@ def read_json_document(content: bytes, kind: type[_T], *, where: str, limit_byte
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{where} {fault}: {error}.") from error
     spoken = getattr(found, "format", known)
-    if spoken != known:
+    if not (oldest or known) <= spoken <= known:
         raise ProtocolError(f"{where} has format {spoken}; this version of Firstline reads format {known}.")
     return found

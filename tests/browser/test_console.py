@@ -12,9 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from support.console import ROLLOUTS, Fleet, GatewayProcess, console
 from support.needs import missing
+from support.profiles import point, profile
 
 from firstline_core.fleet.update import UpdateState
 
@@ -200,6 +202,55 @@ def test_who_answered_is_drawn_and_said(page: Page, url: str) -> None:
     shows(page, "rows in the last 1 h")
 
 
+@pytest.fixture(scope="module")
+def measured(fleet: Fleet) -> str:
+    """A device of which profiles are kept, and which is asked for another one."""
+    name, edge, full = NAMES[5], point(0.5), point(9.25, variant="full", digest="b" * 64)
+    for machine in (name, "bench"):
+        known = profile(machine=machine)
+        accuracy = {edge.key.model_digest: 0.9, full.key.model_digest: 0.95}
+        fleet.keep(replace(known, points=(edge, point(8.5, threads=2), full), accuracy=accuracy))
+    fleet.ask("POST", f"/fleet/v1/devices/{name}/profiles", {"bundle": "digits", "quick": True})
+    return name
+
+
+def test_what_models_cost_on_a_device_is_shown_and_what_it_is_asked_to_measure(
+    page: Page, url: str, fleet: Fleet, measured: str
+) -> None:
+    page.goto(f"{url}/devices/{measured}")
+    asked = page.get_by_role("group", name="Asked to measure").locator("tbody tr")
+    expect(asked).to_have_count(1)
+    expect(asked).to_contain_text(re.compile(r"digits.*sent.*application:ops"))
+    fleet.ask("DELETE", f"/fleet/v1/devices/{measured}/profiles/digits")
+    shows(page, "It is asked to measure nothing.")
+    page.get_by_role("group", name="Profiles").get_by_role("link", name="digits 1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"digits 1 on {measured}")
+    points = page.get_by_role("group", name="Points").locator("tbody tr")
+    expect(points).to_have_count(3)
+    for number, words in enumerate(
+        (r"edge.*0\.500.*90\.00 % \+$", r"8\.500.*90\.00 %$", r"full.*9\.250.*95\.00 % \+$")
+    ):
+        expect(points.nth(number)).to_contain_text(re.compile(words))
+    shows(page, "+ on the Pareto front of latency and accuracy")
+    fleet.keep(profile(2.5, machine=measured))
+    expect(points).to_have_count(1)  # what is kept instead comes by itself
+    expect(points).to_contain_text("2.500")
+    fleet.ask("DELETE", f"/fleet/v1/profiles/digits/versions/1/machines/{measured}")
+    expect(page.get_by_role("alert")).to_contain_text("is kept any more")
+
+
+def test_profiles_are_found_by_machine(page: Page, url: str, measured: str) -> None:
+    page.goto(f"{url}/profiles")
+    rows = page.get_by_role("group", name="Profiles").locator("tbody tr")
+    expect(rows.filter(has_text="bench")).to_have_count(1)
+    page.get_by_label("Machine").fill("bench")
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(re.compile("digits 1.*bench.*application:ops"))
+    page.goto(f"{url}/profiles?bundle=a+b")
+    expect(page.get_by_role("alert")).to_contain_text("a b")
+
+
 def focused(page: Page, words: str) -> None:
     """Tabs until what has these words has the focus, all of which can be seen to have it on the way."""
     for _ in range(60):
@@ -238,11 +289,19 @@ def test_the_keyboard_alone_is_enough(page: Page, url: str, fleet: Fleet) -> Non
     assert fleet.ask("GET", f"{ROLLOUTS}/{rollout}")["state"] == "paused"
 
 
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, url: str, fleet: Fleet) -> None:
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(
+    browser: Browser, url: str, fleet: Fleet, measured: str
+) -> None:
     (rollout, *_) = [each["id"] for each in fleet.ask("GET", ROLLOUTS)["rollouts"]]
     with watched(browser, [fleet.key], viewport={"width": 375, "height": 740}) as context:
         page = context.new_page()
-        for path in ("/devices", f"/devices/{NAMES[0]}", f"/rollouts/{rollout}", "/tiers?hours=1"):
+        for path in (
+            "/devices",
+            f"/devices/{NAMES[0]}",
+            f"/rollouts/{rollout}",
+            "/tiers?hours=1",
+            "/profiles/digits/1/bench",
+        ):
             page.goto(url + path)
             expect(page.locator("tbody tr").first).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= 375, path

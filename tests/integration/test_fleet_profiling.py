@@ -33,6 +33,7 @@ from firstline_core.fleet.profiles import BODY_BYTES, ProfileAsked, ProfileReque
 from firstline_core.fleet.profiling import ProfilingState
 from firstline_core.fleet.twin import Reported
 from firstline_core.profile.profile import decode, encode
+from firstline_core.runtime.select import CPU
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
@@ -157,6 +158,20 @@ async def test_a_device_measures_and_stores_what_it_was_asked_for(either: Site) 
     assert kept.points == here.points
 
 
+async def test_a_request_says_which_models_by_what_and_how_throttled(site: Site) -> None:
+    only = replace(ASKED, variants=("small",), providers=(CPU,), throttled_share=0.5)
+    async with site.agent():
+        await site.known()
+        await site.ask(only)
+        found = await site.ended()
+    assert found.state is ProfilingState.DONE, found.message
+    kept = decode((await site.gateway.profiles.get(("two", 1, "device-1")))[1], "it").points
+    assert {(one.key.variant, one.key.provider, one.key.condition, one.processor_share) for one in kept} == {
+        ("small", CPU, "warm", 1.0),
+        ("small", CPU, "emulated", 0.5),
+    }
+
+
 async def test_a_request_waits_for_a_device_that_is_away_and_is_done_once(site: Site) -> None:
     async with site.agent():
         await site.known()
@@ -213,8 +228,9 @@ async def test_a_request_that_is_taken_back_ends_the_process(site: Site) -> None
         (ProfileAsked("three"), {}, "does not have the bundle three; it has: two 1."),
         (ProfileAsked("two", 7), {}, "does not have the bundle two version 7"),
         (ASKED, {"profiling": False}, "fleet.profiling = false"),
+        (replace(ASKED, variants=("huge",)), {}, "no model 'huge' of two; it has: small, full."),
     ],
-    ids=["bundle", "version", "setting"],
+    ids=["bundle", "version", "setting", "model"],
 )
 async def test_a_device_says_why_it_measures_nothing(
     site: Site, asked: ProfileAsked, fleet: dict[str, Any], says: str
@@ -344,16 +360,27 @@ async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
 
 async def test_the_command_asks_follows_and_prints(site: Site) -> None:
     few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
+    manifest = site.bundle / "manifest.json"
+    known = json.loads(manifest.read_text())
+    for model in (*known["edge"], known["full"]):
+        model["measured"] = {"accuracy": 0.9}
+    manifest.write_text(json.dumps(known))
     assert "Nobody has heard of a device" in (await said(site, "two", *few, code=1)).output
     async with site.agent():
         await site.known()
-        table = await said(site, site.bundle, *few)
+        table = await said(site, site.bundle, *few, "--draw", picture := site.bundle.parent / "front.svg")
+        named = await said(site, "two", *few, "--draw", picture)
+    assert "90.00 % +" in named.stdout  # as the device's own bundle says
     assert "two version 1 on device-1" in table.stdout
+    assert "90.00 % +" in table.stdout and f"Drawn: {picture}" in table.stdout
+    assert b"device-1" in picture.read_bytes()
     assert "firstline model profile show two 1 device-1" in table.stdout
     stands = (await said(site, "two", *few, "--no-wait")).stdout
     assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands
     assert "no longer asked" in (await said(site, "two", "--on", "device-1", "--cancel")).stdout
     assert "is asked for no profile" in (await said(site, "two", "--on", "device-1", "--cancel", code=1)).output
+    heated = await said(site, "two", *few, "--sustained", "1", code=2)
+    assert "which no request may do to one that serves" in heated.output
     assert "--alone is for this machine" in (await said(site, "two", *few, "--alone", code=2)).output
     assert "name the device with --on" in (await said(site, site.bundle, "--no-wait", code=2)).output
 

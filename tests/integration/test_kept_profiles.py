@@ -11,15 +11,18 @@ import httpx
 import pytest
 import pytest_asyncio
 from click.testing import Result
+from msgspec.structs import replace
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
-from support.profiles import profile
+from support.profiles import point, profile
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.cli.named_profile import profile_named
 from firstline.cli.rollout_options import Where
+from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
+from firstline_core.profile.front import accuracies
 from firstline_core.profile.profile import decode, encode
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
@@ -72,7 +75,7 @@ async def run(site: Site, *arguments: str | Path, code: int = 0) -> Result:
 
 
 async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncClient) -> None:
-    content = encode(profile(1.0, 2.0)).replace(b'"format":1', b'"format": 1,"later":true')
+    content = encode(profile(1.0, 2.0)).replace(b'"format":2', b'"format": 2,"later":true')
     put = await keeper.put(PLACE, content=content)
     assert put.status_code == 200, put.text
     entry = put.json()
@@ -89,7 +92,7 @@ async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncC
     [
         (PLACE, b"{}", 400, "is no profile"),
         (PLACE, b"[" * 100_000, 400, "is no profile"),
-        (PLACE, encode(profile(1.0)).replace(b'"format":1', b'"format":2'), 400, "has format 2"),
+        (PLACE, encode(profile(1.0)).replace(b'"format":2', b'"format":3'), 400, "has format 3"),
         (PLACE, b" " * (BODY_BYTES + 1), 413, "bytes"),
         (profile_path("digits", 2, "bench"), encode(profile(1.0)), 400, "of digits version 1 on bench"),
         (profile_path("digits", 1, "cam"), encode(profile(1.0)), 400, "that of digits version 1 on cam"),
@@ -143,6 +146,29 @@ async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: 
     assert "digits version 1 on bench" in (await said(site, "show", "digits", "1", "bench")).stdout
     assert "is forgotten" in (await said(site, "rm", "digits", "1", "bench")).stdout
     assert "Nobody has stored a profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
+
+
+async def test_a_kept_profile_is_drawn_with_another_machines_where_the_bundle_says_how_good_its_models_are(
+    site: Site, keeper: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    manifest = open_bundle(DIGITS).manifest
+    points = tuple(point(1.0 + at, variant=one.id, digest=one.digest) for at, one in enumerate(manifest.models))
+    for machine in ("bench", "press"):
+        made = encode(replace(profile(machine=machine), points=points))
+        assert (await keeper.put(profile_path("digits", 1, machine), content=made)).is_success
+    shown = (await said(site, "show", DIGITS, "1", "bench")).stdout
+    assert " % +" in shown and "on the Pareto front" in shown
+    for number, beside in enumerate(("press", "digits/1/press")):
+        picture = tmp_path / f"{number}.svg"
+        drawn = await said(site, "show", DIGITS, "1", "bench", "--draw", picture, "--beside", beside)
+        assert f"Drawn: {picture}" in drawn.stdout and b"press" in picture.read_bytes()
+    known = encode(replace(profile(machine="knows"), points=points, accuracy=accuracies(manifest)))
+    assert (await keeper.put(profile_path("digits", 1, "knows"), content=known)).is_success
+    assert "on the Pareto front" in (await said(site, "show", "digits", "1", "knows")).stdout
+    refused = await said(site, "show", "digits", "1", "bench", "--draw", tmp_path / "no.svg", code=2)
+    assert "no accuracy to draw against" in " ".join(refused.output.split())
+    missing = await said(site, "show", DIGITS, "1", "bench", "--draw", tmp_path / "no.svg", "--beside", "none", code=2)
+    assert "The gateway keeps no profile of digits on none" in " ".join(missing.output.split())
 
 
 async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path) -> None:

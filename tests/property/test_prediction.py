@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.profiles import point
 
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn
+from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn, utilisation
 
 LOADS = st.floats(0.1, 0.6)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -50,6 +50,31 @@ def test_a_further_server_makes_nobody_wait_longer(seed: int, servers: int) -> N
 def test_a_query_that_finds_the_server_free_takes_what_a_rested_one_does() -> None:
     found = sojourn(np.array([0.0, 10.0, 11.0]), np.full(3, 2.0), np.full(3, 5.0), 1)
     assert found.tolist() == [5.0, 5.0, 6.0]  # the third waits for 4, and is served for 2
+
+
+@st.composite
+def _mixes(draw: st.DrawFn) -> list[Stream]:
+    """Two models whose queries take otherwise where they wait, and after each other."""
+    share, times = draw(st.floats(0.1, 0.9)), st.floats(0.5, 3.0)
+    return [
+        Stream(
+            replace(point(1.0), queued=distribution([draw(times) / 1000]), switched=distribution([draw(times) / 1000])),
+            rate_per_s,
+        )
+        for rate_per_s in (share, 1 - share)
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(mix=_mixes(), servers=st.integers(1, 3), load=st.sampled_from([0.8, 1.2]), seed=SEEDS)
+def test_the_queue_grows_without_end_where_more_comes_than_can_be_answered(
+    mix: list[Stream], servers: int, load: float, seed: int
+) -> None:
+    times = load / utilisation(mix, servers=servers)
+    streams = [one._replace(rate_per_s=times * one.rate_per_s) for one in mix]
+    few, many = (predict(streams, servers=servers, queries=queries, seed=seed) for queries in (4_000, 40_000))
+    assert many.utilisation == pytest.approx(load)
+    assert (many.p50_ms > 3 * few.p50_ms) == (load > 1)
 
 
 def test_a_mix_lies_between_its_kinds_and_the_same_seed_says_the_same() -> None:

@@ -64,6 +64,9 @@ POINTS = st.builds(
     switched=st.none() | _SOME,
     server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
+    alone=st.booleans(),
+    given_s=_AMOUNTS,
+    seconds=_AMOUNTS,
 )
 PROFILES = st.builds(
     Profile,
@@ -72,6 +75,8 @@ PROFILES = st.builds(
     machine=st.just("board-1"),
     fingerprint=st.just("f" * 16),
     points=st.lists(POINTS, max_size=3, unique_by=lambda point: point.key).map(tuple),
+    accuracy=st.dictionaries(st.sampled_from(["a" * 64, "b" * 64]), st.floats(0, 1)),
+    outdated=st.lists(_KEYS, max_size=2).map(tuple),
 )
 
 
@@ -92,6 +97,17 @@ def test_a_profile_of_before_turns_were_measured_is_read(profile: Profile) -> No
     for one in said["points"]:
         del one["switched"]
     assert all(one.switched is None for one in decode(msgspec.json.encode(said), "a file").points)
+
+
+@given(PROFILES)
+def test_a_profile_of_format_1_goes_by_how_long_its_points_took(profile: Profile) -> None:
+    said = msgspec.to_builtins(profile) | {"format": 1}
+    del said["outdated"], said["accuracy"]
+    for one in said["points"]:
+        del one["alone"], one["given_s"]
+    found = decode(msgspec.json.encode(said), "a file")
+    assert found.format == FORMAT
+    assert [(one.alone, one.given_s) for one in found.points] == [(False, one.seconds) for one in profile.points]
 
 
 @given(st.binary(max_size=200))

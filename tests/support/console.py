@@ -16,9 +16,11 @@ from support.databases import sqlite_store
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, create_keys
 
+from firstline_core.fleet.profiles import profile_path
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
+from firstline_core.profile.profile import Profile
 
 ROLLOUTS = "/fleet/v1/rollouts"
 _START_S = 60.0
@@ -141,6 +143,12 @@ class Fleet:
         counts = ModelCounts("digits", 1, kept + escalated + errors, kept, escalated, errors)
         told = Telemetry("session", self._sequence, 60.0 * self._sequence, (counts,))
         reply = self._devices[name].post("/fleet/v1/twin/telemetry", content=msgspec.json.encode(told))
+        assert reply.is_success, reply.text
+
+    def keep(self, profile: Profile) -> None:
+        """Has the gateway keep a profile."""
+        path = profile_path(profile.bundle, profile.version, profile.machine)
+        reply = self._keeper.put(path, content=msgspec.json.encode(profile))
         assert reply.is_success, reply.text
 
     def offered(self, rollout: str) -> list[str]:

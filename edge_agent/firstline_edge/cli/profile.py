@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os.path
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,6 @@ from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.hardware.room import sensors_of
 from firstline_edge.models.loading import bundle_paths
-from firstline_edge.profiling.damaged import make_way
 from firstline_edge.profiling.gate import LOOK_S, bounds_of
 from firstline_edge.profiling.yielding import cause_to_wait, never
 from firstline_edge.settings.load import load
@@ -51,8 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
     )
     path = device_profile_path(settings.state_dir, bundle.manifest.name)
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
-    make_way(path)
-    found = measure_profile(bundle, path, wanted, progress=_progress, may=may)
+    found = measure_profile(bundle, path, wanted, progress=_progress, may=may, warn=_warn)
     if arguments.output == "json":
         say_json(msgspec.to_builtins(found))
     else:
@@ -64,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _bundle(settings: EdgeSettings, said: str) -> Bundle:
     """By its folder, or by its name among those of `models.directories`: the newest version."""
-    if (Path(said) / MANIFEST_NAME).is_file():
+    if os.path.isfile(Path(said) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
         return open_bundle(Path(said))
     there = [
         (found, path) for path in bundle_paths(map(Path, settings.models.directories)) if (found := declared(path))
@@ -72,7 +71,9 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
     fitting = [(found[1], path) for found, path in there if found[0] == said]
     if not fitting:
         names = ", ".join(sorted({found[0] for found, _ in there})) or "none"
-        raise ConfigError(f"'{said}' is no folder of a bundle, and no model of models.directories, which has: {names}.")
+        raise ConfigError(
+            f"'{said[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
+        )
     return open_bundle(max(fitting)[1])
 
 
@@ -95,6 +96,10 @@ def _waiting(settings: EdgeSettings) -> May:
             time.sleep(LOOK_S)
 
     return may
+
+
+def _warn(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _progress(done: int, total: int, what: str) -> None:

@@ -6,7 +6,6 @@
     gate            waits for that to be over
     measuring       runs the process that measures
     process         that process: it gives way to everybody, and ends first where memory ends
-    damaged         makes way where an earlier profile cannot be read
     room            all of it, put together
 
 How a point is measured is `firstline_core.profile`'s.

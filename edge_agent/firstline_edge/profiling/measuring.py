@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.need import Need
+from firstline_core.profile.spawned import ending
 from firstline_core.telemetry.logs import logger
 from firstline_edge.profiling.gate import Say
 from firstline_edge.profiling.process import LIMIT_BYTES, Order, Told
@@ -121,7 +122,7 @@ class _Run:
         if self.said.problem:
             raise ConfigError(self.said.problem)
         if child.returncode or self.said.measured is None:
-            raise ProtocolError(f"The process that measures ended with {_ending(child.returncode)}.")
+            raise ProtocolError(f"The process that measures ended with {ending(child.returncode)}.")
         return self.said
 
     async def _permitted(self, needed: Need) -> str:
@@ -168,12 +169,3 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         await child.wait()
-
-
-def _ending(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -16,12 +16,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from firstline_core.bundle.store import open_bundle
-from firstline_core.errors import FirstlineError
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.profile.need import Need
-from firstline_edge.profiling.damaged import make_way
 
 LIMIT_BYTES = 64 * 1024
 
@@ -33,6 +32,7 @@ class Order(Struct, frozen=True):
         bundle: its folder.
         path: of the profile.
         machine: its name.
+        variants: ids of models; none for all whose files are here.
     """
 
     bundle: str
@@ -45,6 +45,8 @@ class Order(Struct, frozen=True):
     anew: bool
     joules_per_core_s: float
     root: str
+    variants: tuple[str, ...] = ()
+    throttled_share: float = 0.0
 
 
 class Told(Struct, frozen=True):
@@ -93,15 +95,13 @@ def main() -> int:
             threads=order.threads,
             batches=order.batches,
             providers=order.providers,
-            variants=tuple(
-                model.id for model in bundle.manifest.models if bundle.has(model)
-            ),  # the full one is not here
+            variants=_here(bundle, order.variants),
             total_s=order.total_s,
             anew=order.anew,
             joules_per_core_s=order.joules_per_core_s,
+            throttled_share=order.throttled_share,
             root=Path(order.root),
         )
-        make_way(Path(order.path))
         found = measure_profile(
             bundle,
             Path(order.path),
@@ -113,9 +113,23 @@ def main() -> int:
     except FirstlineError as error:
         _tell(Told(problem=error.message))
         return 1
-    why = found.refused[0].reason if found.refused else ""
+    why = found.refused[-1].reason if found.refused else ""
     _tell(Told(len(found.points), len(found.points), measured=len(found.points), refused=why))
     return 0
+
+
+def _here(bundle: Bundle, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the models that are wanted those whose files are here: often the full one's are not.
+
+    Raises:
+        ConfigError: one that is named is not.
+    """
+    there = tuple(model.id for model in bundle.manifest.models if bundle.has(model))
+    if absent := [id_ for id_ in wanted if id_ not in there]:
+        raise ConfigError(
+            f"This device has no model '{absent[0]}' of {bundle.manifest.name}; it has: {', '.join(there)}."
+        )
+    return wanted or there
 
 
 def _tell(said: Told) -> None:

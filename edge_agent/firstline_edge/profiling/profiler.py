@@ -174,7 +174,11 @@ class Profiler:
     async def _keep(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._changed()
-        await asyncio.to_thread(keep_ledger, self._path, ledger)
+        writing = asyncio.create_task(asyncio.to_thread(keep_ledger, self._path, ledger))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await writing  # whoever ends the agent now finds on the disk what was told already
 
     def _entry(self, asked: DesiredProfile) -> Profiling:
         return self._ledger.of(asked.id) or Profiling(asked.id, asked.bundle, _S.WAITING)

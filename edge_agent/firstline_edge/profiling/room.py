@@ -88,13 +88,15 @@ def order_of(settings: EdgeSettings, parts: Parts, asked: DesiredProfile, *, has
         str(held.bundle.path),
         str(path),
         settings.device_id,
-        providers=tuple(settings.models.providers),
+        providers=asked.providers or tuple(settings.models.providers),
         threads=asked.threads,
         batches=asked.batches or (QUICK_BATCHES if asked.quick else ()),
         total_s=QUICK_S if asked.quick else TOTAL_S,
         anew=asked.anew,
         joules_per_core_s=settings.costs.joules_per_core_second,
         root=settings.hardware.root,
+        variants=asked.variants,
+        throttled_share=asked.throttled_share,
     )
 
 

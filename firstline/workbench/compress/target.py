@@ -26,8 +26,8 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
-from firstline_core.profile.measure import in_child
 from firstline_core.profile.profile import Key, Point, Profile, Refused
+from firstline_core.profile.spawned import in_child
 from firstline_core.profile.words import DISTURBED
 from firstline_core.runtime.select import CPU
 

@@ -51,14 +51,19 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(path, manifest)
 
 
-def declared(path: Path) -> tuple[str, int] | None:
-    """The name and version that a folder's manifest says, whatever the files are; None where it cannot be read."""
+def manifest_in(path: Path) -> Manifest | None:
+    """A folder's manifest, whatever the files are; None where it cannot be read."""
     try:
         with (path / MANIFEST_NAME).open("rb") as file:
-            manifest = parse_manifest(file.read(MANIFEST_LIMIT_BYTES + 1), str(path))
+            return parse_manifest(file.read(MANIFEST_LIMIT_BYTES + 1), str(path))
     except (OSError, IntegrityError):
         return None
-    return manifest.name, manifest.version
+
+
+def declared(path: Path) -> tuple[str, int] | None:
+    """The name and version that it says."""
+    manifest = manifest_in(path)
+    return None if manifest is None else (manifest.name, manifest.version)
 
 
 def _check(root: Path, file: Path, artefact: Artefact) -> None:

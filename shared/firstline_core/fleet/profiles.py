@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from firstline_core.bundle.artefact import Sha256
-from firstline_core.fleet.profiling import ENDED, DesiredProfile, ProfilingState
+from firstline_core.fleet.profiling import ENDED, DesiredProfile, ProfilingState, Providers, Share, Variants
 from firstline_core.fleet.registry import Version
 from firstline_core.names import Name
 from firstline_core.profile.profile import LIMIT_BYTES, Profile
@@ -64,8 +64,11 @@ class ProfilePage(Struct, frozen=True):
     after: str | None
 
 
-class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a device is to measure; attributes as `DesiredProfile` has them."""
+class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a device is to measure; attributes as `DesiredProfile` has them.
+
+    What is not said is not sent: a gateway of before refuses only what it does not know.
+    """
 
     bundle: Name
     version: Annotated[int, Meta(ge=0, le=2**53)] = 0
@@ -73,10 +76,13 @@ class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)] = ()
     batches: Annotated[tuple[Annotated[int, Meta(ge=1, le=1024)], ...], Meta(max_length=16)] = ()
     anew: bool = False
+    variants: Variants = ()
+    providers: Providers = ()
+    throttled_share: Share = 0.0
 
     def desired(self, id_: str) -> DesiredProfile:
         """As the device hears it."""
-        return DesiredProfile(id_, self.bundle, self.version, self.quick, self.threads, self.batches, self.anew)
+        return DesiredProfile(id_, **asdict(self))
 
     def is_same(self, other: DesiredProfile) -> bool:
         """Whether that asks for the same."""

@@ -19,6 +19,9 @@ REQUESTS = 8
 _Id = Annotated[str, Meta(min_length=1, max_length=64)]
 _Version = Annotated[int, Meta(ge=0, le=2**53)]
 _Count = Annotated[int, Meta(ge=0, le=2**31)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Providers = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)]
+Variants = Annotated[tuple[Name, ...], Meta(max_length=64)]
 _Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)]
 
 
@@ -47,7 +50,7 @@ ENDED = frozenset({ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.E
 
 
 class DesiredProfile(Struct, frozen=True):
-    """A bundle that the device is to measure, once.
+    """A bundle that the device is to measure, once. Agents pass over fields that they do not know.
 
     Attributes:
         id: of the request.
@@ -56,6 +59,9 @@ class DesiredProfile(Struct, frozen=True):
         threads: that one run may use; none leaves it to the device.
         batches: rows of a query; likewise.
         anew: also what is known already.
+        variants: ids of models; none for all that are there.
+        providers: ONNX Runtime's, each by itself; none leaves them to the device.
+        throttled_share: of processor time, of queries of one sample too; 0: not.
     """
 
     id: _Id
@@ -65,6 +71,9 @@ class DesiredProfile(Struct, frozen=True):
     threads: _Numbers = ()
     batches: _Numbers = ()
     anew: bool = False
+    variants: Variants = ()
+    providers: Providers = ()
+    throttled_share: Share = 0.0
 
 
 class Profiling(Struct, frozen=True):

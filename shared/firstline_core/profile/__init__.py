@@ -3,8 +3,10 @@
 profile         the document: points, their scenarios, what they were measured on; JSON
 distribution    a sample of durations in two hundred numbers
 reading         from files: a named one, and the one that holds on a machine
-measure         which points there are; each by a process, written down one by one
+measure         which points there are, and which are measured
+keeping         the file that they are written into one by one, by several at the same time
 need            what the machine has to have for a point
+spawned         has one measured by a process of its own
 child           one point, in that process: the scenarios, memory, energy, operators
 own_process     memory and waiting of that process
 scenarios       how queries come, after MLPerf

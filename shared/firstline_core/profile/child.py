@@ -199,7 +199,7 @@ def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], N
 def _switched(bundle: Bundle, query: Callable[[], None], job: Job) -> Distribution | None:
     """Queries that each follow one of another model; None where there is no other one, or no room for it."""
     other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
-    if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes):
+    if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
         return None
     provider = job.key.provider if other.runtime == "onnx" and job.key.provider != "tflite" else CPU
     try:

@@ -52,14 +52,28 @@ class EnergyMeter:
         if measured and len(measured) == len(self._watts):
             watts = sum(reading.value for reading in measured) / len(measured)
             return Measured(watts * wall_s * 1000 / queries, measured[0].source)
-        if self._joules_per_core_s > 0:
-            stated = f"stated {self._joules_per_core_s:g} J a core-second, with the process's measured processor time"
-            return Modelled(self._joules_per_core_s * processor_s * 1000 / queries, stated)
-        return Absent("Nothing here measures energy, and no cost of a core-second is stated.")
+        nothing = Absent("Nothing here measures energy, and no cost of a core-second is stated.")
+        return as_stated(nothing, self._joules_per_core_s, processor_s * 1000 / queries)
 
     def _read(self, now_s: float) -> None:
         self._latest = self._sensors.read(now_s)
         self._watts.append(self._latest.device_power_w)
+
+
+def as_stated(energy: Reading, joules_per_core_s: float, processor_ms: float) -> Reading:
+    """Millijoules of a query by another stated cost; what is measured stays, and all does where no cost is stated.
+
+    Args:
+        energy: as it is known.
+        joules_per_core_s: that a busy core takes beyond the idle device; 0 for not stated.
+        processor_ms: of all cores, that a query takes.
+    """
+    if isinstance(energy, Measured) or joules_per_core_s <= 0:
+        return energy
+    said = f"stated {joules_per_core_s:g} J a core-second, with the process's measured processor time"
+    if isinstance(energy, Modelled) and energy.source == said:
+        return energy  # of more digits than the time that is kept
+    return Modelled(joules_per_core_s * processor_ms, said)
 
 
 def joules(before: Snapshot, after: Snapshot) -> Reading:

@@ -19,7 +19,8 @@ ACCURACY = "accuracy"
 
 def accuracies(manifest: Manifest) -> dict[Sha256, float]:
     """Shares of right answers by `Model.digest`, as far as the bundle's manifest has them."""
-    return {model.digest: model.measured[ACCURACY] for model in manifest.models if ACCURACY in model.measured}
+    said = {model.digest: model.measured.get(ACCURACY, -1.0) for model in manifest.models}
+    return {digest: share for digest, share in said.items() if 0 <= share <= 1}
 
 
 class Front(NamedTuple):

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
+from firstline_core.profile.energy import as_stated
+from firstline_core.profile.front import accuracies
+from firstline_core.profile.keeping import added, bounded, changed
 from firstline_core.profile.need import Need, need
-from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Condition, Key, Point, Profile, Refused, encode
-from firstline_core.profile.reading import FOLDER, read_profile
-from firstline_core.profile.throttled import held_back
+from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
+from firstline_core.profile.reading import FOLDER
+from firstline_core.profile.spawned import in_child
 from firstline_core.runtime.select import CPU
-from firstline_core.storage.files import write_whole
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
 
 BATCHES = (1, 4, 16)
 QUICK_BATCHES = (1, 8)
 TOTAL_S = 60.0
 QUICK_S = 12.0
 
+_LONGER = 2.0
+"""Times as long as a point was given before, for which it is measured again."""
 _CHILD_S = 1.0
 """That a point takes beside what it is given: to start, to import, to load a small model."""
 _LEAST_S, _MOST_S = 0.3, 5.0
-_LIMIT_S = 120.0
 _HEAT_S = 3600.0
-_REASON_CHARACTERS = 500
+_JOULES_PER_CORE_S = 1e4
+"""More than any core takes."""
 
 Progress = Callable[[int, int, str], None]
 May = Callable[[Need], str]
@@ -58,7 +62,7 @@ class Wanted:
         variants: ids of models; none for all, the full model among them.
         total_s: for all points together, about.
         alone: nothing else runs here, so that it is measured with the priority that the agent will have.
-        anew: also what is known already.
+        anew: also what is known already, which stays until the new is there.
         joules_per_core_s: as the machine's owner states it; 0 for not at all.
         throttled_share: of processor time, above 0 and below 1: of queries of one sample also `emulated`; 0: not.
         sustained_s: after at most so long a full load, of queries of one sample also `sustained`; 0: not.
@@ -92,12 +96,14 @@ def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
     """All points, the edge variants' first.
 
     Raises:
-        ConfigError: a variant that the bundle does not have, a share or a time that is none, or too many points.
+        ConfigError: a variant that the bundle does not have, a share, time or cost that is none, or too many points.
     """
-    if not 0 <= wanted.throttled_share < 1:
-        raise ConfigError(f"A share of processor time lies between 0 and 1, not at {wanted.throttled_share:g}.")
+    check_share(wanted.throttled_share)
     if not 0 <= wanted.sustained_s <= _HEAT_S:
         raise ConfigError(f"Full load lasts from 0 to {_HEAT_S / 60:g} minutes, not {wanted.sustained_s / 60:g}.")
+    if not 0 <= wanted.joules_per_core_s <= _JOULES_PER_CORE_S:
+        said = f"{wanted.joules_per_core_s:g}"
+        raise ConfigError(f"A core takes from 0 to {_JOULES_PER_CORE_S:g} joules in a second, not {said}.")
     models: list[Model] = list(manifest.models)
     unknown = sorted(set(wanted.variants) - {model.id for model in models})
     if unknown:
@@ -124,6 +130,12 @@ def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
     return found
 
 
+def check_share(throttled_share: float) -> None:
+    """Raises `ConfigError` where it is no share of processor time; 0 is none, and allowed."""
+    if not 0 <= throttled_share < 1:
+        raise ConfigError(f"A share of processor time lies between 0 and 1, not at {throttled_share:g}.")
+
+
 def measure_profile(
     bundle: Bundle,
     path: Path,
@@ -132,8 +144,12 @@ def measure_profile(
     machine: str = "",
     progress: Progress = lambda done, total, what: None,
     may: May = lambda needed: "",
+    warn: Callable[[str], None] = lambda sentence: log.warning("a profile is set aside", why=sentence),
 ) -> Profile:
-    """Measures what is not known yet, and writes the profile after each point: ended early, it goes on from there.
+    """Measures what is not known yet, or less carefully than wanted; ended early, it goes on from there.
+
+    Each point is written down as soon as it is measured, in the place of the one before, beside what others have
+    measured meanwhile.
 
     Args:
         bundle: opened, so that its files are checked.
@@ -142,10 +158,10 @@ def measure_profile(
         machine: its name; "" for the host's.
         progress: told how many points are done, of how many, and which is next.
         may: asked before each point.
+        warn: see `keeping.changed`.
 
     Raises:
         ConfigError: see `keys`; or the profile cannot be written, or would be larger than anybody reads.
-        ProtocolError: what lies at the path is no profile.
     """
     tree = Tree(wanted.root)
     try:
@@ -154,13 +170,16 @@ def measure_profile(
         raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
     hardware = described(tree, path.parent)
     all_keys = keys(bundle.manifest, wanted, hardware.processor.usable_cores)
-    found = _begun(bundle.manifest, read_profile(path), hardware.fingerprint, machine or machine_name())
-    found = replace(found, hardware=hardware)
-    found = replace(
-        found, points=tuple(one for one in found.points if not (one.key in all_keys and _is_stale(one, wanted)))
-    )
-    left = sorted(set(all_keys) - {point.key for point in found.points}, key=all_keys.index)
+    begun = partial(_begun, bundle.manifest, hardware, machine or machine_name())
+
+    def grown(known: Profile, measured: Point | Refused, before: Profile | None) -> Profile:
+        there = before is not None and before.fingerprint == known.fingerprint
+        made = replace(added(begun(before if there else known), measured), made_s=round(time.time(), 3))
+        return bounded(replace(made, agent_version=version("firstline")), all_keys)
+
+    found = changed(path, lambda before: _asked_for(begun(before), all_keys, wanted), warn)
     seconds = _seconds(len(all_keys), wanted)
+    left = _left(found, all_keys, wanted, seconds)
     for done, key in enumerate(left):
         condition = "" if key.condition == "warm" else f", {key.condition}"
         progress(done, len(left), f"{key.variant}, threads {key.threads}, batch {key.batch}{condition}")
@@ -177,30 +196,38 @@ def measure_profile(
             heat_s=wanted.sustained_s if key.condition == "sustained" else 0.0,
         )
         why_not = may(need(key, model, found, hardware.processor.usable_cores))
-        measured = Refused(key, model.runtime, why_not[:_REASON_CHARACTERS]) if why_not else in_child(job)
-        refused = tuple(one for one in found.refused if one.key != key)
-        if isinstance(measured, Point):
-            measured = replace(measured, heat_limit_s=job.heat_s)
-            found = replace(found, points=(*found.points, measured), refused=refused)
-        else:
-            found = replace(found, refused=(*refused, measured))
-        found = replace(found, made_s=round(time.time(), 3), agent_version=version("firstline"))
-        found = _bounded(found, all_keys)
-        _write(path, found)
+        measured = Refused(key, model.runtime, why_not[:REASON_CHARACTERS]) if why_not else in_child(job)
+        found = changed(path, partial(grown, found, measured), warn)
     progress(len(left), len(left), "")
-    if not left:
-        _write(path, found)
     return found
 
 
-def _is_stale(point: Point, wanted: Wanted) -> bool:
-    """It is wanted anew, of another share of processor time, or after another time of full load."""
+def _asked_for(found: Profile, all_keys: Sequence[Key], wanted: Wanted) -> Profile:
+    """With what is stated now, and with what is to be measured anew marked as that: a restart goes on with it."""
+    points = tuple(
+        replace(one, energy_mj=as_stated(one.energy_mj, wanted.joules_per_core_s, one.processor_ms))
+        for one in found.points
+    )
+    anew = {*found.outdated, *(all_keys if wanted.anew else ())}
+    return replace(found, points=points, outdated=tuple(one.key for one in points if one.key in anew))
+
+
+def _left(found: Profile, all_keys: Sequence[Key], wanted: Wanted, seconds: float) -> list[Key]:
+    """What of it is not known, or not as it is wanted."""
+    known = {one.key: one for one in found.points if one.key not in found.outdated}
+    return [key for key in all_keys if key not in known or not _is_as(known[key], wanted, seconds)]
+
+
+def _is_as(point: Point, wanted: Wanted, seconds: float) -> bool:
+    """Whether it was measured as it is wanted, or more carefully."""
+    if (wanted.alone and not point.alone) or seconds >= _LONGER * point.given_s:
+        return False
     if point.key.condition == "emulated":
-        return wanted.anew or point.processor_share != wanted.throttled_share
+        return point.processor_share == wanted.throttled_share
     if point.key.condition == "sustained" and point.heat_limit_s != wanted.sustained_s:
         # Where heat had settled before either limit, the other one would have changed nothing.
-        return wanted.anew or point.heated_s >= min(point.heat_limit_s, wanted.sustained_s)
-    return wanted.anew
+        return point.heated_s < min(point.heat_limit_s, wanted.sustained_s)
+    return True
 
 
 def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:
@@ -210,79 +237,25 @@ def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:
     return full.id if full is not None and full.id in others else next(iter(others), "")
 
 
-def _begun(manifest: Manifest, before: Profile | None, fingerprint: str, machine: str) -> Profile:
+def _begun(manifest: Manifest, hardware: Catalogue, machine: str, before: Profile | None) -> Profile:
     """What of an earlier profile still holds."""
-    empty = Profile(manifest.name, manifest.version, machine, fingerprint)
-    if before is None or before.fingerprint != fingerprint:
+    empty = Profile(
+        manifest.name,
+        manifest.version,
+        machine,
+        hardware.fingerprint,
+        hardware=hardware,
+        accuracy=accuracies(manifest),
+    )
+    if before is None or before.fingerprint != hardware.fingerprint:
         return empty
     digests = {model.digest for model in manifest.models}
     points = tuple(point for point in before.points if point.key.model_digest in digests)
     refused = tuple(one for one in before.refused if one.key.model_digest in digests)
-    return replace(empty, points=points, refused=refused, made_s=before.made_s, agent_version=before.agent_version)
-
-
-def _bounded(found: Profile, wanted: Collection[Key]) -> Profile:
-    """Without the oldest points beside what is wanted, where all together are more than a reader takes.
-
-    Raises:
-        ConfigError: what is wanted is more than that by itself.
-    """
-    found = replace(found, refused=found.refused[-POINTS:])  # those that are wanted come last
-    spare = [point for point in found.points if point.key not in wanted]
-    while len(found.points) > POINTS or len(encode(found)) + 1 > LIMIT_BYTES:
-        if not spare:
-            raise ConfigError(f"That would be more than {LIMIT_BYTES >> 20} MiB; name fewer threads or batches.")
-        oldest = spare.pop(0)
-        found = replace(found, points=tuple(point for point in found.points if point is not oldest))
-    return found
+    outdated = tuple(key for key in before.outdated if key.model_digest in digests)
+    made = {"made_s": before.made_s, "agent_version": before.agent_version}
+    return replace(empty, points=points, refused=refused, outdated=outdated, **made)
 
 
 def _seconds(points: int, wanted: Wanted) -> float:
     return min(max(wanted.total_s / max(points, 1) - _CHILD_S, _LEAST_S), _MOST_S)
-
-
-def in_child(job: Job) -> Point | Refused:
-    """Measures one point by a process of its own; whatever ends that process is a reason."""
-    runtime = "tflite" if job.key.provider == "tflite" else "onnxruntime"
-    limit_s = (_LIMIT_S + 10 * job.seconds) / job.share + job.heat_s
-    child = subprocess.Popen(
-        [sys.executable, "-m", "firstline_core.profile.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,
-    )
-    try:
-        with held_back(child, job.share):
-            said, complained = child.communicate(msgspec.json.encode(job), timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return Refused(job.key, runtime, f"It was not measured within {limit_s:.0f} s.")
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-    if child.returncode:
-        lines = complained.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines and child.returncode > 0 else f"Its process ended with {_ending(child.returncode)}."
-        return Refused(job.key, runtime, reason[:_REASON_CHARACTERS])
-    try:
-        return msgspec.json.decode(said, type=Point)
-    except msgspec.MsgspecError as error:
-        return Refused(job.key, runtime, f"What its process said is no point: {error}."[:_REASON_CHARACTERS])
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _write(path: Path, found: Profile) -> None:
-    try:
-        write_whole(path, encode(found) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error

@@ -47,7 +47,7 @@ def waited_s() -> float:
         return 0.0
 
 
-def has_room(size_bytes: int, tree: Tree | None = None) -> bool:
+def has_room(size_bytes: int, tree: Tree) -> bool:
     """Whether a model with a file of that size may be loaded beside what is there: in the machine, and in its group."""
-    left = memory(tree or Tree()).available_bytes
+    left = memory(tree).available_bytes
     return isinstance(left, Measured) and left.value >= _ROOM * size_bytes + _SPARE_BYTES

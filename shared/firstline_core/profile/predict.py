@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.profile.distribution import Distribution
 from firstline_core.profile.profile import Point
 
 Times = NDArray[np.float64]
@@ -41,7 +42,8 @@ class Prediction(NamedTuple):
     """From when a query comes to its answer.
 
     Attributes:
-        utilisation: of the servers; from 1 on the queue grows without end, and the times are of the simulated span.
+        utilisation: what comes, as a share of what servers can do that never rest; from 1 on the queue grows without
+            end, and the times are of the simulated span.
     """
 
     p50_ms: float
@@ -68,16 +70,31 @@ def predict(streams: Sequence[Stream], *, servers: int = 1, queries: int = QUERI
     kinds = np.searchsorted(np.cumsum(rates / total_per_s)[:-1], random.random(queries), side="right")
     found = replayed([stream.point for stream in streams], arrivals_ms, kinds, servers=servers, seed=seed)
     kept = found[int(_WARM_UP * queries) :]
-    busy_ms_per_s = sum(stream.rate_per_s * stream.point.query.mean_ms for stream in streams)
     p50_ms, p99_ms = np.quantile(kept, (0.5, 0.99))
-    return Prediction(float(p50_ms), float(p99_ms), float(kept.mean()), busy_ms_per_s / 1000 / servers)
+    return Prediction(float(p50_ms), float(p99_ms), float(kept.mean()), utilisation(streams, servers=servers))
+
+
+def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
+    """See `Prediction`. Where a queue grows every query has to wait, so that it is served as `replayed` has those.
+
+    Args:
+        streams: at least one.
+        servers: how many queries run at once.
+    """
+    total_per_s = sum(stream.rate_per_s for stream in streams)
+    busy_ms_per_s = sum(
+        stream.rate_per_s
+        * (_waited(stream.point).mean_ms + _turn_ms(stream.point) * (1 - stream.rate_per_s / total_per_s))
+        for stream in streams
+    )
+    return busy_ms_per_s / 1000 / servers
 
 
 def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) -> float:
     """By how much the streams' rates may be multiplied before p99 exceeds a bound, to 1 %; 0 where any rate does.
 
     Args:
-        streams: at least one.
+        streams: at least one, and a query of one of them takes some time.
         within_ms: the bound.
         servers: how many queries run at once.
     """
@@ -89,7 +106,7 @@ def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) ->
         found = predicted(factor)
         return found.utilisation < 1 and found.p99_ms <= within_ms
 
-    full = 1 / predicted(1.0).utilisation
+    full = 1 / utilisation(streams, servers=servers)
     low, high = _LEAST_LOAD * full, full
     if not keeps(low):
         return 0.0
@@ -117,8 +134,13 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     for kind, point in enumerate(points):
         of_kind = kinds == kind
         free[of_kind] = point.rested.at(shares[of_kind])  # what a rest cools, another model has little to take from
-        waited[of_kind] = (point.queued or point.query).at(shares[of_kind]) + _turn_ms(point) * turned[of_kind]
+        waited[of_kind] = _waited(point).at(shares[of_kind]) + _turn_ms(point) * turned[of_kind]
     return sojourn(arrivals_ms, waited, free, servers)
+
+
+def _waited(point: Point) -> Distribution:
+    """What a query takes that had to wait, after one of its own kind."""
+    return point.queued or point.query
 
 
 def _turn_ms(point: Point) -> float:

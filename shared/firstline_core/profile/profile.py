@@ -24,6 +24,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from firstline_core.bundle.artefact import Sha256
 from firstline_core.hardware.catalogue import Catalogue
@@ -32,10 +33,12 @@ from firstline_core.json_document import read_json_document
 from firstline_core.names import Name
 from firstline_core.profile.distribution import Distribution, Milliseconds
 
-FORMAT = 1
+FORMAT = 2
+"""1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone."""
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
+REASON_CHARACTERS = 500
 OPERATORS = 24
 """Most kinds of operators of one point."""
 
@@ -159,6 +162,8 @@ class Point(Struct, frozen=True):
         processor_share: of the time for which an emulated point's process ran; 1 elsewhere.
         heated_s: for which every core was busy before a sustained point was measured; 0 elsewhere.
         heat_limit_s: for which it might have been at most; less is enough where heat has settled. 0 likewise.
+        alone: measured at the priority of a service, as nothing else ran there; else at the lowest.
+        given_s: to measure for; the more, the more queries tell of it.
         seconds: that it took to measure all this.
         waited_share: of them, in which the measuring thread waited for a core that others had: near 0, or the times
             tell of the machine's other work.
@@ -185,6 +190,8 @@ class Point(Struct, frozen=True):
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0
+    alone: bool = False
+    given_s: Amount = 0.0
     seconds: Amount = 0.0
     waited_share: Amount = 0.0
 
@@ -194,7 +201,7 @@ class Refused(Struct, frozen=True):
 
     key: Key
     runtime: Text
-    reason: Annotated[str, Meta(max_length=500)]
+    reason: Annotated[str, Meta(max_length=REASON_CHARACTERS)]
 
 
 class Profile(Struct, frozen=True):
@@ -204,6 +211,8 @@ class Profile(Struct, frozen=True):
         bundle, version: for people; what holds is told by the digests in the points' keys.
         machine: the name of the machine, and of the profile's file.
         fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one do not hold.
+        accuracy: shares of right answers by `Model.digest`, as the bundle's manifest said them.
+        outdated: points that hold until they are measured anew, as somebody asked for.
         hardware: what it is; None where nobody looked.
         made_s: wall time of the latest point.
         agent_version: of Firstline.
@@ -215,6 +224,8 @@ class Profile(Struct, frozen=True):
     fingerprint: Annotated[str, Meta(min_length=1, max_length=64)]
     points: Annotated[tuple[Point, ...], Meta(max_length=POINTS)] = ()
     refused: Annotated[tuple[Refused, ...], Meta(max_length=POINTS)] = ()
+    accuracy: Annotated[dict[Sha256, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=POINTS)] = {}
+    outdated: Annotated[tuple[Key, ...], Meta(max_length=POINTS)] = ()
     hardware: Catalogue | None = None
     made_s: Amount = 0.0
     agent_version: Annotated[str, Meta(max_length=64)] = ""
@@ -265,6 +276,13 @@ def decode(content: bytes, where: str) -> Profile:
     Raises:
         ProtocolError: too long, not JSON, no profile, or of a newer format.
     """
-    return read_json_document(
-        content, Profile, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is no profile"
+    found = read_json_document(
+        content, Profile, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, oldest=1, fault="is no profile"
     )
+    return found if found.format == FORMAT else _upgraded(found)
+
+
+def _upgraded(profile: Profile) -> Profile:
+    """Of format 1."""
+    points = tuple(replace(point, given_s=point.seconds) for point in profile.points)
+    return replace(profile, points=points, format=FORMAT)

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from firstline_core.bundle.artefact import Sha256
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.front import front
-from firstline_core.profile.profile import Point, Profile, sweet_spot
+from firstline_core.profile.profile import Moved, Point, Profile, WarmUp, sweet_spot
+from firstline_core.quantities import counted
 
 COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",
@@ -26,7 +27,7 @@ def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[
     worth = front(profile.points, accuracy).keys
     return [
         (*_row(point, point.key in best), _right(accuracy.get(point.key.model_digest), point.key in worth))
-        for point in profile.points
+        for point in _ordered(profile)
     ]
 
 
@@ -50,29 +51,43 @@ def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN)
         ]
         yield "  ".join(cells).rstrip()
     yield ""
-    yield from notes(profile)
-    if accuracy:
-        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
-        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+    yield from notes(profile, accuracy)
 
 
-def notes(profile: Profile) -> Iterator[str]:
+def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
     """What a table has no room for: the dearest operators, what was refused, what the figures are."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
-        point = next(one for one in profile.points if one.key.variant == variant)
+        point = next(one for one in _ordered(profile) if one.key.variant == variant)
         dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
         yield f"{variant}: {'dearest operators: ' + dear if dear else point.operators_absent}"
+        yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))
     if any(point.key.condition == "emulated" for point in profile.points):
         yield "With a share of processor time: its process was stopped for the rest of every hundredth of a second."
     if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
-        most = max(point.waited_share for point in disturbed)
-        yield f"{len(disturbed)} points waited for a core that other work had, up to {100 * most:.0f} % of their time."
+        points, most = counted(len(disturbed), "point"), max(point.waited_share for point in disturbed)
+        yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."
     for refused in profile.refused:
         key = refused.key
-        yield f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}: not measured: {refused.reason}"
+        condition = "" if key.condition == "warm" else f", {key.condition}"
+        which = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}{condition}"
+        yield f"{which}: not measured: {refused.reason}"
+    if accuracy:
+        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
+        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
+
+
+def _ordered(profile: Profile) -> list[Point]:
+    """What is warm first, by model, threads and batch; in the file those come last that were measured last."""
+    variants = list(dict.fromkeys(point.key.variant for point in profile.points))
+
+    def place(point: Point) -> tuple[object, ...]:
+        key = point.key
+        return key.condition != "warm", variants.index(key.variant), key.provider, key.threads, key.batch, key.condition
+
+    return sorted(profile.points, key=place)
 
 
 def _row(point: Point, best: bool) -> tuple[str, ...]:
@@ -110,15 +125,28 @@ def _reading(reading: Reading, scale: float) -> str:
     return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
 
 
+def _begins(warm_up: WarmUp) -> str:
+    steady = f"steady after {warm_up.queries} queries, {warm_up.total_ms:.3g} ms" if warm_up.queries else "steady then"
+    return f"loads in {warm_up.load_ms:.3g} ms, first query {warm_up.first_ms:.3g} ms, {steady}"
+
+
+def _moves(moved: Moved) -> str:
+    model = f"{_size(moved.input_bytes)} into the model, {_size(moved.output_bytes)} out of it"
+    return f"{_size(moved.received_bytes)} here, {model}, {_size(moved.weights_bytes)} of weights"
+
+
+def _size(size_bytes: int) -> str:
+    for unit, times in (("MB", 1_000_000), ("KB", 1000)):
+        if size_bytes >= times:
+            return f"{size_bytes / times:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
 def _sweet_spots(profile: Profile) -> Iterator[Point]:
-    groups = {
-        (point.key.variant, point.key.provider, point.key.threads, point.key.condition) for point in profile.points
-    }
-    for group in groups:
-        found = sweet_spot(
-            point
-            for point in profile.points
-            if (point.key.variant, point.key.provider, point.key.threads, point.key.condition) == group
-        )
-        if found is not None:
+    groups: dict[tuple[str, str, int, str], list[Point]] = {}
+    for point in profile.points:
+        key = point.key
+        groups.setdefault((key.variant, key.provider, key.threads, key.condition), []).append(point)
+    for points in groups.values():
+        if (found := sweet_spot(points)) is not None:
             yield found

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from firstline.console import devices_view, rollouts_view, tiers_view
+from firstline.console import devices_view, profiles_view, rollouts_view, tiers_view
 from firstline.console.cells import Cell, Tone, address, long, number, plain
 from firstline_core.errors import RequestError
+from firstline_core.fleet.profiles import ProfileRequest
+from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierCounts, TierHistory
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
 from firstline_core.fleet.trail import Entry
@@ -232,3 +234,21 @@ def test_words() -> None:
     assert [long(seconds) for seconds in (0, 90, 5400, 172_800)] == ["0 s", "1.5 min", "1.5 h", "2 d"]
     assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "1.23e+04"]
     assert address("/devices", selector="", model="a b") == "/devices?model=a+b"
+
+
+@pytest.mark.parametrize(
+    ("state", "tone"),
+    [
+        (ProfilingState.SENT, Tone.BUSY),
+        (ProfilingState.MEASURING, Tone.BUSY),
+        (ProfilingState.DONE, Tone.GOOD),
+        (ProfilingState.REFUSED, Tone.BAD),
+        (ProfilingState.UNKNOWN, Tone.BAD),
+        (ProfilingState.EXPIRED, Tone.BAD),
+    ],
+)
+def test_only_a_request_that_was_fulfilled_is_good(state: ProfilingState, tone: Tone) -> None:
+    request = ProfileRequest("cam", DesiredProfile("1", "digits"), state, done=2, total=8, message="It is hot.")
+    (row,) = profiles_view.request_rows([request])
+    assert row["state"] == Cell(state.value, tone=tone)
+    assert (row["bundle"].text, row["points"].text, row["why"].text) == ("digits", "2 of 8", "It is hot.")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.bundles import variant_bundle
 
 from firstline_core.profile import child
@@ -27,6 +28,17 @@ def test_without_room_for_a_trace_all_else_is_told(tmp_path: Path, monkeypatch: 
     point = child.measure(wanted)
     assert point.operators == () and "absent" in point.operators_absent
     assert point.query.count >= 5
+
+
+@pytest.mark.parametrize(("free_kb", "beside"), [(8_000_000, True), (1000, False)])
+def test_another_model_is_loaded_beside_where_the_machine_that_is_looked_at_has_room(
+    tmp_path: Path, free_kb: int, beside: bool
+) -> None:
+    wanted = job(tmp_path / "bundle")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {free_kb} kB\n")
+    point = child.measure(replace(wanted, beside="full", root=str(tmp_path)))
+    assert (point.switched is not None) == beside
 
 
 def test_a_bundle_that_is_gone_is_one_sentence(

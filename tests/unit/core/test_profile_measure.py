@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,9 +17,11 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.profile.energy import joules
-from firstline_core.profile.measure import Wanted, keys, measure_profile, profile_path, read_profile
+from firstline_core.profile.measure import Wanted, keys, measure_profile, profile_path
+from firstline_core.profile.need import Need
 from firstline_core.profile.operators import operators
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Profile, Refused
+from firstline_core.profile.reading import read_profile
 from firstline_core.profile.scenarios import steady_from
 from firstline_core.profile.words import profile_lines
 
@@ -89,10 +92,100 @@ class TestMeasuring:
         measure_profile(bundle, path, ONE, progress=lambda done, total, what: told.append(total))
         assert told == [1, 1]
 
+    def test_points_hold_until_their_successors_are_there(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        path, known = tmp_path / "p.json", replace(measured, points=())
+        (point,) = measured.points
+        both = [replace(point, key=replace(point.key, batch=batch)) for batch in (1, 2)]
+        path.write_bytes(msgspec.json.encode(replace(known, points=tuple(both))))
+        wanted = dataclasses.replace(ONE, batches=(1, 2), anew=True)
+
+        def ended_early(done: int, total: int, what: str) -> None:
+            found = read_profile(path)
+            assert found is not None and {one.key.batch for one in found.points} == {1, 2}
+            if done == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            measure_profile(bundle, path, wanted, progress=ended_early)
+        told: list[str] = []
+        found = measure_profile(
+            bundle, path, dataclasses.replace(wanted, anew=False), progress=lambda done, total, what: told.append(what)
+        )
+        assert told == ["small, threads 1, batch 2", ""]  # it goes on with what was to be measured anew
+        assert not set(both) & set(found.points) and len(found.points) == 2 and found.outdated == ()
+
+    def test_a_point_that_may_not_be_measured_anew_stays(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.json"
+        path.write_bytes(msgspec.json.encode(measured))
+        wanted = dataclasses.replace(ONE, anew=True)
+        found = measure_profile(bundle, path, wanted, may=lambda needed: "It is too hot.")
+        assert found.points == measured.points and found.refused[0].reason == "It is too hot."
+
+    @pytest.mark.parametrize(
+        ("changes", "left"),
+        [
+            ({}, False),
+            ({"alone": True}, True),
+            ({"total_s": 1.59}, False),  # a second goes to starting its process
+            ({"total_s": 1.61}, True),
+            ({"total_s": 0.0}, False),
+        ],
+    )
+    def test_what_is_wanted_more_carefully_is_measured_again(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path, changes: dict[str, Any], left: bool
+    ) -> None:
+        path = tmp_path / "p.json"
+        path.write_bytes(msgspec.json.encode(measured))
+        asked: list[str] = []
+
+        def refuse(needed: Need) -> str:
+            asked.append(needed.point)
+            return "Not now."
+
+        measure_profile(bundle, path, dataclasses.replace(ONE, **changes), may=refuse)
+        assert bool(asked) == left
+
+    def test_what_was_measured_alone_is_good_for_whoever_does_not_ask_for_that(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.json"
+        first = measure_profile(bundle, path, dataclasses.replace(ONE, alone=True))
+        assert first.points[0].alone and not measured.points[0].alone
+        assert measure_profile(bundle, path, ONE).points == first.points
+
+    def test_energy_is_reckoned_anew_by_another_stated_cost(
+        self, measured: Profile, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "p.json"
+        path.write_bytes(msgspec.json.encode(measured))
+        before = measured.points[0].energy_mj
+        found = measure_profile(bundle, path, dataclasses.replace(ONE, joules_per_core_s=6.0), may=lambda needed: "No.")
+        after = found.points[0].energy_mj
+        if isinstance(before, Modelled):  # a machine with RAPL measures
+            assert isinstance(after, Modelled) and after.value == pytest.approx(3 * before.value, rel=1e-3)
+            assert "6 J a core-second" in after.source
+        else:
+            assert after == before
+        assert measure_profile(bundle, path, dataclasses.replace(ONE, joules_per_core_s=0.0)).points == found.points
+
+    def test_what_another_has_measured_meanwhile_is_kept(self, bundle: Bundle, tmp_path: Path) -> None:
+        path = tmp_path / "p.json"
+
+        def meanwhile(done: int, total: int, what: str) -> None:
+            if (done, total) == (0, 1) and "batch 1" in what:
+                measure_profile(bundle, path, dataclasses.replace(ONE, batches=(2,)))
+
+        found = measure_profile(bundle, path, ONE, progress=meanwhile)
+        assert {one.key.batch for one in found.points} == {1, 2} and read_profile(path) == found
+
     def test_what_was_asked_for_before_makes_room_the_oldest_first(
         self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("firstline_core.profile.measure.LIMIT_BYTES", 2 * LIMIT_BYTES)
+        monkeypatch.setattr("firstline_core.profile.keeping.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.reading.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
         point, own = replace(measured.points[0], operators=(), server=None, switched=None), tmp_path / "own.json"
@@ -109,12 +202,13 @@ class TestMeasuring:
         own = tmp_path / "own.json"
         own.write_bytes(msgspec.json.encode(measured))
         most = len(msgspec.json.encode(measured)) * 3 // 2
-        monkeypatch.setattr("firstline_core.profile.measure.LIMIT_BYTES", most)
+        monkeypatch.setattr("firstline_core.profile.keeping.LIMIT_BYTES", most)
         found = measure_profile(bundle, own, dataclasses.replace(ONE, batches=(2,)))
         assert [one.key.batch for one in found.points] == [2]
         with pytest.raises(ConfigError, match="name fewer threads or batches"):
             measure_profile(bundle, own, dataclasses.replace(ONE, batches=(1, 2)))
-        assert read_profile(own) == found
+        kept = read_profile(own)
+        assert kept is not None and kept.points == found.points
 
     def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         bundle = variant_bundle(tmp_path / "bundle", "small")

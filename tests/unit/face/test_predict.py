@@ -11,6 +11,7 @@ from support.profiles import point, profile
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
+from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Profile, encode
 
 
@@ -32,7 +33,7 @@ def test_a_mix_is_told_in_a_sentence(tmp_path: Path, stated: Profile) -> None:
     assert found.exit_code == 0, found.output
     first, second = found.stdout.splitlines()
     assert first == "digits version 1 on bench, edge 5/s (threads 1), full 1/s (threads 1); servers: 1."
-    assert second.startswith("Busy for 8 % of the time; p50 10 ms")
+    assert second.startswith("Load: 8 % of what can be answered; p50 10 ms")
 
 
 def test_the_same_as_json_with_the_highest_rates(tmp_path: Path, stated: Profile) -> None:
@@ -55,7 +56,7 @@ def test_threads_are_those_that_were_measured(tmp_path: Path, stated: Profile) -
 
 def test_what_cannot_be_done_has_no_times(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "full=40", "--within", "29")
-    assert "Busy for 120 % of the time: more than can be answered" in found.stdout
+    assert "Load: 120 % of what can be answered, so that the queue grows without end." in found.stdout
     assert "No rate keeps p99 within 29 ms." in found.stdout
     assert json.loads(predicted(tmp_path, stated, "full=40", "-o", "json").stdout)["p99_ms"] is None
 
@@ -73,6 +74,8 @@ def test_a_profile_that_tells_of_other_work_says_so(tmp_path: Path, stated: Prof
         (["edge"], "'edge' is no load: MODEL=PER_SECOND, such as edge=20."),
         (["edge=0"], "'edge=0' is no load"),
         (["edge=inf"], "'edge=inf' is no load"),
+        (["edge=1e300"], "from 1e-06 to 1e+09"),
+        (["edge=1e-300"], "from 1e-06 to 1e+09"),
         (["edge=1", "edge=2"], "edge is there twice; add its rates up."),
         (["other=1"], "no point of 'other' with one row a query; it has: edge, full."),
         (["edge=1", "--within", "0"], "--within 0 is no time above 0."),
@@ -85,6 +88,19 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
     assert found.exit_code == 2 and sentence in found.output
 
 
-def test_a_profile_that_is_not_there_is_named() -> None:
-    found = CliRunner().invoke(app, ["predict", "absent", "edge=1"])
-    assert found.exit_code == 2 and "There is no file absent" in found.output
+@pytest.mark.parametrize("name", ["absent", "n" * 300])
+def test_a_profile_that_is_not_there_is_named(name: str) -> None:
+    found = CliRunner().invoke(app, ["predict", name, "edge=1"])
+    assert found.exit_code == 2 and f"There is no file {name[:30]}" in found.output
+
+
+@pytest.mark.parametrize("name", [f"digits/1/{'n' * 300}", f"{'n' * 300}.json"])
+def test_a_name_that_no_file_can_have_is_refused_in_a_sentence(name: str) -> None:
+    found = CliRunner().invoke(app, ["predict", name, "edge=1"])
+    assert found.exit_code == 2 and name[:30] in found.output and "Error" not in repr(found.exception)
+
+
+def test_a_profile_of_no_time_predicts_nothing(tmp_path: Path, stated: Profile) -> None:
+    nothing = replace(stated, points=(replace(stated.points[0], query=distribution([0.0])),))
+    found = predicted(tmp_path, nothing, "edge=5", "--within", "5")
+    assert found.exit_code == 2 and "By this profile edge takes no time at all" in found.output

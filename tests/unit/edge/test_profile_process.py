@@ -1,4 +1,4 @@
-"""A profile that cannot be read any more: the device is measured anew, by itself."""
+"""The process that measures for the fleet."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 from support.bundles import variant_bundle
 
 from firstline_core.profile.reading import read_profile
 from firstline_core.runtime.select import CPU
-from firstline_edge.profiling.damaged import make_way
 from firstline_edge.profiling.process import Order, Told
 
 
@@ -28,26 +26,3 @@ def test_the_fleet_has_a_device_measured_whose_profile_is_damaged(tmp_path: Path
     found = read_profile(path)
     assert found is not None and last.measured == len(found.points) > 0
     assert (tmp_path / "p.json.damaged").read_bytes() == b"{half of it"
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 2}', b"\xff"])
-def test_what_no_reader_of_this_version_takes_is_set_aside(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "p.json"
-    path.write_bytes(content)
-    make_way(path)
-    assert [one.name for one in tmp_path.iterdir()] == ["p.json.damaged"]
-
-
-def test_where_there_is_none_or_the_disk_refuses_nothing_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "p.json"
-    make_way(path)
-    path.write_bytes(b"{")
-
-    def refuse(_from: Path, _to: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    make_way(path)
-    assert [one.name for one in tmp_path.iterdir()] == ["p.json"]

@@ -1,0 +1,90 @@
+"""What the pages say of profiles, from what the gateway answers. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, profile_page
+from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, ProfileRequest
+from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.profile.profile import Profile
+from firstline_core.profile.words import COLUMNS, notes, rows
+
+KEPT = (
+    Column("profile", "Profile"),
+    Column("machine", "Machine"),
+    Column("board", "Board"),
+    Column("points", "Points", number=True),
+    Column("refused", "Refused", number=True),
+    Column("made", "Measured (UTC)"),
+    Column("by", "By"),
+)
+REQUESTS = (
+    Column("bundle", "Bundle"),
+    Column("state", "State"),
+    Column("points", "Points", number=True),
+    Column("why", "Why"),
+    Column("by", "Asked by"),
+    Column("until", "Until (UTC)"),
+)
+_WORDS = 2
+"""Columns of a profile's table that are words, the first ones."""
+POINTS = tuple(Column(f"column-{at}", label, number=at >= _WORDS) for at, label in enumerate(COLUMNS))
+_TONES = {
+    ProfilingState.DONE: Tone.GOOD,
+    ProfilingState.REFUSED: Tone.BAD,
+    ProfilingState.UNKNOWN: Tone.BAD,
+    ProfilingState.EXPIRED: Tone.BAD,
+}
+
+
+def kept_rows(entries: Iterable[ProfileEntry]) -> list[Row]:
+    """What is told of profiles that are kept."""
+    return [
+        {
+            "key": Cell(f"{one.bundle}/{one.version}/{one.machine}"),
+            "profile": Cell(f"{one.bundle} {one.version}", profile_page(one.bundle, one.version, one.machine)),
+            # Any machine may have a profile: only what a device brought itself is known to be of one.
+            "machine": Cell(one.machine, device_page(one.machine) if one.by == f"device:{one.machine}" else ""),
+            "board": Cell(one.board or "-"),
+            "points": Cell(str(one.points)),
+            "refused": Cell(str(one.refused)),
+            "made": Cell(moment(one.made_s or None)),
+            "by": Cell(one.by),
+        }
+        for one in entries
+    ]
+
+
+def kept_listing(page: ProfilePage, **query: str) -> Listing:
+    """A page of them; `query` is what they were chosen by."""
+    return Listing(kept_rows(page.profiles), address("/profiles", **query, after=page.after) if page.after else "")
+
+
+def request_rows(requests: Iterable[ProfileRequest]) -> list[Row]:
+    """What a device is asked to measure, and how far it is."""
+    return [
+        {
+            "key": Cell(one.asked.id),
+            "bundle": Cell(f"{one.asked.bundle} {one.version or one.asked.version or ''}".rstrip()),
+            "state": Cell(one.state.value, tone=_TONES.get(one.state, Tone.BUSY)),
+            "points": Cell(f"{one.done} of {one.total}" if one.total else "-"),
+            "why": Cell(one.message or "-"),
+            "by": Cell(one.by or "-"),
+            "until": Cell(moment(one.until_s or None)),
+        }
+        for one in requests
+    ]
+
+
+def point_rows(profile: Profile) -> list[Row]:
+    """The points, as on a command line."""
+    return [
+        {"key": Cell(str(at))} | {column.name: Cell(said.strip()) for column, said in zip(POINTS, row, strict=True)}
+        for at, row in enumerate(rows(profile, profile.accuracy))
+    ]
+
+
+def remarks(profile: Profile) -> list[str]:
+    """What the table has no room for."""
+    return list(notes(profile, profile.accuracy))

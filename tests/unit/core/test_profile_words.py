@@ -1,0 +1,37 @@
+"""A profile as text."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from support.profiles import point, profile
+
+from firstline_core.profile.profile import Moved, Refused, WarmUp
+from firstline_core.profile.words import notes, profile_lines
+
+
+def test_what_was_refused_says_in_which_condition() -> None:
+    key = point(1.0).key
+    refused = (Refused(key, "onnxruntime", "Why."), Refused(replace(key, condition="emulated"), "onnxruntime", "Why."))
+    said = list(notes(replace(profile(1.0), refused=refused)))
+    assert "edge, CPUExecutionProvider, threads 1, batch 1: not measured: Why." in said
+    assert "edge, CPUExecutionProvider, threads 1, batch 1, emulated: not measured: Why." in said
+
+
+def test_warm_up_and_bytes_moved_are_told_of_each_model_once() -> None:
+    one = replace(point(1.0), warm_up=WarmUp(120.0, 9.5, 4, 20.0), moved=Moved(124, 12_288, 40, 3_400_000))
+    two = replace(one, key=replace(one.key, threads=2), warm_up=WarmUp(1.0, 1.0, 0, 0.0))
+    (said,) = (line for line in notes(replace(profile(), points=(two, one))) if "loads in" in line)
+    assert said == (
+        "edge: loads in 120 ms, first query 9.5 ms, steady after 4 queries, 20 ms; a query moves 124 B here, "
+        "12.3 KB into the model, 40 B out of it, 3.4 MB of weights"
+    )
+
+
+def test_each_group_of_points_has_its_own_sweet_spot() -> None:
+    def of(threads: int, batch: int, per_s: float) -> object:
+        one = point(1.0, threads=threads)
+        return replace(one, key=replace(one.key, batch=batch), offline_per_s=per_s)
+
+    points = (of(2, 4, 31.0), of(1, 4, 20.0), of(1, 16, 20.5), of(1, 1, 10.0), of(2, 1, 30.0))
+    table = [line.split() for line in profile_lines(replace(profile(), points=points)) if line.startswith("edge  ")]
+    assert [(row[2], row[3]) for row in table] == [("1", "1"), ("1", "4*"), ("1", "16"), ("2", "1*"), ("2", "4")]

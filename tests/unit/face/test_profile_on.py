@@ -1,0 +1,59 @@
+"""What is said while a device measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.profiles import point, profile
+
+from firstline.cli.profile_on import followed, unheeded
+from firstline_core.errors import LinkDownError
+from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
+from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
+from firstline_core.profile.profile import Refused
+from firstline_core.runtime.select import CPU
+
+MEASURING = ProfileRequest("press-7", DesiredProfile("1", "digits"), ProfilingState.MEASURING)
+DONE = ProfileRequest("press-7", DesiredProfile("1", "digits"), ProfilingState.DONE)
+AWAY = LinkDownError("The gateway cannot be reached.")
+
+
+class Answers:
+    """A gateway's, one after the other."""
+
+    def __init__(self, *answers: ProfileRequest | Exception) -> None:
+        self._answers: Iterator[ProfileRequest | Exception] = iter(answers)
+
+    def request(self, before: ProfileRequest) -> ProfileRequest:
+        """The next one."""
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("firstline.cli.profile_on._LOOK_S", 0.0)
+    answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, DONE)
+    assert followed(answers, MEASURING) is DONE
+    away = "The gateway cannot be reached. It is asked again."
+    assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
+
+
+def test_a_gateway_of_before_takes_what_it_knows() -> None:
+    assert msgspec.json.encode(ProfileAsked("digits", quick=True)) == b'{"bundle":"digits","quick":true}'
+
+
+def test_what_an_agent_of_before_has_passed_over_is_named() -> None:
+    asked = ProfileAsked("digits", providers=(CPU, "CUDAExecutionProvider"), throttled_share=0.5)
+    warm = profile(1.0)
+    assert unheeded(warm, asked) == "--throttled and --providers"
+    emulated = replace(point(1.0), key=replace(point(1.0).key, condition="emulated"), processor_share=0.5)
+    cuda = Refused(replace(point(1.0).key, provider="CUDAExecutionProvider"), "onnxruntime", "There is none.")
+    heard = replace(warm, points=(*warm.points, emulated), refused=(cuda,))
+    assert unheeded(heard, asked) == ""
+    assert unheeded(heard, replace(asked, throttled_share=0.25)) == "--throttled"
+    assert unheeded(warm, ProfileAsked("digits")) == ""
