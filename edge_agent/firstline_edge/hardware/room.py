@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from firstline_edge.state import StateDirectory
 
 
 class HardwareRoom:
-    """What the agent knows of its device.
+    """What the agent knows of its device. Both of its parts run by themselves, so that neither ends the other.
 
     Args:
         settings: of the agent.
@@ -47,12 +46,6 @@ class HardwareRoom:
     def conditions(self) -> Conditions:
         """Battery and heat, as prices look at them; at once."""
         return conditions_of(self.sampler.latest, self._heat_limit_c)
-
-    async def run(self) -> None:
-        """Works until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.sampler.run(), name="sampler")
-            tasks.create_task(self.surveyor.run(), name="surveyor")
 
 
 def sensors_of(settings: EdgeSettings, queue: Callable[[], float] | None = None) -> Sensors:
