@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.survey import described, measured, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
 from firstline_core.storage.files import make_folder
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
-from firstline_edge.hardware.room import sensors_of
+from firstline_edge.hardware.room import read_twice, sensors_of
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
@@ -31,13 +32,11 @@ def command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the state directory cannot be made, on which the disk is measured.
+        DeadlineExceededError: a driver hangs.
     """
     settings = load(arguments.config, overrides=dict(arguments.overrides))
     found = _catalogue(settings, anew=arguments.measure)
-    sensors = sensors_of(settings)
-    sensors.read(time.monotonic())
-    time.sleep(_BETWEEN_S)
-    now = sensors.read(time.monotonic())
+    now = read_twice(sensors_of(settings), _BETWEEN_S)
     if arguments.output == "json":
         say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
     else:
@@ -49,7 +48,7 @@ def command(arguments: argparse.Namespace) -> int:
 def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     surveyor = Surveyor(tree, folder, hardware_path(folder))
-    found, kept = described(tree, folder), surveyor.kept()
+    found, kept = in_time(tree, partial(described, tree, folder)), surveyor.kept()
     if not anew:
         return refreshed(kept, found) if kept is not None and kept.fingerprint == found.fingerprint else found
     try:
@@ -58,7 +57,7 @@ def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    found = measured(described(tree, folder), tree, folder, _progress)
+    found = measured(found, tree, folder, _progress)
     surveyor.keep(found)
     return found
 

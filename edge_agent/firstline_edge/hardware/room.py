@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.routing.conditions import Conditions
 from firstline_edge.budgets.sensors import conditions_of
@@ -64,3 +67,14 @@ def sensors_of(settings: EdgeSettings, queue: Callable[[], float] | None = None)
         power_rails=settings.hardware.power_rails,
         queue=queue,
     )
+
+
+def read_twice(sensors: Sensors, between_s: float) -> Snapshot:
+    """How the device is, for a command: of what only counts the second reading tells.
+
+    Raises:
+        DeadlineExceededError: a driver hangs.
+    """
+    in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
+    time.sleep(between_s)
+    return in_time(sensors.tree, lambda: sensors.read(time.monotonic()))

@@ -77,6 +77,12 @@ class Sampler:
             log.warning("the sensors cannot be read; it is tried again", exc_info=error)
         self._why = f"{type(error).__name__}: {error}"[:_WHY_CHARACTERS]
 
+    @property
+    def _where(self) -> str:
+        """Of a driver that hangs."""
+        reading = self._sensors.tree.reading
+        return f" (/{reading})" if reading and self._why == _HANGS else ""
+
     async def _keep_watching(self) -> None:
         told = False
         while True:
@@ -85,8 +91,8 @@ class Sampler:
             silent = silent_s >= self._limit_s
             if silent:
                 if not told:
-                    log.warning("the sensors say nothing", seconds=round(silent_s), why=self._why)
-                said = nothing(f"The sensors have not answered for {silent_s:.0f} s: {self._why}.")
+                    log.warning("the sensors say nothing", seconds=round(silent_s), why=self._why + self._where)
+                said = nothing(f"The sensors have not answered for {silent_s:.0f} s: {self._why}{self._where}.")
                 self._take(replace(said, at_s=now_s))
             told = silent
             await self._clock.sleep(max(self._limit_s - silent_s, self._period_s))

@@ -42,10 +42,14 @@ class Tree:
 
     Args:
         root: where they begin; "/" on the device itself. Paths below are relative to it, and are told with a "/".
+
+    Attributes:
+        reading: the file that is read at this moment, "" where none is: where a driver hangs, it names it.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
+        self.reading = ""
 
     def names(self, folder: str, pattern: str) -> list[str]:
         """Paths of the folder's entries that fit a pattern, in the order of the numbers in them; none where it is not.
@@ -74,6 +78,7 @@ class Tree:
             path: relative to the root.
             limit_bytes: where reading ends.
         """
+        self.reading = path
         try:
             # Without waiting: what is no file of the kernel's, such as a pipe, may never have anything to say.
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,6 +91,8 @@ class Tree:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
             return Absent(f"/{path}: {_why(error)}.")
+        finally:
+            self.reading = ""
         content = b"".join(pieces).rstrip(b"\0")  # the device tree ends its words as C does
         try:
             return content.decode("utf-8").strip()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
@@ -144,6 +146,7 @@ def measure_profile(
         may: asked before each point.
 
     Raises:
+        DeadlineExceededError: a driver hangs.
         ConfigError: see `keys`; or the profile cannot be written, or would be larger than anybody reads.
         ProtocolError: what lies at the path is no profile.
     """
@@ -152,7 +155,7 @@ def measure_profile(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
-    hardware = described(tree, path.parent)
+    hardware = in_time(tree, partial(described, tree, path.parent))
     all_keys = keys(bundle.manifest, wanted, hardware.processor.usable_cores)
     found = _begun(bundle.manifest, read_profile(path), hardware.fingerprint, machine or machine_name())
     found = replace(found, hardware=hardware)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from support.agent import edge_settings
 from support.boards import board
 
 from firstline_core.hardware.catalogue import Engine, ThermalZone
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.power_sources import thermal_zones
+from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
@@ -88,3 +91,21 @@ def test_what_the_device_takes_is_told_or_how_it_may_be_known(tmp_path: Path, na
         found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
     (power,) = (one for one in found if one.subject == "power")
     assert (power.state, words in power.detail) == (State.OK, True)
+
+
+def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, text = threading.Event(), Tree.text
+
+    def hang(tree: Tree, path: str, limit_bytes: int = 4096) -> str | Absent:
+        if path.endswith("thermal_zone0/temp"):
+            tree.reading = path
+            ends.wait()
+        return text(tree, path, limit_bytes)
+
+    with board("raspberry-pi-5", tmp_path / "root") as root, monkeypatch.context() as patched:
+        patched.setattr(Tree, "text", hang)
+        patched.setattr(in_time, "__defaults__", (0.2,))
+        (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(root)))
+        ends.set()
+    assert found.state is State.SLOW
+    assert "/sys/class/thermal/thermal_zone0/temp was not read" in found.detail

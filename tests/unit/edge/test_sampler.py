@@ -33,6 +33,7 @@ class Driver:
         self.answers = threading.Event()
         self.answers.set()
         self.fault: Exception | None = None
+        self.tree = Tree()
 
     def read(self, now_s: float) -> Snapshot:
         self.answers.wait(30)
@@ -79,12 +80,13 @@ async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
     async with running(driver, clock) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
         driver.answers.clear()
+        driver.tree.reading = "sys/class/hwmon/hwmon0/curr1_input"
         await clock.advance(29.0)
         assert isinstance(sampler.latest.cpu_busy_share, Measured)  # an old one is better than none, for so long
         await clock.advance(31.0)
         found = sampler.latest.cpu_busy_share
         assert isinstance(found, Absent)
-        assert "a driver hangs" in found.reason
+        assert "a driver hangs (/sys/class/hwmon/hwmon0/curr1_input)" in found.reason
         assert isinstance(sampler.latest.hottest_c, Absent)
         driver.answers.set()
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
