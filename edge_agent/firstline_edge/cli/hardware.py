@@ -12,6 +12,7 @@ import msgspec
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.in_time import in_time
+from firstline_core.hardware.sensors.snapshot import bounded
 from firstline_core.hardware.survey import described, measured, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
@@ -36,7 +37,7 @@ def command(arguments: argparse.Namespace) -> int:
     """
     settings = load(arguments.config, overrides=dict(arguments.overrides))
     found = _catalogue(settings, anew=arguments.measure)
-    now = read_twice(sensors_of(settings), _BETWEEN_S)
+    now = bounded(read_twice(sensors_of(settings), _BETWEEN_S))
     if arguments.output == "json":
         say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
     else:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from firstline_core.hardware import control_group
 from firstline_core.hardware.accelerators import accelerators
-from firstline_core.hardware.catalogue import FORMAT, Accelerator, Catalogue, Memory, Processor, encode
+from firstline_core.hardware.catalogue import FORMAT, MOST, Accelerator, Catalogue, Memory, Processor, encode
 from firstline_core.hardware.cores import processor
 from firstline_core.hardware.disk import measured as measured_disk
 from firstline_core.hardware.disk import storage
@@ -64,7 +64,7 @@ def described(tree: Tree, folder: Path) -> Catalogue:
         processor=identity.processor,
         memory=Memory(_bytes(total), int(limit.value) if isinstance(limit, Measured) else None),
         accelerators=identity.accelerators,
-        thermal_zones=thermal_zones(tree),
+        thermal_zones=thermal_zones(tree)[:MOST],
         power_sources=power_sources(tree),
         storage=storage(tree, folder),
         links=links(tree),

@@ -139,8 +139,11 @@ def name_of(text: str, limit: int = _NAME_CHARACTERS) -> str:
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text.strip())[:limit].strip()
 
 
-def placed(found: dict[str, Found], name: str, reading: Found, limit: int = 32) -> None:
-    """Adds a reading under its name, or the name with a number where another has that name; a flood is cut off."""
+def placed(found: dict[str, Found], name: str, reading: Found, limit: int = _ENTRIES) -> None:
+    """Adds a reading under its name, or the name with a number where another has that name; a flood is cut off.
+
+    Far more are kept than anybody is told of (`snapshot.bounded`): the hottest of many may be the last.
+    """
     if len(found) >= limit:
         return
     key, at = name, 2
