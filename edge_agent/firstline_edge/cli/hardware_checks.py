@@ -13,8 +13,8 @@ from firstline_core.hardware.power_sources import thermal_zones
 from firstline_core.hardware.readings import Absent, known, measured
 from firstline_core.hardware.sensors.snapshot import Snapshot, told
 from firstline_core.hardware.tree import Tree
-from firstline_edge.cli.findings import Finding, State
-from firstline_edge.hardware.room import read_twice, sensors_of
+from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.hardware.room import read_twice, sensors_of, unseen
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
@@ -29,6 +29,8 @@ def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Two readings of the sensors, for some only count, and what was measured before."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     kept = Surveyor(tree, folder, hardware_path(folder)).kept()
+    if problem := unseen(tree):
+        return [from_error("hardware.root", problem), *engine_findings(kept, settings.models.providers)]
     return [*_findings_now(settings, tree), *engine_findings(kept, settings.models.providers)]
 
 

@@ -229,5 +229,6 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
     found += [(parts.identity.folder, problem) for problem in parts.identity.problems]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
     found += [(parts.state.outbox_path, parts.outbox.damage)]
+    found += [(parts.hardware.root, parts.hardware.problem)]
     found += [(parts.state.path, problem) for problem in parts.background.problems.values()]
     return [(path, message) for path, message in found if message]

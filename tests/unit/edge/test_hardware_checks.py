@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.agent import edge_settings
+from support.agent import edge_settings, serving_agent
 from support.boards import board
+from support.logs import captured_lines
 
 from firstline_core.hardware.catalogue import Engine, ThermalZone
 from firstline_core.hardware.in_time import in_time
@@ -109,3 +110,28 @@ def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, mo
         ends.set()
     assert found.state is State.SLOW
     assert "/sys/class/thermal/thermal_zone0/temp was not read" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("there", "blind"),
+    [((), "heat, throttling and battery, and of memory and load"), (("proc",), "heat, throttling and battery see")],
+)
+def test_a_root_without_the_kernels_files_is_told_with_the_guards_that_it_switches_off(
+    tmp_path: Path, there: tuple[str, ...], blind: str
+) -> None:
+    for folder in there:
+        (tmp_path / "hsot" / folder).mkdir(parents=True)
+    (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot")))
+    assert (found.subject, found.state) == ("hardware.root", State.MISSING)
+    assert blind in found.detail
+
+
+async def test_an_agent_whose_guards_see_nothing_says_so(tmp_path: Path) -> None:
+    with captured_lines() as lines:
+        async with serving_agent(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot"))) as (
+            agent,
+            _,
+        ):
+            (problem,) = agent.status()["problems"]
+    assert "/hsot has no sys and no proc" in problem["message"]
+    assert "the guards see nothing" in [line["event"] for line in lines]
