@@ -63,7 +63,10 @@ class Snapshot(Struct, frozen=True):
 
     @property
     def frequency_share(self) -> Reading:
-        """What the slowest cluster may run at, as a share of what it was built for: below 1 it is throttled."""
+        """What the slowest cluster may run at, as a share of what it was built for. To be told alone.
+
+        A governor that saves power lowers it as well as one that cools: guards go by `throttling`.
+        """
         shares: list[Reading] = []
         for name, rated in self.frequency_rated_hz.items():
             allowed = self.frequency_max_hz.get(name, _UNREAD)
