@@ -26,10 +26,12 @@ _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBERED = re.compile(r"([0-9]+)")
 
+NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
+
 _REASONS = {
     errno.EACCES: "only the superuser may read it; docs/hardware.md says how to let the agent",
     errno.EPERM: "only the superuser may read it; docs/hardware.md says how to let the agent",
-    errno.EAGAIN: "the driver has no value now, as of a part that is switched off",
+    errno.EAGAIN: NO_VALUE_NOW,
     errno.ENODATA: "the driver has no value, as of a channel that is switched off",
     errno.ENXIO: "the device behind it does not answer",
     errno.ENODEV: "the device behind it does not answer",
