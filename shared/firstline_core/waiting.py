@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 
+REFUSED = (OSError, RuntimeError, MemoryError)
+"""What comes of a system that gives no process, no thread, no memory; it may give some later."""
+
 
 async def first_of(*waits: Awaitable[Any]) -> None:
     """Returns when the first of these is done; cancels the others, and leaves none running.

@@ -12,7 +12,7 @@ from firstline_core.clock import Clock
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.waiting import REFUSED, in_daemon_thread
 
 log = logger(__name__)
 
@@ -73,9 +73,11 @@ class Sampler:
 
     def _cannot(self, error: Exception) -> None:
         """The system may give no thread or no memory for a while: guards that end for it would be off for good."""
+        why = f"{type(error).__name__}: {error}"[:_WHY_CHARACTERS]
         if self._why == _HANGS:
-            log.warning("the sensors cannot be read; it is tried again", exc_info=error)
-        self._why = f"{type(error).__name__}: {error}"[:_WHY_CHARACTERS]
+            unforeseen = None if isinstance(error, REFUSED) else error
+            log.warning("the sensors cannot be read; it is tried again", error=why, exc_info=unforeseen)
+        self._why = why
 
     @property
     def _where(self) -> str:

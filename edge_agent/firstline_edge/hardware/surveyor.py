@@ -18,7 +18,7 @@ from firstline_core.hardware.survey import described, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.waiting import REFUSED, in_daemon_thread
 
 log = logger(__name__)
 
@@ -26,7 +26,6 @@ _LIMIT_S = 600.0
 _DELAY_S = 30.0  # an agent that has just started has other things to do
 _AGAIN_S = 300.0
 _END_S = 5.0
-_REFUSED = (OSError, RuntimeError, MemoryError)  # the system gives no process, no thread, no memory
 
 
 class Surveyor:
@@ -68,7 +67,7 @@ class Surveyor:
         while True:
             try:
                 return await self._find_out()
-            except _REFUSED as error:
+            except REFUSED as error:
                 if not refused:
                     log.warning("this device cannot be looked at yet; it is tried again", error=str(error))
                 refused = True
