@@ -43,4 +43,5 @@ The process
     purge           erases what was kept
     wiring          single parts, each from its section of the settings
     parts           all of them, opened in order and closed in the reverse
+    background      what works beside the requests, and what is told where it ends
 """

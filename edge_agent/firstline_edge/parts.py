@@ -23,6 +23,7 @@ from firstline_core.types import InferRequest
 from firstline_edge import rows
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom
+from firstline_edge.background import Background
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import asking_mj, open_spending
 from firstline_edge.cache.results import ResultCache
@@ -62,6 +63,7 @@ from firstline_edge.wiring import (
 
 if TYPE_CHECKING:
     from firstline_edge.adaptation.room import AdaptationRoom
+    from firstline_edge.audits.auditor import Auditor
     from firstline_edge.fleet.wiring import FleetRoom
 
 _SWEEP_S = 3600.0
@@ -79,6 +81,7 @@ class Parts:
         identity: of a device that may have joined a gateway.
         fleet: None where this device is none of a fleet.
         adaptation: None where each bundle has the one variant that loads first.
+        background: what works beside the requests.
     """
 
     state: StateDirectory
@@ -101,6 +104,7 @@ class Parts:
     hardware: HardwareRoom
     fleet: FleetRoom | None
     adaptation: AdaptationRoom | None
+    background: Background
 
 
 @asynccontextmanager
@@ -235,19 +239,14 @@ async def open_parts(
             hardware=hardware,
             fleet=fleet,
             adaptation=_adaptation(models, audits.standings, recorder, clock) if settings.adaptation.enabled else None,
+            background=Background(),
         )
-        works = [
-            _keep_promises(parts, settings, clock),
-            _forget_old(parts, clock),
-            audits.run(auditor, links),
-            identity.run(),
-            hardware.run(),
-        ]
-        works += [spending.keep()] if spending is not None else []
-        works += [parts.adaptation.run(hardware.sampler)] if parts.adaptation is not None else []
-        works += _joined(fleet, parts, opened)
-        for work in works:
-            opened.push_async_callback(_cancelled, asyncio.create_task(work))
+        if fleet is not None:
+            opened.push_async_callback(fleet.close)
+            fleet.join(parts)
+        for name, work in _works(parts, auditor, settings, clock).items():
+            parts.background.start(name, work)
+            opened.push_async_callback(parts.background.close, name)
         report.add_gauges(metrics, parts)
         yield parts
 
@@ -274,13 +273,25 @@ def _toll(spending: Spending | None, fleet: FleetRoom | None) -> Toll:
     return toll if fleet is None else fleet.pedal.before(toll)
 
 
-def _joined(fleet: FleetRoom | None, parts: Parts, opened: AsyncExitStack) -> list[Coroutine[Any, Any, None]]:
-    """The fleet's work, once it has its place among the parts."""
-    if fleet is None:
-        return []
-    opened.push_async_callback(fleet.close)
-    fleet.join(parts)
-    return [fleet.run()]
+def _works(
+    parts: Parts, auditor: Auditor, settings: EdgeSettings, clock: Clock
+) -> dict[str, Coroutine[Any, Any, None]]:
+    """What goes on beside the requests, by what it is for."""
+    works = {
+        "outbox": _keep_promises(parts, settings, clock),
+        "housekeeping": _forget_old(parts, clock),
+        "audits": parts.audits.run(auditor, parts.links),
+        "identity": parts.identity.run(),
+        "sensors": parts.hardware.sampler.run(),
+        "survey": parts.hardware.surveyor.run(),
+    }
+    if parts.spending is not None:
+        works["budgets"] = parts.spending.keep()
+    if parts.adaptation is not None:
+        works["adaptation"] = parts.adaptation.run(parts.hardware.sampler)
+    if parts.fleet is not None:
+        works["fleet"] = parts.fleet.run()
+    return works
 
 
 async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> None:
@@ -326,10 +337,3 @@ async def _forget_old(parts: Parts, clock: Clock) -> None:
         with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
             await parts.outbox.forget_old()
         await clock.sleep(_SWEEP_S)
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    """Ends a background task; if it had failed before, that shows here and not nowhere."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

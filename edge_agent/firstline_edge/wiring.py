@@ -120,5 +120,6 @@ def adapting_of(settings: EdgeSettings) -> Adapting | None:
         section.variants_limit,
         lambda: measured(memory(tree).available_bytes),
         settings.costs.joules_per_core_second,
+        settings.costs.watts_idle,
         one_core=settings.models.threads == 1,
     )

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from support.agent import edge_settings, serving_agent, until
-from support.boards import board, say
+from support.boards import board, built, say
 
 from firstline_core.hardware.readings import measured
+from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.tree import Tree
 from firstline_edge.hardware.surveyor import Surveyor, survey
 
@@ -78,3 +79,17 @@ async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
             catalogue = agent.parts.hardware.surveyor.catalogue
             assert catalogue is not None
             assert catalogue.board.startswith("Raspberry Pi 4")
+
+
+def test_a_board_is_recorded_from_the_command_line_as_tests_take_it_up(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path / "first") as root:
+        given = ("--set", f"hardware.root={root}", "--set", "hardware.survey=false")
+        told = edge_agent("hardware", "--record", str(tmp_path / "mine.txt"), *given, state_dir=tmp_path / "state")
+        assert told.returncode == 0, told.stderr
+        known = Sensors(Tree(root)).read(1.0)
+        refused = edge_agent("hardware", "--record", str(tmp_path), *given, state_dir=tmp_path / "state")
+        assert (refused.returncode, "cannot be written" in refused.stderr) == (2, True)
+    text = (tmp_path / "mine.txt").read_text()
+    assert text.startswith("# NVIDIA Jetson Orin Nano Engineering Reference Developer Kit, kernel ")
+    with built(text, "mine", tmp_path / "second") as again:
+        assert Sensors(Tree(again)).read(1.0) == known

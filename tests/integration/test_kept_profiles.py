@@ -182,16 +182,17 @@ async def test_compress_takes_a_profile_that_the_gateway_keeps(
     site: Site, keeper: httpx.AsyncClient, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest of a machine, or the one that is named; a folder that has the machine's name is no file."""
-    for version in (1, 2):
-        made = encode(profile(1.0, version=version))
-        assert (await keeper.put(profile_path("digits", version, "bench"), content=made)).is_success
+    own = point(1.0, digest=open_bundle(DIGITS).manifest.edge[0].digest)
+    made = {version: replace(profile(1.0, version=version), points=(own,)) for version in (1, 2)}
+    for version, each in made.items():
+        assert (await keeper.put(profile_path("digits", version, "bench"), content=encode(each))).is_success
     (tmp_path / "bench").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FIRSTLINE_TOKEN", site.key)
     refused = await run(site, "compress", DIGITS, "--data", DIGITS.parent / "heldout", "--for", named, code=2)
     assert "The profile is of 'bench', which is not this machine" in " ".join(refused.output.split())
     found = await asyncio.to_thread(profile_named, named, "digits", Where(site.url, "", None))
-    assert found == profile(1.0, version=2)
+    assert found == made[2]
 
 
 @pytest.mark.parametrize(

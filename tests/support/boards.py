@@ -19,8 +19,15 @@ BOARDS = sorted(path.stem for path in _FOLDER.glob("*.txt"))
 @contextmanager
 def board(name: str, root: Path) -> Iterator[Path]:
     """Builds a board under a folder that is empty or not there; what it says can be changed with `say`."""
+    with built((_FOLDER / f"{name}.txt").read_text(), name, root):
+        yield root
+
+
+@contextmanager
+def built(text: str, name: str, root: Path) -> Iterator[Path]:
+    """The same from its text."""
     with ExitStack() as opened:
-        for line in (_FOLDER / f"{name}.txt").read_text().splitlines():
+        for line in text.splitlines():
             if not line or line.startswith("#"):
                 continue
             path, equals, content = line.partition(" =")

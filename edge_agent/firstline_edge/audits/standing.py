@@ -33,6 +33,7 @@ from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.storage.files import set_aside
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import REFUSED
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
@@ -191,7 +192,11 @@ class Standings:
             await self._changed.wait()
             self._changed.clear()
             self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._encoded()))
-            await asyncio.shield(self._writing)
+            try:
+                await asyncio.shield(self._writing)
+            except REFUSED as error:  # no thread, no memory
+                self._writing = None
+                self._refused(str(error) or type(error).__name__)
             if self._refusal:  # what is written next may be an alarm, after which there are no audits
                 self.save()
                 await self._clock.sleep(_RETRY_S)
@@ -305,9 +310,11 @@ class Standings:
         try:
             records.write(self._path, content)
         except OSError as error:  # told once; the audits go on
-            refusal = f"{self._path} cannot be written: {error.strerror}. A restart would forget what audits found."
-            if not self._refusal:
-                log.error("cannot keep what the audits found", path=str(self._path), error=str(error))
-            self._refusal = refusal
+            self._refused(str(error.strerror))
         else:
             self._refusal = ""
+
+    def _refused(self, why: str) -> None:
+        if not self._refusal:
+            log.error("cannot keep what the audits found", path=str(self._path), error=why)
+        self._refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."

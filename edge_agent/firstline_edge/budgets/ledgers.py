@@ -73,8 +73,12 @@ class LedgerFile:
             with self._writing:
                 write_whole(self._path, with_checksum(text))
         except OSError as error:
-            if not self.refusal:
-                log.error("cannot write down what is spent", path=str(self._path), error=str(error))
-            self.refusal = f"What is spent cannot be written down ({error.strerror}); a restart would forget it."
+            self.refused(str(error.strerror))
         else:
             self.refusal = ""
+
+    def refused(self, why: str) -> None:
+        """The system, or the disk, did not let them be written now."""
+        if not self.refusal:
+            log.error("cannot write down what is spent", path=str(self._path), error=why)
+        self.refusal = f"What is spent cannot be written down ({why}); a restart would forget it."

@@ -24,6 +24,7 @@ from firstline_core.routing.account import Account, Cost, Denial
 from firstline_core.routing.conditions import Conditions, markup
 from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import InferRequest
+from firstline_core.waiting import REFUSED
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.links.traffic import Traffic, counted
 
@@ -193,7 +194,10 @@ class Spending:
             await self._clock.sleep(SAVE_EVERY_S)
             if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
                 self._changed = False
-                await asyncio.to_thread(self._file.write, self._books())
+                try:
+                    await asyncio.to_thread(self._file.write, self._books())
+                except REFUSED as error:  # no thread, no memory; battery and heat are looked at all the same
+                    self._file.refused(str(error) or type(error).__name__)
 
     def save(self) -> None:
         """Writes down what was spent, if anything can be."""

@@ -5,24 +5,33 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.in_time import in_time
+from firstline_core.hardware.recording import Recording
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.snapshot import bounded
 from firstline_core.hardware.survey import described, measured, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
+from firstline_core.quantities import counted
 from firstline_core.storage.files import make_folder
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
-from firstline_edge.hardware.room import sensors_of
+from firstline_edge.hardware.room import read_twice, sensors_of
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
 
+_SOURCES = (
+    "# Layout: recorded by edge-agent hardware --record. Say here in which state, and where its drivers are described."
+)
 _BETWEEN_S = 1.0  # two readings, for what only counts
 
 
@@ -31,13 +40,13 @@ def command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the state directory cannot be made, on which the disk is measured.
+        DeadlineExceededError: a driver hangs.
     """
     settings = load(arguments.config, overrides=dict(arguments.overrides))
+    if arguments.record is not None:
+        return _record(settings, Path(arguments.record))
     found = _catalogue(settings, anew=arguments.measure)
-    sensors = sensors_of(settings)
-    sensors.read(time.monotonic())
-    time.sleep(_BETWEEN_S)
-    now = sensors.read(time.monotonic())
+    now = bounded(read_twice(sensors_of(settings), _BETWEEN_S))
     if arguments.output == "json":
         say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
     else:
@@ -49,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
 def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     surveyor = Surveyor(tree, folder, hardware_path(folder))
-    found, kept = described(tree, folder), surveyor.kept()
+    found, kept = in_time(tree, partial(described, tree, folder)), surveyor.kept()
     if not anew:
         return refreshed(kept, found) if kept is not None and kept.fingerprint == found.fingerprint else found
     try:
@@ -58,9 +67,27 @@ def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    found = measured(described(tree, folder), tree, folder, _progress)
+    found = measured(found, tree, folder, _progress)
     surveyor.keep(found)
     return found
+
+
+def _record(settings: EdgeSettings, path: Path) -> int:
+    """Once: what counts is recorded as it stands."""
+    tree = Recording(Path(settings.hardware.root))
+    found = in_time(tree, partial(described, tree, settings.state_dir))
+    in_time(tree, lambda: Sensors(tree).read(time.monotonic()))
+    lines = tree.lines()
+    title = f"# {found.board or 'A board that does not say its name'}, kernel {found.kernel}."
+    try:
+        path.write_text("\n".join([title, _SOURCES, *lines, ""]), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+    unread = sum(line.startswith("#") for line in lines)
+    told = f"{path}: {counted(len(lines) - unread, 'file')} of this board"
+    say(told + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
+    say("Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.")
+    return OK
 
 
 def _progress(what: str) -> None:

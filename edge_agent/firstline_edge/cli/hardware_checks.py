@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.catalogue import Catalogue, ThermalZone
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.power_sources import thermal_zones
 from firstline_core.hardware.readings import Absent, known, measured
 from firstline_core.hardware.sensors.snapshot import Snapshot, told
 from firstline_core.hardware.tree import Tree
-from firstline_edge.cli.findings import Finding, State
-from firstline_edge.hardware.room import sensors_of
+from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.hardware.room import read_twice, sensors_of, unseen
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
@@ -25,20 +27,27 @@ _BELOW_C = 4.0
 
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Two readings of the sensors, for some only count, and what was measured before."""
-    sensors = sensors_of(settings)
-    sensors.read(time.monotonic())
-    time.sleep(_BETWEEN_S)
-    now = sensors.read(time.monotonic())
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     kept = Surveyor(tree, folder, hardware_path(folder)).kept()
+    if problem := unseen(tree):
+        return [from_error("hardware.root", problem), *engine_findings(kept, settings.models.providers)]
+    return [*_findings_now(settings, tree), *engine_findings(kept, settings.models.providers)]
+
+
+def _findings_now(settings: EdgeSettings, tree: Tree) -> list[Finding]:
     limit_c = settings.costs.heat_limit_c
+    try:
+        now = read_twice(sensors_of(settings), _BETWEEN_S)
+        zones = in_time(tree, partial(thermal_zones, tree))
+    except DeadlineExceededError as error:
+        advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"
+        return [Finding("hardware", State.SLOW, error.message, advice)]
     return [
         sensor_finding(now, limit_c),
-        *limit_findings(thermal_zones(tree), now, limit_c),
+        *limit_findings(zones, now, limit_c),
         Finding(
             "power", State.OK, f"{told(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}"
         ),
-        *engine_findings(kept, settings.models.providers),
     ]
 
 

@@ -96,6 +96,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="measure memory and disk and try every provider, as the agent does at its first start",
     )
 
+    hardware.add_argument(
+        "--record",
+        metavar="FILE",
+        help="write what this board's files say, without serial numbers, MACs and names, as a test takes it up",
+    )
+
     profile = _command(commands, "profile", "measure what each model of a bundle costs on this device")
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
     profile.add_argument("--threads", type=_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores")

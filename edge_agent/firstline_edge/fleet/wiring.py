@@ -18,6 +18,7 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import REFUSED
 from firstline_edge.configuration.room import ConfigurationRoom
 from firstline_edge.configuration.source import SignedConfigurations
 from firstline_edge.fleet import reported, starts
@@ -253,7 +254,10 @@ class FleetRoom:
     async def _keep_brake(self) -> None:
         while True:
             await self._clock.sleep(SAVE_EVERY_S)
-            await asyncio.to_thread(self.pedal.save)
+            try:
+                await asyncio.to_thread(self.pedal.save)
+            except REFUSED as error:  # no thread, no memory; the next time is soon
+                log.warning("cannot keep what was escalated under the brake", error=str(error))
 
     def _describe(self, parts: Parts, capabilities: dict[str, Any]) -> Reported:
         held = self.configuration.kept.running

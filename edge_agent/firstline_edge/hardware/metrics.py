@@ -30,11 +30,11 @@ _ALONE: Mapping[str, tuple[str, Callable[[Snapshot], Reading]]] = {
 
 
 def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -> None:
-    """What is absent has no sample. Label values are names of the device's own parts, at most 32 of a kind.
+    """What is absent has no sample. Label values are names of the device's own parts.
 
     Args:
         metrics: the agent's.
-        latest: the snapshot to tell.
+        latest: the snapshot to tell, bounded.
     """
     for name, (label, description, of) in _BY_NAME.items():
         metrics.readings(f"device_{name}", description, (label,), partial(_measured, latest, of))

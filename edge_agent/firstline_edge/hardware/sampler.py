@@ -12,12 +12,14 @@ from firstline_core.clock import Clock
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.waiting import REFUSED, in_daemon_thread
 
 log = logger(__name__)
 
 _SILENT_PERIODS = 3
 _SILENT_S = 30.0
+_HANGS = "a driver hangs"
+_WHY_CHARACTERS = 200
 
 
 class Sampler:
@@ -39,37 +41,62 @@ class Sampler:
         self._period_s = period_s
         self._clock = clock
         self._limit_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
-        self._began_s = clock.monotonic_s()
+        self._silent_since_s = clock.monotonic_s()
+        self._why = _HANGS
         self.latest: Snapshot = NOTHING_READ
         self.listener: Callable[[Snapshot], None] | None = None
 
     async def run(self) -> None:
         """Reads until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:  # two, for a driver may hang, and what it said last grows old
-            tasks.create_task(self._keep_reading(), name="sensors")
-            tasks.create_task(self._keep_watching(), name="silent sensors")
+        try:
+            async with asyncio.TaskGroup() as tasks:  # two, for a driver may hang, and what it said last grows old
+                tasks.create_task(self._keep_reading(), name="sensors")
+                tasks.create_task(self._keep_watching(), name="silent sensors")
+        finally:
+            self.latest = nothing("The sensors are not read any more.")
 
     async def _keep_reading(self) -> None:
         while True:
-            self._began_s = self._clock.monotonic_s()
-            found = await in_daemon_thread(partial(self._sensors.read, self._began_s))
-            if self._clock.monotonic_s() - self._began_s >= self._limit_s:
-                continue  # it was told to be absent meanwhile, and says how the device was before
-            self._take(found)
+            began_s = self._clock.monotonic_s()
+            if self._why == _HANGS:
+                self._silent_since_s = began_s
+            try:
+                found = await in_daemon_thread(partial(self._sensors.read, began_s))
+            except Exception as error:  # noqa: BLE001 (one reading; guards are to outlive whatever ends it)
+                self._cannot(error)
+            else:
+                self._why = _HANGS
+                if self._clock.monotonic_s() - began_s >= self._limit_s:
+                    continue  # it was told to be absent meanwhile, and says how the device was before
+                self._take(found)
             await self._clock.sleep(self._period_s)
+
+    def _cannot(self, error: Exception) -> None:
+        """The system may give no thread or no memory for a while: guards that end for it would be off for good."""
+        why = f"{type(error).__name__}: {error}"[:_WHY_CHARACTERS]
+        if self._why == _HANGS:
+            unforeseen = None if isinstance(error, REFUSED) else error
+            log.warning("the sensors cannot be read; it is tried again", error=why, exc_info=unforeseen)
+        self._why = why
+
+    @property
+    def _where(self) -> str:
+        """Of a driver that hangs."""
+        reading = self._sensors.tree.reading
+        return f" (/{reading})" if reading and self._why == _HANGS else ""
 
     async def _keep_watching(self) -> None:
         told = False
         while True:
             now_s = self._clock.monotonic_s()
-            silent_s = now_s - self._began_s
-            hangs = silent_s >= self._limit_s
-            if hangs:
+            silent_s = now_s - self._silent_since_s
+            silent = silent_s >= self._limit_s
+            if silent:
                 if not told:
-                    log.warning("a sensor's driver hangs", seconds=round(silent_s))
-                said = nothing(f"The sensors have not answered for {silent_s:.0f} s: a driver hangs.")
+                    log.warning("the sensors say nothing", seconds=round(silent_s), why=self._why + self._where)
+                said = nothing(f"The sensors have not answered for {silent_s:.0f} s: {self._why}{self._where}.")
                 self._take(replace(said, at_s=now_s))
-            told = hangs
+            told = silent
             await self._clock.sleep(max(self._limit_s - silent_s, self._period_s))
 
     def _take(self, found: Snapshot) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -17,11 +18,14 @@ from firstline_core.hardware.survey import described, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
+from firstline_core.waiting import REFUSED, in_daemon_thread
 
 log = logger(__name__)
 
 _LIMIT_S = 600.0
 _DELAY_S = 30.0  # an agent that has just started has other things to do
+_AGAIN_S = 300.0
+_END_S = 5.0
 
 
 class Surveyor:
@@ -59,7 +63,18 @@ class Surveyor:
 
     async def run(self) -> None:
         """Finds out what there is to find out, and returns."""
-        found = await asyncio.to_thread(described, self._tree, self._folder)
+        refused = False
+        while True:
+            try:
+                return await self._find_out()
+            except REFUSED as error:
+                if not refused:
+                    log.warning("this device cannot be looked at yet; it is tried again", error=str(error))
+                refused = True
+            await self._clock.sleep(_AGAIN_S)
+
+    async def _find_out(self) -> None:
+        found = await in_daemon_thread(partial(described, self._tree, self._folder))  # a driver may hang
         kept = await asyncio.to_thread(self.kept)
         if kept is not None and kept.fingerprint == found.fingerprint:
             found = refreshed(kept, found)
@@ -111,6 +126,7 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
 
     Raises:
         ProtocolError: it did not end in time, or not as it should have.
+        OSError: the system gives no further process.
     """
     child = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -134,7 +150,9 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):  # what hangs within a driver does not even end when it is killed
+                await child.wait()
     if code:
         raise ProtocolError(f"The survey of this device ended with exit code {code}; `edge-agent hardware` says more.")
     if len(said) > LIMIT_BYTES:

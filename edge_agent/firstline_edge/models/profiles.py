@@ -12,7 +12,7 @@ from pathlib import Path
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import fingerprint
 from firstline_core.hardware.tree import Tree
 from firstline_core.planning.quickest import quickest
 from firstline_core.profile.profile import Point, Profile
@@ -45,7 +45,7 @@ class Profiles:
     @cached_property
     def fingerprint(self) -> str:
         """Of this machine; it takes some ten milliseconds, and is only asked for where there is a profile."""
-        return described(Tree(self._root), self._state_dir).fingerprint
+        return fingerprint(Tree(self._root))
 
     def of(self, bundle: Bundle) -> Profile | None:
         """The device's own profile, else one of this machine that the bundle brings; None where there is neither."""

@@ -156,7 +156,7 @@ class CostsSection(Section, frozen=True, kw_only=True):
     joules_per_core_second: Amount = 0.0
     """What a busy core takes in a second beyond the idle device, where nothing measures power; 0 is not stated."""
     watts_idle: Amount = 0.0
-    """What the idle device takes."""
+    """What the idle device takes; 0 is not stated. It comes off what sensors measured of a model's run."""
     metered_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """How many times as dear bytes and money are over a metered link."""
     heat_limit_c: float = 80.0

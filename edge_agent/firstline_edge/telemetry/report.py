@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from firstline_core.hardware.sensors.snapshot import bounded
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -53,7 +54,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "policy": parts.router.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
-        "hardware": msgspec.to_builtins(parts.hardware.sampler.latest),
+        "hardware": msgspec.to_builtins(bounded(parts.hardware.sampler.latest)),
         "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
@@ -93,7 +94,7 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
     }
     for name, (description, read) in gauges.items():
         metrics.gauge(name, description, read)
-    add_sensor_gauges(metrics, lambda: parts.hardware.sampler.latest)
+    add_sensor_gauges(metrics, lambda: bounded(parts.hardware.sampler.latest))
     if parts.adaptation is not None:
         from firstline_edge.adaptation.room import add_gauges as add_variant_gauges
 
@@ -228,4 +229,6 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
     found += [(parts.identity.folder, problem) for problem in parts.identity.problems]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
     found += [(parts.state.outbox_path, parts.outbox.damage)]
+    found += [(parts.hardware.root, parts.hardware.problem)]
+    found += [(parts.state.path, problem) for problem in parts.background.problems.values()]
     return [(path, message) for path, message in found if message]

@@ -2,6 +2,8 @@
 
     readings        Measured | Modelled | Absent: what one sensor says
     tree            small files of the kernel's, under a root that tests replace
+    in_time         reading for commands, which a driver that hangs is not to hold up
+    recording       what was read, as the text of a board for tests
     control_group   what of the machine this process may use
     sensors/        how a device is: heat, power, memory, load
     catalogue       what a device is: structs and their JSON

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from firstline_core.hardware.catalogue import MOST, Accelerator
 from firstline_core.hardware.tree import Tree, name_of
 
@@ -18,6 +20,7 @@ _NODES = (
     ("sys/class/apex", "apex_[0-9]*", "tpu", "Coral Edge TPU"),
     ("sys/class/accel", "accel[0-9]*", "npu", "compute accelerator"),
 )
+_SOURCE_CHARACTERS = 160  # a name of the kernel's has up to 255
 # Vendor and product of the Coral USB accelerator, before and after its firmware is loaded (coral.ai, "Get started").
 _CORAL_USB = (("1a6e", "089a"), ("18d1", "9302"))
 
@@ -32,7 +35,7 @@ def accelerators(tree: Tree) -> tuple[Accelerator, ...]:
     for device in tree.names("sys/bus/usb/devices", "*"):
         if (tree.text(f"{device}/idVendor"), tree.text(f"{device}/idProduct")) in _CORAL_USB:
             found.append(Accelerator("tpu", "Coral Edge TPU (USB)", f"/{device}"))
-    return tuple(found[:MOST])
+    return tuple(replace(one, source=one.source[:_SOURCE_CHARACTERS]) for one in found[:MOST])
 
 
 def _named(tree: Tree, path: str, otherwise: str) -> str:

@@ -21,7 +21,9 @@ MOST = 32
 
 Text = Annotated[str, Meta(max_length=160)]
 Word = Annotated[str, Meta(max_length=64)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+HIGHEST_COUNT = 2**53
+"""What is more than this, in bytes or whatever is counted, nothing means that says so."""
+Count = Annotated[int, Meta(ge=0, le=HIGHEST_COUNT)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 LinkKind = Literal["ethernet", "wifi", "cellular", "loopback", "virtual", "other"]
 

@@ -103,7 +103,7 @@ def _limit(tree: Tree, group: str) -> Found:
         return told
     if told == _UNLIMITED:
         return Absent(f"/{group}/memory.max: does not limit anything.")
-    return as_number(told, f"{group}/memory.max", low=0)
+    return as_number(told, f"{group}/memory.max", low=0, high=_UNLIMITED_BYTES)
 
 
 def _quota(tree: Tree, group: str) -> Found:

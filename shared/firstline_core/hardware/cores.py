@@ -24,6 +24,7 @@ _PARTS = {
 }  # fmt: skip
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _SIZE = re.compile(r"([0-9]{1,9})([KMG]?)")
+_LARGEST_CACHE_BYTES = 1 << 36
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Those that decide how fast floats, and integers of 8 bits, are multiplied; the kernel's names to the field's.
 _INSTRUCTION_SETS = {
@@ -98,4 +99,5 @@ def _last_cache_bytes(tree: Tree) -> int | None:
         matched = None if isinstance(size, Absent) else _SIZE.fullmatch(size)
         if isinstance(level, Measured) and matched is not None:
             found.append((int(level.value), int(matched[1]) * _UNITS[matched[2]]))
+    found = [(level, size_bytes) for level, size_bytes in found if size_bytes <= _LARGEST_CACHE_BYTES]
     return max(found)[1] if found else None

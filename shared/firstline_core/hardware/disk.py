@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from firstline_core.hardware.catalogue import Storage
+from firstline_core.hardware.catalogue import HIGHEST_COUNT, Storage
 from firstline_core.hardware.tree import Tree, name_of
 
 _FILE_BYTES = 32 << 20
@@ -33,6 +33,8 @@ def storage(tree: Tree, folder: Path) -> Storage | None:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
+    if max(usage.total, usage.free) > HIGHEST_COUNT:
+        return None  # a file system in user space may say anything
     return Storage(usage.total, usage.free, _file_system(tree, folder))
 
 

@@ -27,7 +27,7 @@ def power_sources(tree: Tree) -> tuple[PowerSource, ...]:
 
 
 def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
-    """With the temperatures from which on the kernel throttles, and switches off."""
+    """All of them, with the temperatures from which on the kernel throttles, and switches off."""
     found = []
     for zone in tree.names("sys/class/thermal", "thermal_zone*"):
         trips: dict[str, float] = {}
@@ -36,5 +36,5 @@ def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
             at = tree.number(file.replace("_type", "_temp"), 0.001, low=0, high=200)
             if which is not None and isinstance(at, Measured):
                 trips[which] = min(at.value, trips.get(which, at.value))
-        found.append(ThermalZone(tree.word(f"{zone}/type", zone.rpartition("/")[2]), **trips))
-    return tuple(found[:MOST])
+        found.append(ThermalZone(tree.word(f"{zone}/type", name_of(zone.rpartition("/")[2])), **trips))
+    return tuple(found)

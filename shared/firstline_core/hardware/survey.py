@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware import control_group
 from firstline_core.hardware.accelerators import accelerators
-from firstline_core.hardware.catalogue import FORMAT, Catalogue, Memory, encode
+from firstline_core.hardware.catalogue import FORMAT, MOST, Accelerator, Catalogue, Memory, Processor, encode
 from firstline_core.hardware.cores import processor
 from firstline_core.hardware.disk import measured as measured_disk
 from firstline_core.hardware.disk import storage
@@ -27,7 +28,7 @@ from firstline_core.hardware.network import links
 from firstline_core.hardware.power_sources import power_sources, thermal_zones
 from firstline_core.hardware.readings import Absent, Measured
 from firstline_core.hardware.sensors.memory import memory, of_machine
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.tree import Found, Tree
 from firstline_core.lowest_priority import give_way
 
 _BOARD_CHARACTERS = 120
@@ -37,6 +38,16 @@ _PACKAGES = (
 )  # fmt: skip
 
 
+class _Identity(NamedTuple):
+    """What another device, or a changed one, has other than this."""
+
+    board: str
+    kernel: str
+    processor: Processor
+    memory: Found
+    accelerators: tuple[Accelerator, ...]
+
+
 def described(tree: Tree, folder: Path) -> Catalogue:
     """What files say of it, without measuring anything; takes milliseconds.
 
@@ -44,24 +55,33 @@ def described(tree: Tree, folder: Path) -> Catalogue:
         tree: the kernel's files.
         folder: the agent's state directory.
     """
-    total, limit = of_machine(tree, "MemTotal"), control_group.memory_limit(tree)
-    found = Catalogue(
-        fingerprint="",
-        board=_board(tree),
-        kernel=platform.release()[:64],
-        processor=processor(tree),
-        memory=Memory(
-            int(total.value) if isinstance(total, Measured) else 0,
-            int(limit.value) if isinstance(limit, Measured) else None,
-        ),
-        accelerators=accelerators(tree),
-        thermal_zones=thermal_zones(tree),
+    identity, limit = _identified(tree), control_group.memory_limit(tree)
+    total = identity.memory
+    return Catalogue(
+        fingerprint=_fingerprint(identity),
+        board=identity.board,
+        kernel=identity.kernel,
+        processor=identity.processor,
+        memory=Memory(_bytes(total), int(limit.value) if isinstance(limit, Measured) else None),
+        accelerators=identity.accelerators,
+        thermal_zones=thermal_zones(tree)[:MOST],
         power_sources=power_sources(tree),
         storage=storage(tree, folder),
         links=links(tree),
         notes=(total.reason[:160],) if isinstance(total, Absent) else (),
     )
-    return replace(found, fingerprint=_fingerprint(found))
+
+
+def fingerprint(tree: Tree) -> str:
+    """Of what measurements depend on: another kernel, package or piece of hardware asks for others.
+
+    It reads what a device is and nothing that it is joined to, such as rails, whose drivers may hang: an agent asks for
+    it while it starts.
+
+    Args:
+        tree: the kernel's files.
+    """
+    return _fingerprint(_identified(tree))
 
 
 def measured(found: Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None) -> Catalogue:
@@ -115,15 +135,24 @@ def _board(tree: Tree) -> str:
     return model or " ".join(filter(None, parts))
 
 
-def _fingerprint(found: Catalogue) -> str:
-    """Of what measurements depend on: another kernel, package or piece of hardware asks for others."""
+def _identified(tree: Tree) -> _Identity:
+    return _Identity(
+        _board(tree), platform.release()[:64], processor(tree), of_machine(tree, "MemTotal"), accelerators(tree)
+    )
+
+
+def _bytes(total: Found) -> int:
+    return int(total.value) if isinstance(total, Measured) else 0
+
+
+def _fingerprint(found: _Identity) -> str:
     packages = []
     for name in _PACKAGES:
         try:
             packages.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    on = (FORMAT, found.board, found.kernel, found.processor, found.memory.total_bytes, found.accelerators)
+    on = (FORMAT, found.board, found.kernel, found.processor, _bytes(found.memory), found.accelerators)
     content = msgspec.json.encode((*on, platform.python_version(), packages))
     return hashlib.sha256(content).hexdigest()[:32]
 

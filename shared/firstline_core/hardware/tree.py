@@ -26,10 +26,12 @@ _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBERED = re.compile(r"([0-9]+)")
 
+NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
+
 _REASONS = {
     errno.EACCES: "only the superuser may read it; docs/hardware.md says how to let the agent",
     errno.EPERM: "only the superuser may read it; docs/hardware.md says how to let the agent",
-    errno.EAGAIN: "the driver has no value now, as of a part that is switched off",
+    errno.EAGAIN: NO_VALUE_NOW,
     errno.ENODATA: "the driver has no value, as of a channel that is switched off",
     errno.ENXIO: "the device behind it does not answer",
     errno.ENODEV: "the device behind it does not answer",
@@ -42,10 +44,14 @@ class Tree:
 
     Args:
         root: where they begin; "/" on the device itself. Paths below are relative to it, and are told with a "/".
+
+    Attributes:
+        reading: the file that is read at this moment, "" where none is: where a driver hangs, it names it.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
+        self.reading = ""
 
     def names(self, folder: str, pattern: str) -> list[str]:
         """Paths of the folder's entries that fit a pattern, in the order of the numbers in them; none where it is not.
@@ -74,6 +80,7 @@ class Tree:
             path: relative to the root.
             limit_bytes: where reading ends.
         """
+        self.reading = path
         try:
             # Without waiting: what is no file of the kernel's, such as a pipe, may never have anything to say.
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,6 +93,8 @@ class Tree:
                 os.close(descriptor)
         except (OSError, ValueError) as error:
             return Absent(f"/{path}: {_why(error)}.")
+        finally:
+            self.reading = ""
         content = b"".join(pieces).rstrip(b"\0")  # the device tree ends its words as C does
         try:
             return content.decode("utf-8").strip()
@@ -132,8 +141,11 @@ def name_of(text: str, limit: int = _NAME_CHARACTERS) -> str:
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text.strip())[:limit].strip()
 
 
-def placed(found: dict[str, Found], name: str, reading: Found, limit: int = 32) -> None:
-    """Adds a reading under its name, or the name with a number where another has that name; a flood is cut off."""
+def placed(found: dict[str, Found], name: str, reading: Found, limit: int = _ENTRIES) -> None:
+    """Adds a reading under its name, or the name with a number where another has that name; a flood is cut off.
+
+    Far more are kept than anybody is told of (`snapshot.bounded`): the hottest of many may be the last.
+    """
     if len(found) >= limit:
         return
     key, at = name, 2

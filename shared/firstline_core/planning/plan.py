@@ -19,8 +19,6 @@ from firstline_core.planning.quickest import quickest
 from firstline_core.planning.split import Splits, Stretch, Surroundings, Way, best, stretches, ways
 from firstline_core.profile.profile import Key, Point, Profile, sweet_spot
 
-_ENGINES = {"onnx": "onnx", "tflite": "tflite"}
-
 
 class Candidate(Struct, frozen=True):
     """One way to run a variant here.

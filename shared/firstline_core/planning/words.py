@@ -17,7 +17,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [f"{plan.bundle} {plan.version}{f' on {plan.machine}' if plan.machine else ''}"]
     if plan.chosen is not None:
         lines.append(f"  run       {_candidate(plan.chosen)}")
-        lines += [f"  before    {_candidate(other)}" for other in plan.others[:_SHOWN]]
+        lines += [f"  next best {_candidate(other)}" for other in plan.others[:_SHOWN]]
     if plan.batch is not None:
         lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
     if plan.throttled_ms is not None:

@@ -17,6 +17,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.child import Job
@@ -161,6 +162,7 @@ def measure_profile(
         warn: see `keeping.changed`.
 
     Raises:
+        DeadlineExceededError: a driver hangs.
         ConfigError: see `keys`; or the profile cannot be written, or would be larger than anybody reads.
     """
     tree = Tree(wanted.root)
@@ -168,7 +170,7 @@ def measure_profile(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
-    hardware = described(tree, path.parent)
+    hardware = in_time(tree, partial(described, tree, path.parent))
     all_keys = keys(bundle.manifest, wanted, hardware.processor.usable_cores)
     begun = partial(_begun, bundle.manifest, hardware, machine or machine_name())
 

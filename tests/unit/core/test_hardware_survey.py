@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 
 import msgspec
@@ -10,17 +11,20 @@ import pytest
 from msgspec.structs import replace
 from support.boards import BOARDS, board
 
-from firstline_core.errors import ProtocolError
+from firstline_core.errors import DeadlineExceededError, ProtocolError
 from firstline_core.hardware import survey
 from firstline_core.hardware.bandwidth import bandwidth, buffer_bytes
 from firstline_core.hardware.catalogue import FORMAT, LIMIT_BYTES, Catalogue, Engine, ThermalZone, decode, encode
 from firstline_core.hardware.disk import measured, storage
 from firstline_core.hardware.engine_trial import trial
 from firstline_core.hardware.engines import tried
-from firstline_core.hardware.readings import Measured
+from firstline_core.hardware.in_time import in_time
+from firstline_core.hardware.readings import Absent, Measured
+from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
+from firstline_core.waiting import within
 
 
 def described(name: str, root: Path) -> Catalogue:
@@ -208,3 +212,34 @@ def test_an_engine_that_takes_its_process_down_is_one_that_does_not_work(code: s
     found = tried("onnx", "BrokenExecutionProvider", limit_s=limit_s, trial=("-c", code))
     assert not found.works
     assert why in found.reason
+
+
+class Hanging(Tree):
+    """One whose driver never answers for a file; ends when the test does."""
+
+    def __init__(self, root: Path, hangs_at: str) -> None:
+        super().__init__(root)
+        self.ends = threading.Event()
+        self._hangs_at = hangs_at
+
+    def text(self, path: str, limit_bytes: int = 4096) -> str | Absent:
+        if path.endswith(self._hangs_at):
+            self.reading = path
+            self.ends.wait()
+        return super().text(path, limit_bytes)
+
+
+@pytest.mark.parametrize("file", ["hwmon1/in2_input", "energy_uj", "eth0/operstate", "thermal_zone0/type"])
+def test_who_a_device_is_can_be_said_whatever_is_joined_to_it_hangs(tmp_path: Path, file: str) -> None:
+    with board("jetson-orin-nano", tmp_path):
+        known = survey.described(Tree(tmp_path), tmp_path).fingerprint
+        assert within(10.0, lambda: survey.fingerprint(Hanging(tmp_path, file))) == known
+
+
+def test_who_typed_something_hears_which_file_hangs(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path):
+        tree = Hanging(tmp_path, "thermal_zone0/temp")
+        with pytest.raises(DeadlineExceededError, match="/sys/class/thermal/thermal_zone0/temp was not read"):
+            in_time(tree, lambda: Sensors(tree).read(1.0), limit_s=0.2)
+        tree.ends.set()
+        assert in_time(tree, lambda: Sensors(tree).read(1.0)).temperature_c

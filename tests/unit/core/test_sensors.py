@@ -12,7 +12,7 @@ from support.boards import BOARDS, board, say
 
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, known, measured
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, told
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, bounded, told
 from firstline_core.hardware.tree import Tree
 from firstline_core.routing.tariff import LinkTariff, Tariff
 
@@ -125,7 +125,7 @@ def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     found = bench.read()
     assert measured(found.battery_share) == 0.42  # neither the mouse's 3 %, nor the full one's 101
-    assert measured(found.powered) == 1  # a battery that is full does not drain, whatever the other does
+    assert measured(found.powered) == 0  # whatever the one that is full says
     assert measured(found.power_w["battery BAT0"]) == 11.48
     assert set(values(found.temperature_c)) == {
         "acpitz", "INT3400 Thermal", "x86_pkg_temp", "coretemp Package id 0", "coretemp Core 0",
@@ -283,15 +283,50 @@ def _without(root: Path, paths: list[str]) -> list[str]:
     return paths
 
 
-def test_a_thousand_zones_are_cut_off(tmp_path: Path) -> None:
-    for number in range(200):
+def test_more_than_a_thousand_zones_are_cut_off(tmp_path: Path) -> None:
+    for number in range(1100):
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", "zone")
-        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", str(number * 100))
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", str(number * 10))
     found = Bench(tmp_path).read().temperature_c
-    assert len(found) == 32
+    assert len(found) == 1024
     assert list(found)[:3] == ["zone", "zone 2", "zone 3"]
 
 
 def test_before_anything_was_read_everything_is_absent() -> None:
     assert "not read yet" in reason(NOTHING_READ.cpu_busy_share)
     assert isinstance(NOTHING_READ.hottest_c, Absent)
+
+
+def test_the_hottest_of_many_zones_counts_wherever_it_stands(tmp_path: Path) -> None:
+    for number in range(70):
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"zone {number}")
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", "95000" if number == 65 else "50000")
+    found = Bench(tmp_path).read()
+    assert measured(found.hottest_c) == 95.0
+    told_of = bounded(found)
+    assert len(told_of.temperature_c) == 32
+    assert told_of.hottest_c == found.hottest_c
+    assert list(told_of.temperature_c) == sorted(told_of.temperature_c, key=lambda name: int(name.split()[1]))
+
+
+@pytest.mark.parametrize(
+    ("mains", "batteries", "powered"),
+    [
+        ("0", ("Full", "Discharging"), 0),
+        ("1", ("Discharging",), 0),  # an adapter that gives less than the device takes
+        ("1", ("Charging", "Full"), 1),
+        ("0", ("Not charging",), 1),  # through a port that is no supply of its own
+        ("0", ("Unknown",), 0),
+        ("1", (), 1),
+    ],
+)
+def test_a_battery_that_drains_counts_before_what_an_adapter_says(
+    tmp_path: Path, mains: str, batteries: tuple[str, ...], powered: float
+) -> None:
+    say(tmp_path, "sys/class/power_supply/AC/type", "Mains")
+    say(tmp_path, "sys/class/power_supply/AC/online", mains)
+    for number, status in enumerate(batteries):
+        say(tmp_path, f"sys/class/power_supply/BAT{number}/type", "Battery")
+        say(tmp_path, f"sys/class/power_supply/BAT{number}/status", status)
+        say(tmp_path, f"sys/class/power_supply/BAT{number}/capacity", "8")
+    assert measured(Bench(tmp_path).read().powered) == powered

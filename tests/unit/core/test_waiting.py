@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.waiting import in_daemon_thread, within
 
 _ENDS = """
 import asyncio, threading
@@ -53,3 +53,13 @@ async def test_a_caller_may_leave_before_the_call_returns() -> None:
 
 def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
     subprocess.run([sys.executable, "-c", _ENDS], check=True, timeout=30)
+
+
+def test_a_program_without_a_loop_waits_for_so_long_and_no_longer() -> None:
+    go = threading.Event()
+    assert within(30.0, lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        within(30.0, lambda: 1 // 0)
+    with pytest.raises(TimeoutError):
+        within(0.05, go.wait)
+    go.set()

@@ -214,6 +214,35 @@ class TestKeep:
             await clock.advance(SAVE_EVERY_S)
             await written(file)
 
+    async def test_a_system_without_a_thread_to_give_ends_neither_books_nor_the_look_at_battery_and_heat(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        clock, file = SimulatedClock(1000.0), LedgerFile(tmp_path / "spending.json")
+        looks: list[int] = []
+
+        def sense() -> Conditions:
+            looks.append(1)
+            return Conditions()
+
+        spending = purse(clock=clock, file=file)
+        spending._sense = sense
+        async with running(spending):
+            with spending.paid(TestPaid.asked):
+                count("http", sent=300)
+            await settled(clock)
+            with monkeypatch.context() as patched:
+                patched.setattr(asyncio, "to_thread", refuse)
+                for _ in range(3):
+                    await clock.advance(SAVE_EVERY_S)
+                    await settled(clock)
+                assert len(looks) == 4
+                assert "can't start new thread" in spending.problem
+            await clock.advance(SAVE_EVERY_S)
+            await written(file)
+
     def test_a_disk_that_refuses_is_told_and_tried_again(self, tmp_path: Path) -> None:
         file = LedgerFile(tmp_path / "missing" / "spending.json")
         spending = purse(file=file)

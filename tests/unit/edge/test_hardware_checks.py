@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.agent import edge_settings
+from support.agent import edge_settings, serving_agent
 from support.boards import board
+from support.logs import captured_lines
 
 from firstline_core.hardware.catalogue import Engine, ThermalZone
+from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.power_sources import thermal_zones
+from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
@@ -88,3 +92,46 @@ def test_what_the_device_takes_is_told_or_how_it_may_be_known(tmp_path: Path, na
         found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
     (power,) = (one for one in found if one.subject == "power")
     assert (power.state, words in power.detail) == (State.OK, True)
+
+
+def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, text = threading.Event(), Tree.text
+
+    def hang(tree: Tree, path: str, limit_bytes: int = 4096) -> str | Absent:
+        if path.endswith("thermal_zone0/temp"):
+            tree.reading = path
+            ends.wait()
+        return text(tree, path, limit_bytes)
+
+    with board("raspberry-pi-5", tmp_path / "root") as root, monkeypatch.context() as patched:
+        patched.setattr(Tree, "text", hang)
+        patched.setattr(in_time, "__defaults__", (0.2,))
+        (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(root)))
+        ends.set()
+    assert found.state is State.SLOW
+    assert "/sys/class/thermal/thermal_zone0/temp was not read" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("there", "blind"),
+    [((), "heat, throttling and battery, and of memory and load"), (("proc",), "heat, throttling and battery see")],
+)
+def test_a_root_without_the_kernels_files_is_told_with_the_guards_that_it_switches_off(
+    tmp_path: Path, there: tuple[str, ...], blind: str
+) -> None:
+    for folder in there:
+        (tmp_path / "hsot" / folder).mkdir(parents=True)
+    (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot")))
+    assert (found.subject, found.state) == ("hardware.root", State.MISSING)
+    assert blind in found.detail
+
+
+async def test_an_agent_whose_guards_see_nothing_says_so(tmp_path: Path) -> None:
+    with captured_lines() as lines:
+        async with serving_agent(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot"))) as (
+            agent,
+            _,
+        ):
+            (problem,) = agent.status()["problems"]
+    assert "/hsot has no sys and no proc" in problem["message"]
+    assert "the guards see nothing" in [line["event"] for line in lines]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.bundles import variant_bundle
@@ -77,15 +78,50 @@ async def test_who_answers_by_the_deadline_is_as_the_profile_says(tmp_path: Path
 
 async def test_times_memory_and_energy_are_the_profiles_and_status_says_so(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
-    energy_mj = (Measured(30.0, "/rapl"), Measured(20.0, "/rapl"), Modelled(10.0, "stated costs"))
+    energy_mj = (Measured(30.0, "/power"), Measured(20.0, "/power"), Measured(10.0, "/power"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj, (30_000_000, 20_000_000, 10_000_000))
-    async with EdgeAgent(settings(tmp_path)) as agent:
+    async with EdgeAgent(settings(tmp_path, costs__watts_idle=5.0)) as agent:
         found = rungs(agent)
+    # Beyond the idle device: 5 W for 3, 2 and 1 ms are no run's.
     assert [(rung["row_ms"], rung["memory_bytes"], rung["energy_mj"]) for rung in found.values()] == [
-        (3.0, 30_000_000, 30.0), (2.0, 20_000_000, 20.0), (1.0, 10_000_000, 10.0),
+        (3.0, 30_000_000, 15.0), (2.0, 20_000_000, 10.0), (1.0, 10_000_000, 5.0),
     ]  # fmt: skip
     assert found["large"]["from"] == {"row_ms": "profile", "memory_bytes": "profile", "energy_mj": "profile"}
-    assert found["small"]["from"]["energy_mj"] == "stated"
+
+
+async def test_a_rail_that_never_changes_says_nothing_of_a_run(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), tuple(Measured(5 * ms, "/power") for ms in (3.0, 2.0, 1.0)))
+    async with EdgeAgent(settings(tmp_path, costs__watts_idle=5.0)) as agent:
+        assert [rung["energy_mj"] for rung in rungs(agent).values()] == [None] * 3
+
+
+@pytest.mark.parametrize(("watts_idle", "source"), [(0.0, "/power"), (5.0, "/sys/class/powercap/x/energy_uj")])
+async def test_energy_with_the_device_at_rest_in_it_is_no_price_and_status_says_why(
+    tmp_path: Path, watts_idle: float, source: str
+) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), tuple(Measured(mj, source) for mj in (30.0, 20.0, 10.0)))
+    async with EdgeAgent(settings(tmp_path, costs__watts_idle=watts_idle)) as agent:
+        found = rungs(agent)
+    assert {rung["energy_mj"] for rung in found.values()} == {None}
+    assert "what is beyond costs.watts_idle is not known" in found["large"]["from"]["energy_mj"]
+
+
+async def test_no_ladder_compares_what_was_measured_with_what_is_stated(tmp_path: Path) -> None:
+    manifest = variant_bundle(tmp_path / "bundle").manifest
+    energy_mj = (Measured(30.0, "/power"), Measured(20.0, "/power"), Modelled(10.0, "stated costs"))
+    profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
+    async with EdgeAgent(settings(tmp_path, costs__watts_idle=5.0)) as agent:
+        found = rungs(agent)
+    assert [(rung["energy_mj"], rung["from"]["energy_mj"]) for rung in found.values()] == [
+        (None, None), (None, None), (10.0, "stated"),
+    ]  # fmt: skip
+    async with EdgeAgent(settings(tmp_path, costs__joules_per_core_second=4.0)) as agent:
+        found = rungs(agent)
+    assert [(rung["energy_mj"], rung["from"]["energy_mj"]) for rung in found.values()] == [
+        (12.0, "stated"), (8.0, "stated"), (4.0, "stated"),
+    ]  # fmt: skip
 
 
 async def test_a_variant_that_takes_more_energy_than_a_better_one_is_no_rung(tmp_path: Path) -> None:
@@ -118,12 +154,12 @@ async def test_without_a_profile_energy_is_as_stated_and_the_rest_as_loading_sho
 
 async def test_costs_that_are_stated_here_count_before_those_of_when_it_was_profiled(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
-    energy_mj = (Modelled(30.0, "stated"), Modelled(20.0, "stated"), Measured(1.0, "/rapl"))
+    energy_mj = (Modelled(30.0, "stated"), Modelled(20.0, "stated"), Modelled(1.0, "stated"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
     async with EdgeAgent(settings(tmp_path, costs__joules_per_core_second=4.0)) as agent:
         found = rungs(agent)
-    # A core for 3 and for 2 ms, as the profile has it; what was measured stays.
-    assert [rung["energy_mj"] for rung in found.values()] == [12.0, 8.0, 1.0]
-    assert [rung["from"]["energy_mj"] for rung in found.values()] == ["stated", "stated", "profile"]
+    # A core for 3, 2 and 1 ms, as the profile has it.
+    assert [rung["energy_mj"] for rung in found.values()] == [12.0, 8.0, 4.0]
+    assert {rung["from"]["energy_mj"] for rung in found.values()} == {"stated"}
     async with EdgeAgent(settings(tmp_path)) as agent:
         assert rungs(agent)["large"]["energy_mj"] == 30.0

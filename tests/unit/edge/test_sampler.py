@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.boards import board
+from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.readings import Absent, Measured, Modelled
@@ -30,10 +32,14 @@ class Driver:
         self.reads = 0
         self.answers = threading.Event()
         self.answers.set()
+        self.fault: Exception | None = None
+        self.tree = Tree()
 
     def read(self, now_s: float) -> Snapshot:
         self.answers.wait(30)
         self.reads += 1
+        if self.fault is not None:
+            raise self.fault
         return Snapshot(at_s=now_s, cpu_busy_share=Measured(0.5, "/proc/stat"))
 
 
@@ -74,12 +80,13 @@ async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
     async with running(driver, clock) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
         driver.answers.clear()
+        driver.tree.reading = "sys/class/hwmon/hwmon0/curr1_input"
         await clock.advance(29.0)
         assert isinstance(sampler.latest.cpu_busy_share, Measured)  # an old one is better than none, for so long
         await clock.advance(31.0)
         found = sampler.latest.cpu_busy_share
         assert isinstance(found, Absent)
-        assert "a driver hangs" in found.reason
+        assert "a driver hangs (/sys/class/hwmon/hwmon0/curr1_input)" in found.reason
         assert isinstance(sampler.latest.hottest_c, Absent)
         driver.answers.set()
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
@@ -98,6 +105,54 @@ async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is
         driver.answers.set()
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
     assert [one.at_s for one in seen] == [35.0, 40.0, 40.0]
+
+
+@pytest.mark.parametrize("fault", [OSError(24, "Too many open files"), MemoryError(), ValueError("nobody foresaw it")])
+async def test_a_reading_that_fails_is_made_again_and_is_absent_meanwhile(fault: Exception) -> None:
+    driver, clock, seen = Driver(), SimulatedClock(), list[Snapshot]()
+    with captured_lines() as lines:
+        async with running(driver, clock) as sampler:
+            await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+            sampler.listener, driver.fault = seen.append, fault
+            for reads in range(2, 9):
+                await clock.advance(5.0)
+                await until(lambda reads=reads: driver.reads == reads and clock.sleepers == 2)
+            assert isinstance(sampler.latest.cpu_busy_share, Absent)
+            assert type(fault).__name__ in sampler.latest.cpu_busy_share.reason
+            assert seen and isinstance(seen[-1].cpu_busy_share, Absent)
+            driver.fault = None
+            await clock.advance(5.0)
+            await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+    assert [line["event"] for line in lines if line["event"].startswith("the sensors cannot")] == [
+        "the sensors cannot be read; it is tried again"
+    ]
+
+
+async def test_a_system_without_a_thread_to_give_ends_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, clock = Driver(), SimulatedClock()
+    start = threading.Thread.start
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with running(driver, clock) as sampler:
+        await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        for _ in range(8):
+            await clock.advance(5.0)
+            await until(lambda: clock.sleepers == 2)
+        assert isinstance(sampler.latest.cpu_busy_share, Absent)
+        assert "can't start new thread" in sampler.latest.cpu_busy_share.reason
+        monkeypatch.setattr(threading.Thread, "start", start)
+        await clock.advance(5.0)
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+
+
+async def test_sensors_that_are_not_read_any_more_say_nothing() -> None:
+    driver, clock = Driver(), SimulatedClock()
+    async with running(driver, clock) as sampler:
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+    assert isinstance(sampler.latest.cpu_busy_share, Absent)
 
 
 def samples(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:

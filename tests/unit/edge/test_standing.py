@@ -338,6 +338,33 @@ async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_a
     assert standings_of(scene).problem == ""
 
 
+async def test_a_system_without_a_thread_to_give_is_asked_again(
+    make_scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    scene = make_scene()
+    clock = scene.clock
+    assert isinstance(clock, SimulatedClock)
+    saving = asyncio.create_task(standings_of(scene).keep_saving())
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "to_thread", refuse)
+        feed(scene, (SURE, 1))
+        async with asyncio.timeout(5):
+            while not clock.sleepers:  # noqa: ASYNC110 (it has not been refused yet)
+                await asyncio.sleep(0.001)
+        assert "can't start new thread" in standings_of(scene).problem
+    await clock.advance(30)
+    async with asyncio.timeout(5):
+        while not (tmp_path / "standing.json").exists():  # noqa: ASYNC110 (a thread writes it)
+            await asyncio.sleep(0.001)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    await standings_of(scene).close()
+    assert standings_of(scene).problem == ""
+
+
 async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(make_scene: MakeScene) -> None:
     histogram = Histogram((0.7, 0.9), (0.3, 0.3, 0.4))
     scene = make_scene(histogram=histogram)

@@ -16,7 +16,8 @@ class Supply(NamedTuple):
 
     Attributes:
         battery_share: of the emptiest battery, 0 to 1.
-        powered: 1 where external power is there or a battery says that it does not drain, else 0.
+        powered: 0 where a battery drains, beside an adapter that gives too little too; else 1 where external power is
+            there or a battery says that it does not drain.
         draining_w: what each battery gives, by its name; nothing of those that do not drain.
     """
 
@@ -29,6 +30,7 @@ def supply(tree: Tree) -> Supply:
     """Reads them all."""
     charges: list[Found] = []
     words: list[Measured] = []
+    draws: list[Measured] = []
     draining: dict[str, Found] = {}
     for folder in tree.names(_FOLDER, "*"):
         name = folder.rpartition("/")[2]
@@ -41,11 +43,13 @@ def supply(tree: Tree) -> Supply:
             charges.append(_charge(tree, folder))
             status = tree.text(f"{folder}/status")
             if status in ("Charging", "Full", "Not charging", "Discharging"):
-                words.append(Measured(float(status != "Discharging"), f"/{folder}/status"))
+                draws.append(Measured(float(status != "Discharging"), f"/{folder}/status"))
             if status == "Discharging":
                 placed(draining, name, _draining_w(tree, folder))
     none = Absent(f"/{_FOLDER}: this device has no battery.")
-    powered = max(words, key=lambda word: word.value, default=None)
+    powered = min(draws, key=lambda word: word.value, default=None)
+    if powered is None or powered.value:
+        powered = max(words + draws, key=lambda word: word.value, default=None)
     share = least(charges, none.reason)
     return Supply(
         share if isinstance(share, Measured | Absent) else none,

@@ -29,6 +29,9 @@ class Sensors:
         link: what the bytes of its traffic take.
         power_rails: names in `Snapshot.power_w` that together are the whole device; none for those known.
         queue: how many runs wait; None where nobody counts them.
+
+    Attributes:
+        tree: the kernel's files.
     """
 
     def __init__(
@@ -40,15 +43,15 @@ class Sensors:
         power_rails: Sequence[str] = (),
         queue: Callable[[], float] | None = None,
     ) -> None:
-        self._tree = tree or Tree()
+        self.tree = tree or Tree()
         self._tariff = tariff or Tariff()
         self._link = link or LinkTariff()
         self._power_rails = power_rails
         self._queue = queue
-        self._throttling = Throttling(self._tree)
-        self._rapl = Rapl(self._tree)
-        self._processor = Processor(self._tree)
-        self._traffic = Traffic(self._tree)
+        self._throttling = Throttling(self.tree)
+        self._rapl = Rapl(self.tree)
+        self._processor = Processor(self.tree)
+        self._traffic = Traffic(self.tree)
 
     def read(self, now_s: float) -> Snapshot:
         """How the device is now; what counters tell is since the reading before, and absent at the first.
@@ -56,9 +59,9 @@ class Sensors:
         Args:
             now_s: monotonic time.
         """
-        supplied, speed, left = supply(self._tree), frequencies(self._tree), memory(self._tree)
+        supplied, speed, left = supply(self.tree), frequencies(self.tree), memory(self.tree)
         load, (energy_j, domains_w) = self._processor.read(now_s), self._rapl.read(now_s)
-        power_w = rails_w(self._tree)
+        power_w = rails_w(self.tree)
         for name, domain in domains_w.items():
             placed(power_w, name, domain)
         for name, battery in supplied.draining_w.items():
@@ -66,7 +69,7 @@ class Sensors:
         rates = self._traffic.read(now_s)
         return Snapshot(
             at_s=now_s,
-            temperature_c=temperatures_c(self._tree),
+            temperature_c=temperatures_c(self.tree),
             throttling=self._throttling.read(),
             frequency_hz=speed.now_hz,
             frequency_max_hz=speed.allowed_hz,

@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from firstline_core.hardware import control_group
+from firstline_core.hardware.catalogue import HIGHEST_COUNT
 from firstline_core.hardware.readings import Absent, Measured
 from firstline_core.hardware.tree import Found, Tree, as_number
 
@@ -39,7 +40,7 @@ def of_machine(tree: Tree, name: str) -> Found:
         key, _, rest = line.partition(":")
         if key == name:
             number, _, unit = rest.strip().partition(" ")
-            return as_number(number, "proc/meminfo", 1024.0 if unit == "kB" else 1.0, low=0)
+            return as_number(number, "proc/meminfo", 1024.0 if unit == "kB" else 1.0, low=0, high=HIGHEST_COUNT)
     return Absent(f"/proc/meminfo: says nothing of {name}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from firstline_core.hardware import control_group
@@ -10,6 +11,7 @@ from firstline_core.hardware.tree import Found, Tree
 
 _IDLE = (3, 4)  # idle, iowait
 _COUNTED = 8  # up to "steal"; what guests took is in "user" already
+_TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
 
 
 class Load(NamedTuple):
@@ -46,7 +48,7 @@ class Processor:
             return told, told
         lines = told.splitlines()
         fields = lines[0].split()[1:] if lines and lines[0].startswith("cpu ") else []
-        if len(fields) < _COUNTED or not all(field.isascii() and field.isdecimal() for field in fields):
+        if len(fields) < _COUNTED or not all(map(_TICKS.fullmatch, fields[:_COUNTED])):
             reason = Absent("/proc/stat: does not begin with the sum of all cores.")
             return reason, reason
         counts = [int(field) for field in fields[:_COUNTED]]

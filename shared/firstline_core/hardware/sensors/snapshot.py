@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from math import inf
 
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, least, most
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, known, least, most
 
 _UNREAD = Absent("The sensors were not read yet.")
 
@@ -60,7 +63,10 @@ class Snapshot(Struct, frozen=True):
 
     @property
     def frequency_share(self) -> Reading:
-        """What the slowest cluster may run at, as a share of what it was built for: below 1 it is throttled."""
+        """What the slowest cluster may run at, as a share of what it was built for. To be told alone.
+
+        A governor that saves power lowers it as well as one that cools: guards go by `throttling`.
+        """
         shares: list[Reading] = []
         for name, rated in self.frequency_rated_hz.items():
             allowed = self.frequency_max_hz.get(name, _UNREAD)
@@ -86,6 +92,32 @@ def nothing(reason: str) -> Snapshot:
         device_power_w=said,
         queue_items=said,
     )
+
+
+def bounded(now: Snapshot, most: int = 32) -> Snapshot:
+    """The same for telling: of each kind only so many readings, the highest ones, in their order.
+
+    Args:
+        now: decide by this one; the hottest part is in both.
+        most: of each kind.
+    """
+    return replace(now, **{name: _highest(getattr(now, name), most) for name in _NAMED})
+
+
+_NAMED = (
+    "temperature_c", "throttling", "frequency_hz", "frequency_max_hz", "frequency_rated_hz", "power_w", "energy_j",
+)  # fmt: skip
+
+
+def _highest(readings: Readings, most: int) -> Readings:
+    if len(readings) <= most:
+        return readings
+    kept = sorted(readings, key=lambda name: _value(readings[name]), reverse=True)[:most]
+    return {name: readings[name] for name in readings if name in set(kept)}
+
+
+def _value(reading: Reading) -> float:
+    return -inf if (value := known(reading)) is None else value
 
 
 NOTHING_READ = nothing(_UNREAD.reason)

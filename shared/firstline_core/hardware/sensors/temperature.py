@@ -18,7 +18,7 @@ def temperatures_c(tree: Tree) -> dict[str, Found]:
     """Degrees Celsius, by the zone's type, or the chip and its label."""
     found: dict[str, Found] = {}
     for zone in tree.names("sys/class/thermal", "thermal_zone*"):
-        name = tree.word(f"{zone}/type", zone.rpartition("/")[2])
+        name = tree.word(f"{zone}/type", name_of(zone.rpartition("/")[2]))
         constant = Absent(f"/{zone}/temp: has no sensor, and always says the same.")
         placed(found, name, constant if name == _CONSTANT else _number(tree, f"{zone}/temp"))
     for chip in tree.names("sys/class/hwmon", "hwmon*"):

@@ -1,0 +1,58 @@
+"""What works beside the requests for as long as the agent does. What ends by itself is logged, and is a problem."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+
+class Background:
+    """One agent's.
+
+    Attributes:
+        problems: what does not work any more, each with why, in a sentence; by its name.
+    """
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Begins something that goes on until `close`, or returns when it has nothing more to do.
+
+        Args:
+            name: of what it does, for people.
+            work: raises only what nobody foresaw.
+        """
+        task = self._tasks[name] = asyncio.create_task(work, name=name)
+        task.add_done_callback(partial(self._look, name))
+
+    async def close(self, name: str) -> None:
+        """Ends it, and raises what it had failed with before: a process that lost a part does not end well."""
+        task = self._tasks.pop(name)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    def _look(self, name: str, task: asyncio.Task[None]) -> None:
+        """At once, and not when the agent is stopped, which may be in a year."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        why = _first(error)
+        told = f"{type(why).__name__}: {why}" if str(why) else type(why).__name__
+        self.problems[name] = f"The agent's {name} ended ({told}), and does nothing until the agent is started again."
+        log.error("a part of the agent ended unexpectedly", part=name, exc_info=error)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Tasks of a group say what went wrong within a group of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,54 @@
+"""Whatever a board's files say, its sensors and its catalogue give readings, reasons, and what others can decode."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.boards import board
+
+from firstline_core.hardware.catalogue import decode, encode
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.survey import described
+from firstline_core.hardware.tree import Tree
+
+NONSENSE = ("9" * 5000, "9" * 19, "9" * 9 + "G", "-1", "nan", "")
+
+
+def check(root: Path) -> None:
+    sensors = Sensors(Tree(root))
+    for now_s in (1.0, 2.0):
+        sensors.read(now_s)
+    catalogue = described(Tree(root), root)
+    assert decode(encode(catalogue), "it") == catalogue
+
+
+@pytest.mark.parametrize("name", ["laptop", "jetson-orin-nano", "virtual-machine-cgroup-v1"])
+def test_a_file_that_makes_no_sense_takes_nothing_else_with_it(tmp_path: Path, name: str) -> None:
+    """Each file of each board by itself: all of it nonsense, and nonsense in place of each number in it."""
+    with board(name, tmp_path):
+        for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
+            said = file.read_text()
+            for nonsense in NONSENSE:
+                for wrong in {nonsense, re.sub("[0-9]+", nonsense, said)}:
+                    file.write_text(wrong)
+                    try:
+                        check(tmp_path)
+                    except Exception as error:
+                        raise AssertionError(f"{file.relative_to(tmp_path)} says {wrong[:80]!a}") from error
+            file.write_text(said)
+
+
+@pytest.mark.parametrize("folder", ["sys/class/net", "sys/class/thermal", "sys/class/power_supply", "dev"])
+def test_more_parts_than_are_told_and_names_as_long_as_may_be_leave_the_device_described(
+    tmp_path: Path, folder: str
+) -> None:
+    kinds = {"sys/class/thermal": "thermal_zone", "dev": "hailo0"}
+    with board("laptop", tmp_path):
+        for number in range(100):
+            path = tmp_path / folder / f"{kinds.get(folder, 'x')}{number}{'n' * 200}"
+            path.mkdir(parents=True, exist_ok=True)
+            for name in ("type", "device", "operstate"):
+                (path / name).write_text("\x1b" * 100)
+        check(tmp_path)

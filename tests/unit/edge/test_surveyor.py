@@ -1,0 +1,78 @@
+"""A survey that the system refuses, a driver that hangs beneath it: neither ends anything but itself."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.boards import board
+from support.logs import captured_lines
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.hardware.tree import Tree
+from firstline_core.waiting import first_of
+from firstline_edge.hardware.surveyor import Surveyor
+
+_HANGS = """
+import asyncio, sys, threading
+from pathlib import Path
+from firstline_core.hardware.tree import Tree
+from firstline_edge.hardware.surveyor import Surveyor
+
+begun = threading.Event()
+
+class Hanging(Tree):
+    def text(self, path, limit_bytes=4096):
+        if path.endswith("hwmon0/curr1_input"):
+            begun.set()
+            threading.Event().wait()
+        return super().text(path, limit_bytes)
+
+async def main():
+    folder = Path(sys.argv[1])
+    task = asyncio.create_task(Surveyor(Hanging(folder / "dev"), folder, folder / "hardware.json").run())
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_system_that_gives_no_process_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        asked.append("a process")
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    clock = SimulatedClock()
+    with board("raspberry-pi-5", tmp_path / "dev") as root, captured_lines() as lines:
+        surveyor = Surveyor(Tree(root), tmp_path, tmp_path / "hardware.json", clock=clock)
+        task = asyncio.create_task(surveyor.run())
+
+        async def asked_thrice() -> None:
+            while len(asked) < 3:
+                await clock.advance(300.0) if clock.sleepers else await asyncio.sleep(0.001)
+
+        await first_of(asked_thrice(), asyncio.sleep(30))
+        assert len(asked) == 3
+        assert not task.done()
+        assert surveyor.catalogue is not None  # files say what they say
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [line["level"] for line in lines if "cannot be looked at yet" in line["event"]] == ["warning"]
+
+
+def test_a_driver_that_hangs_does_not_keep_the_agent_from_stopping(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path / "dev"):
+        chip = tmp_path / "dev/sys/class/hwmon/hwmon0"
+        chip.mkdir(parents=True, exist_ok=True)
+        for name, content in {"name": "ina3221", "in1_label": "VDD", "in1_input": "5000", "curr1_input": "1"}.items():
+            (chip / name).write_text(content)
+        subprocess.run([sys.executable, "-c", _HANGS, str(tmp_path)], check=True, timeout=30)
