@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 
 from firstline_core.adaptation.controller import Stance
@@ -11,6 +12,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.waiting import REFUSED
 from firstline_edge.adaptation.variants import Variants
 from firstline_edge.audits.standing import Standings
 from firstline_edge.hardware.sampler import Sampler
@@ -103,14 +105,15 @@ class AdaptationRoom:
             self._standings.unwatch_one(gone)
             log.info("variant unloaded", model=gone.manifest.name, variant=_variant(gone))
         if all_gone:
-            asyncio.get_running_loop().run_in_executor(None, give_back)
+            with contextlib.suppress(*REFUSED):  # no thread is left, which there is memory for later
+                asyncio.get_running_loop().run_in_executor(None, give_back)
 
     async def _bring(self, held: HeldModel, variants: Variants, rung: int) -> None:
         """Loads a variant again; requests go on with what is there."""
         wanted = variants.rungs[rung].variant
         try:
             edge = await asyncio.to_thread(variants.load, rung)
-        except (FirstlineError, MemoryError) as error:
+        except (FirstlineError, *REFUSED) as error:
             self._retry_s[variants] = self._clock.monotonic_s() + _RETRY_S
             log.warning("a variant does not load again", model=held.manifest.name, variant=wanted, error=str(error))
             return

@@ -150,7 +150,9 @@ class Variants:
         wait_ms = 0.0 if is_quick(runs_ms[-1]) else 1000 * workers.wait_s
         prices = self._prices(usable, ask_mj)
         chosen = in_time(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
-        if chosen == 0 and len(usable) > 1 and self._sharing.takes(self.stance.share):
+        # Where the better one is not loaded, all get the further one already.
+        shares = chosen == 0 and len(usable) > 1 and first is self._held[self.stance.rung]
+        if shares and self._sharing.takes(self.stance.share):
             return Choice(usable[1], _id(usable[1]), _told(self.stance.word), sheds)
         held = usable[chosen]
         if chosen:

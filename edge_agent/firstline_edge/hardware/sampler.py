@@ -65,7 +65,7 @@ class Sampler:
             except Exception as error:  # noqa: BLE001 (one reading; guards are to outlive whatever ends it)
                 self._cannot(error)
             else:
-                self._why = _HANGS
+                self._why, self._silent_since_s = _HANGS, began_s
                 if self._clock.monotonic_s() - began_s >= self._limit_s:
                     continue  # it was told to be absent meanwhile, and says how the device was before
                 self._take(found)
@@ -101,5 +101,9 @@ class Sampler:
 
     def _take(self, found: Snapshot) -> None:
         self.latest = found
-        if self.listener is not None:
+        if self.listener is None:
+            return
+        try:
             self.listener(found)
+        except Exception:
+            log.exception("a reading was not acted upon; the next one is")

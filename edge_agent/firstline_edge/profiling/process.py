@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.lowest_priority import give_way
-from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.measure import Wanted, keys, measure_profile
 from firstline_core.profile.need import Need
 
 LIMIT_BYTES = 64 * 1024
@@ -113,8 +113,11 @@ def main() -> int:
     except FirstlineError as error:
         _tell(Told(problem=error.message))
         return 1
-    why = found.refused[-1].reason if found.refused else ""
-    _tell(Told(len(found.points), len(found.points), measured=len(found.points), refused=why))
+    cores = found.hardware.processor.usable_cores if found.hardware is not None else 1
+    asked_for = set(keys(bundle.manifest, wanted, cores)) - set(found.outdated)
+    there = sum(point.key in asked_for for point in found.points)
+    why = next((one.reason for one in reversed(found.refused) if one.key in asked_for), "")
+    _tell(Told(there, there, measured=there, refused=why))
     return 0
 
 

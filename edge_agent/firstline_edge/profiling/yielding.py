@@ -91,7 +91,8 @@ def _hot(now: Snapshot, limits: Limits, waits: bool) -> Cause | None:
     word, hottest_c = heat(now, 0.0, limits), measured(now.hottest_c)
     on_c = limits.heat_c - 3 * limits.heat_margin_c
     is_warm = hottest_c is not None and hottest_c >= on_c
-    if word.advice is Advice.ROOM and not (waits and is_warm):
+    is_near = hottest_c is not None and hottest_c >= limits.settles_c - limits.heat_margin_c
+    if word.advice is Advice.ROOM and not is_near and not (waits and is_warm):
         return None
     if not is_warm:
         return Cause("heat", f"Measuring waits: {word.reason}.")

@@ -70,7 +70,7 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
             f"{wanted.name} version {wanted.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
             f"{wanted.manifest_sha256[:12]} is desired; start the rollout anew."
         )
-    variants = chosen(bundle.release, device._replace(free_bytes=None))
+    variants = chosen(bundle.release, device)
     folder = target_path(wanted.name, wanted.version, "")
     manifest, *files = files_for(bundle, *(variant.id for variant in variants))
     inside = ((file.path.removeprefix(folder), file) for file in files)

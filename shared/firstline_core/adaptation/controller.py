@@ -133,7 +133,9 @@ class Controller:
         if depth > self._place:
             self.stance = Stance(int(depth), False, of["heat"], depth - int(depth), unload)
         else:
-            self.stance = Stance(min(self._place, last), self._sheds, self._stepped, 0.0, unload)
+            freed = self._place == 0 and self.stance.word is not None and self.stance.word.guard == "heat"
+            word = of["heat"] if freed else self._stepped
+            self.stance = Stance(min(self._place, last), self._sheds, word, 0.0, unload)
         if self.stance.rung < last:
             self._lowest_since_s = None
         elif self._lowest_since_s is None:
@@ -180,9 +182,9 @@ class Controller:
         return min(last, self._place + 1) if advice is Advice.DOWN and now_s - self._moved_s >= settle_s else 0
 
     def _lowest_s(self, now_s: float) -> float:
-        """Since when it has stood on the last rung; a ladder of one has never stood elsewhere."""
+        """Since when it has stood on the last rung, anew after it shed; a ladder of one has never stood elsewhere."""
         if len(self._rungs) == 1:
-            return _NEVER_S
+            return self._moved_s
         return now_s if self._lowest_since_s is None else self._lowest_since_s
 
     def _fall(self, place: int, word: Word, now_s: float) -> None:
@@ -200,6 +202,7 @@ class Controller:
         if now_s - self._calm_since_s >= dwell_s:
             if not self._sheds:  # the way out of shedding is no venture
                 self._rose_s = now_s
+            self._lowest_since_s = None
             self._move(self._place - 1, word, now_s)
 
     def _outlive_regret(self, now_s: float) -> None:

@@ -43,7 +43,7 @@ class Limits(Struct, frozen=True):
 
     Attributes:
         heat_c: where the hardware begins to throttle, in degrees Celsius.
-        heat_margin_c: so far below that it settles (`Thermostat`); with as much again to spare there is room.
+        heat_margin_c: so far below that it settles (`Thermostat`); below there is room.
         horizon_s: how far ahead the trend of the heat is followed.
         memory_reserve_bytes: that stay available to everything else.
         stalled_share: of the time, for which tasks may wait for memory.
@@ -107,7 +107,8 @@ def heat(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Word:
     told = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
     if hottest_c >= limits.heat_c:
         return Word(Advice.SHED, "heat", told)
-    return Word(Advice.ROOM if soon_c < limits.settles_c - limits.heat_margin_c else Advice.STAY, "heat", told)
+    # The thermostat keeps it there; to ask for more would hold down for ever what was stepped down for something else.
+    return Word(Advice.ROOM if soon_c < limits.settles_c else Advice.STAY, "heat", told)
 
 
 def memory(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Word:

@@ -7,6 +7,7 @@ fields; fields that this version does not know are passed over, so that an older
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, NamedTuple, TypeVar
@@ -204,7 +205,9 @@ def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBu
 
 
 def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
-    """What a device takes of a bundle: the first variant that it can run; all such where it holds several.
+    """What a device takes of a bundle: the first variant that it can run, whether or not the disk has room for it.
+
+    One that holds several takes the others too, as far as they fit beside it.
 
     Raises:
         IncompatibleTargetError: there is none; the message says what each asks for.
@@ -217,7 +220,15 @@ def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
             f"{release.bundle} version {release.version} has nothing for this device: "
             f"{reasons or 'it has no edge variant'}."
         )
-    return found if device.several else found[:1]
+    if not device.several:
+        return found[:1]
+    left_bytes = math.inf if device.free_bytes is None else device.free_bytes - found[0].needs.size_bytes
+    taken = [found[0]]
+    for variant in found[1:]:
+        if variant.needs.size_bytes <= left_bytes:
+            left_bytes -= variant.needs.size_bytes
+            taken.append(variant)
+    return tuple(taken)
 
 
 def unmet(needs: Needs, device: Hardware) -> str:
@@ -228,8 +239,6 @@ def unmet(needs: Needs, device: Hardware) -> str:
         return f"is for {', '.join(needs.architectures)}, and this is {device.architecture}"
     if device.memory_mb is not None and needs.memory_mb > device.memory_mb:
         return f"needs {needs.memory_mb} MiB of memory, and here are {device.memory_mb}"
-    if device.free_bytes is not None and needs.size_bytes > device.free_bytes:
-        return f"needs {needs.size_bytes} bytes on disk, and {device.free_bytes} are free"
     return ""
 
 

@@ -35,7 +35,8 @@ def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
     ("celsius", "rise", "advice"),
     [
         (60, 0.0, Advice.ROOM),
-        (73, 0.0, Advice.STAY),
+        (73, 0.0, Advice.ROOM),
+        (75, 0.1, Advice.STAY),
         (60, 0.9, Advice.STAY),
         (76, 0.0, Advice.STAY),
         (79.9, 0.0, Advice.STAY),
@@ -179,6 +180,25 @@ def test_a_step_up_is_told_of_the_guard_that_held_the_device_down() -> None:
     charged = [controller.look(drained(0.9, 5.0 * at)) for at in range(1, 30)]
     assert charged[-1].rung == 0
     assert {stance.word.guard for stance in charged if stance.word is not None} == {"battery"}
+
+
+def test_a_warm_device_comes_back_from_what_another_guard_stepped_down_for() -> None:
+    """At 75 C it is below where heat settles: nothing keeps it from its best variant but the patience."""
+    controller = Controller(RUNGS, LIMITS)
+
+    def at(left_mb: float, at_s: float) -> Snapshot:
+        left = Measured(left_mb * MB, "")
+        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(75, "")}, memory_available_bytes=left)
+
+    assert controller.look(at(60, 0)).rung == 2
+    assert [controller.look(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
+
+
+def test_the_return_from_heat_is_told_of_heat() -> None:
+    controller = Controller(RUNGS, LIMITS)
+    assert controller.look(hot(79.5)).rung == 2
+    word = controller.look(hot(60, 5)).word
+    assert word is not None and word.guard == "heat"
 
 
 def test_what_memory_asks_to_be_unloaded_does_not_hang_on_where_heat_has_the_device_stand() -> None:

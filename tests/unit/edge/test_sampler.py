@@ -148,6 +148,41 @@ async def test_a_system_without_a_thread_to_give_ends_no_reading(monkeypatch: py
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
 
 
+async def test_who_fails_to_act_by_a_reading_is_shown_the_next_one() -> None:
+    """Guards are to outlive a system that gives them nothing for a moment."""
+    driver, clock, seen = Driver(), SimulatedClock(100.0), list[float]()
+
+    def fails(found: Snapshot) -> None:
+        seen.append(found.at_s)
+        raise RuntimeError("can't start new thread")
+
+    with captured_lines() as lines:
+        async with running(driver, clock) as sampler:
+            sampler.listener = fails
+            await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+            await clock.advance(5.0)
+            await until(lambda: driver.reads == 2 and clock.sleepers == 2)
+            assert sampler.latest.at_s == 105.0
+    assert seen == [100.0, 105.0]
+    assert [line["event"] for line in lines] == ["a reading was not acted upon; the next one is"] * 2
+
+
+async def test_a_reading_that_succeeds_again_is_not_called_absent_a_moment_later() -> None:
+    driver, clock = Driver(), SimulatedClock(100.0)
+    driver.fault = OSError("no memory")
+    async with running(driver, clock) as sampler:
+        for at in range(8):
+            await until(lambda at=at: driver.reads == at + 1 and clock.sleepers == 2)  # type: ignore[misc]
+            await clock.advance(5.0)
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Absent))
+        driver.fault = None
+        await until(lambda: driver.reads >= 9 and clock.sleepers == 2)
+        await clock.advance(5.0)
+        await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
+        await clock.advance(4.9)  # the watcher looks at each period while nothing was said
+        assert isinstance(sampler.latest.cpu_busy_share, Measured)
+
+
 async def test_sensors_that_are_not_read_any_more_say_nothing() -> None:
     driver, clock = Driver(), SimulatedClock()
     async with running(driver, clock) as sampler:
