@@ -13,6 +13,12 @@ import pytest
 _DIGITS = Path(__file__).parents[2] / "models/digits"
 
 
+def _hears() -> None:
+    """Whoever runs the tests may ignore signals (nohup, a shell's background), which children would too."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("phase", "number", "code"),
     [
@@ -29,6 +35,7 @@ def test_a_signal_takes_the_work_with_it(tmp_path: Path, phase: str, number: sig
     process = subprocess.Popen(
         [sys.executable, "-m", "firstline", *map(str, arguments)],
         env=os.environ | {"TMPDIR": str(work)},
+        preexec_fn=_hears,  # noqa: PLW1509 (nothing of ours runs in another thread here)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

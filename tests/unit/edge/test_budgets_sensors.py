@@ -41,11 +41,17 @@ def test_a_battery_that_runs_down(root: Path) -> None:
     assert (found(root).battery, found(root).charging) == (0.42, False)
 
 
-@pytest.mark.parametrize(("online", "status"), [("1", "Discharging"), ("0", "Charging"), ("0", "Full")])
+@pytest.mark.parametrize(("online", "status"), [("1", "Full"), ("1", "Unknown"), ("0", "Charging"), ("0", "Full")])
 def test_a_battery_with_power(root: Path, online: str, status: str) -> None:
     supply(root, "AC", type="Mains", online=online)
     supply(root, "BAT0", type="Battery", capacity="42", status=status)
     assert found(root).charging
+
+
+def test_a_battery_that_drains_beside_a_weak_charger_has_no_power(root: Path) -> None:
+    supply(root, "AC", type="Mains", online="1")
+    supply(root, "BAT0", type="Battery", capacity="42", status="Discharging")
+    assert not found(root).charging
 
 
 def test_a_battery_of_which_nobody_says_whether_it_drains_does(root: Path) -> None:
