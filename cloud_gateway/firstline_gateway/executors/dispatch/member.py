@@ -186,8 +186,11 @@ class Member:
 
     def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
         """Whether it may be given a batch of a model that it is left alone with: one at a time."""
-        of_model = any(each.key == key for each in self.running)
-        return not of_model and len(self.running) + held < self.side_by_side
+        return not self.runs(key) and len(self.running) + held < self.side_by_side
+
+    def runs(self, key: ModelKey) -> bool:
+        """Whether a batch of a model is under way there."""
+        return any(each.key == key for each in self.running)
 
     # Batches.
 
@@ -263,7 +266,8 @@ class Member:
             placed.probes.due(now_s)
             and placed.standing.may_be_tried(now_s)
             and len(self.running) < self.side_by_side
-            and not any(each.is_probe or each.key == key for each in self.running)
+            and not self.runs(key)
+            and not any(each.is_probe for each in self.running)
             and self._copies.may(now_s)
         )
 
