@@ -25,6 +25,7 @@ from firstline_core.errors import (
     FirstlineError,
     LinkDownError,
     PayloadTooLargeError,
+    QueueFullError,
 )
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
@@ -628,3 +629,43 @@ async def test_a_trial_that_waits_for_a_slot_is_passed_by_nothing_that_would_go_
     assert not trial.exception()
     assert not behind[5].done()
     await bench.until(*before, *behind)
+
+
+async def test_a_batch_that_hangs_in_one_slot_of_several_makes_nothing_slow_in_the_others() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=4)
+    for served in (SERVED, FRUGAL):
+        bench.members[0].displace(served.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=4)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    bench.executors[1].stopped = False
+    busy = [await bench.submit() for _ in range(3)]
+    mine = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    await bench.until(mine, *busy)
+    assert not mine.exception()
+    assert not hangs.done()
+
+
+async def test_where_all_hangs_it_is_not_said_that_the_model_takes_so_long() -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(SERVED.key)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    refused = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    assert isinstance(refused.exception(), QueueFullError)
+    assert not hangs.done()
+
+
+async def test_what_everybody_fails_for_waits_for_one_trial_at_a_time() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=0)
+    of_two_slots(bench)
+    now_s = bench.clock.monotonic_s()
+    trial = await bench.submit()
+    (lane,) = bench.engine.look().lanes(SERVED.key)
+    assert lane.wait_s == pytest.approx(0.006)
+    in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
+    assert isinstance(too_late.exception(), QueueFullError)
+    await bench.until(trial, in_time)
+    assert not in_time.exception()

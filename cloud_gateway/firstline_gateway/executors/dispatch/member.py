@@ -174,6 +174,11 @@ class Member:
         pace = min((placed.forecast.pace for placed in self._placed.values()), default=1.0)
         return max(1, int(self.executor.slots / max(1.0, pace)))
 
+    @property
+    def _usable_slots(self) -> int:
+        """Batches that it runs at the same moment, of those that it is given."""
+        return max(1, min(self.slots, self.side_by_side))
+
     def room(self, held: int = 0, *, ahead: bool = False) -> bool:
         """Whether it may be given one more batch.
 
@@ -212,9 +217,23 @@ class Member:
         """How many times what was expected something there has taken already, at least 1: so slow may it be for all."""
         return max((each.overdue(now_s) for each in self.running), default=1.0)
 
-    def free_s(self, now_s: float) -> list[float]:
-        """Seconds until each of its slots is free."""
-        return free_s((each.left_s(now_s) for each in self.running), max(1, min(self.slots, self.side_by_side)))
+    def overdue_everywhere(self, now_s: float) -> float:
+        """How many times what was expected something in each of its slots has taken already, at least 1.
+
+        One batch that hangs keeps its slot, and says nothing of what the others take.
+        """
+        slots = self._usable_slots
+        if len(self.running) < slots:
+            return 1.0
+        return min(each.overdue(now_s) for each in self.running[:slots])
+
+    def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
+        """Seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
+        left_s = [each.left_s(now_s) for each in self.running]
+        if self.standing(key).trusted:
+            return free_s(left_s, self._usable_slots)
+        trials_s = [each.left_s(now_s) for each in self.running if each.key == key]
+        return [max([wait_s(left_s, self.side_by_side), *trials_s])]
 
     def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
         """What it would be to a batch of a model that it runs, once those have run that are held for it."""

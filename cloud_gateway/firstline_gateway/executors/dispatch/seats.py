@@ -36,7 +36,7 @@ class SeatTimes:
 
     Args:
         most_rows: that it is to be given now.
-        overdue: see `Member.overdue`.
+        overdue: see `Member.overdue_everywhere`.
     """
 
     member: Member
@@ -162,13 +162,16 @@ class Look:
         )
 
     def lanes(self, key: ModelKey) -> list[Lane]:
-        well = self._best_of(key)
-        known = [member for member in well if member.seconds(key, 1) is not None] or well
         lanes = []
-        for member in known:
-            times = SeatTimes(member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue(self._now_s))
-            lanes += [Lane(wait_s, times) for wait_s in member.free_s(self._now_s)]
+        for member in self._known_of(key):
+            times = SeatTimes(
+                member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
+            )
+            lanes += [Lane(wait_s, times) for wait_s in member.free_for_s(key, self._now_s)]
         return lanes
+
+    def alone_s(self, key: ModelKey, rows: int) -> float:
+        return min((member.seconds(key, rows) or 0.0 for member in self._known_of(key)), default=0.0)
 
     def part(self, key: ModelKey, other: ModelKey) -> float:
         if other == key:
@@ -240,6 +243,11 @@ class Look:
         """Who answers a model's batches; where nobody does, who runs it all the same."""
         there = [member for member in self._members if not member.trouble(key)]
         return [member for member in there if member.standing(key).trusted] or there
+
+    def _known_of(self, key: ModelKey) -> list[Member]:
+        """Of whoever answers a model's batches those that it was measured on; all where it was on none."""
+        there = self._best_of(key)
+        return [member for member in there if member.seconds(key, 1) is not None] or there
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         held_s = [self._held_s[member]] * member.side_by_side if self._held[member] else ()
