@@ -313,15 +313,14 @@ class Member:
         self._end(running, now_s)
         self.outcomes["refused"] += 1
 
-    def failed(self, running: Running, now_s: float) -> bool:
-        """A batch did not come back; whether the executor is left alone with its model because of that."""
+    def failed(self, running: Running, now_s: float) -> None:
+        """A batch did not come back; what that says of the executor is for `doubted`."""
         self._end(running, now_s)
-        return self.broke(running.key, now_s)
+        self.failed_here()
 
-    def broke(self, key: ModelKey, now_s: float) -> bool:
+    def failed_here(self) -> None:
         """A batch failed that had no slot; likewise."""
         self.outcomes["failed"] += 1
-        return self.doubted(key, now_s)
 
     def doubted(self, key: ModelKey, now_s: float) -> bool:
         """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""
