@@ -102,6 +102,10 @@ class Look(Protocol):
         """What a model's requests wait for: the slots of the executors that run it; of nobody where nobody does."""
         ...
 
+    def alone_s(self, key: ModelKey, rows: int) -> float:
+        """What a batch of a model takes where that is least, if nothing keeps it; 0 where nothing is known."""
+        ...
+
     def part(self, key: ModelKey, other: ModelKey) -> float:
         """The part of another model's work that goes to the executors that run a model."""
         ...

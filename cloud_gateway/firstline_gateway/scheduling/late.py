@@ -1,7 +1,8 @@
 """Batches for an engine of several executors: each stays in the queue until one is free that is worth it.
 
-What is told to wait is no batch yet: whoever comes meanwhile may join it, or go before. It is looked at again with
-every newcomer, whenever an executor is free, and when what it waits for should have ended long ago.
+What is told to wait is no batch yet: whoever comes meanwhile may join it, or go before. It is looked at again whenever
+an executor is free, when what it waits for should have ended long ago, and with each newcomer but those of whom it is
+known that they wait as well, behind all others.
 
 A request that no executor may run, because none is there or it is beyond all their budgets, waits aside: the others, of
 its own model too, go on as if it were not in the queue. Whoever cannot wait so long is told at once.
@@ -79,7 +80,7 @@ class Late:
             course=found,
             known=found.times.seconds(1) > 0,
             parts=self._parts(look, key) if seat is None else {},
-            alone_s=min(lane.times.seconds(rows) for lane in lanes) if seat is None else seat.times.seconds(rows),
+            alone_s=look.alone_s(key, rows) if seat is None else seat.times.seconds(rows),
             ended_s=self._ended_s.get(key, -math.inf),
         )
 

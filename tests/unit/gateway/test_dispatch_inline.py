@@ -106,7 +106,14 @@ class Site:
         return self.dispatcher.report().executors[0].models[M]
 
 
-async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alone_here() -> None:
+def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of each line what was said last."""
+    return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor left alone executor=here")]
+
+
+async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alone_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     site = Site(Costs())
     assert (await site.ask(2.0)).tolist() == [[4.0]]
     assert site.batches("here") == {"answered": 1}
@@ -116,6 +123,7 @@ async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alon
     assert site.batches("here") == {"answered": 1, "refused": 3}
     assert "It failed; it is tried again in" in site.here.problem
     assert site.far.batches == 20
+    assert told_of_being_left_alone(caplog) == [site.model.error.message]
     await site.dispatcher.close(1)
 
 
@@ -173,12 +181,13 @@ async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> N
     await site.dispatcher.close(1)
 
 
-async def test_what_nobody_foresaw_is_told_and_held_against_the_loop() -> None:
+async def test_what_nobody_foresaw_is_told_and_held_against_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     site = Site(Costs())
     site.model.error = ValueError("dimensions")
     for _ in range(3):
         with pytest.raises(ValueError, match="dimensions"):
             await site.ask()
     assert site.batches("here") == {"failed": 3}
+    assert told_of_being_left_alone(caplog) == ["dimensions"]
     assert (await site.ask(2.0)).tolist() == [[4.0]]
     await site.dispatcher.close(1)

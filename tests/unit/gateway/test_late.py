@@ -25,6 +25,7 @@ from firstline_core.errors import (
     FirstlineError,
     LinkDownError,
     PayloadTooLargeError,
+    QueueFullError,
 )
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
@@ -144,6 +145,11 @@ class Bench:
         for task in tasks:
             task.result()
         return sorted(took_s)
+
+
+def leave_alone(member: Member, key: ModelKey) -> None:
+    for _ in range(3):
+        member.standing(key).failed(0.0)
 
 
 def p99(took_s: Sequence[float]) -> float:
@@ -454,8 +460,7 @@ async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_
     bench = Bench(1.0, 1.0, sessions=0)
     bench.members[0].displace(FRUGAL.key)
     bench.members[1].displace(SERVED.key)
-    for _ in range(3):
-        bench.members[1].standing(FRUGAL.key).failed(0.0)
+    leave_alone(bench.members[1], FRUGAL.key)
     bench.executors[0].stopped = True
     busy, waits = await bench.submit(), await bench.submit()
     alone = await bench.submit(2.0, FRUGAL)
@@ -468,8 +473,7 @@ async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_i
     bench = Bench(1.0, 1.0, sessions=0)
     bench.members[0].displace(FRUGAL.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
-    for _ in range(3):
-        bench.members[1].standing(FRUGAL.key).failed(0.0)
+    leave_alone(bench.members[1], FRUGAL.key)
     tensor = request_of(1.0).inputs[0]
     long = asyncio.ensure_future(bench.engine._run_on(bench.members[1], SERVED.key, [tensor], [None]))
     await asyncio.sleep(0)
@@ -557,3 +561,111 @@ async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_one
     await bench.until(in_time)
     assert not in_time.exception()
     assert isinstance(too_late.exception(), DeadlineExceededError)
+
+
+@pytest.mark.parametrize("why", ["left alone", "over its energy"])
+async def test_a_backlog_that_one_gets_nothing_of_keeps_it_from_no_other_model(why: str) -> None:
+    """The backlog waits for one that hangs; the other is idle, and alone runs the second model."""
+    bench = Bench(1.0, 1.0, rows=1, energy_w=(0.0, 1.0) if why == "over its energy" else ())
+    bench.members[0].displace(FRUGAL.key)
+    if why == "over its energy":
+        bench.members[1].energy.spend(60.0, 0.0)
+    else:
+        leave_alone(bench.members[1], SERVED.key)
+    bench.executors[0].stopped = True
+    backlog = [await bench.submit() for _ in range(4)]
+    other = await bench.submit(2.0, FRUGAL)
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not other.exception()
+    assert not any(task.done() for task in backlog)
+
+
+async def test_one_that_hangs_takes_no_part_in_what_is_expected_of_those_that_are_busy() -> None:
+    """It runs the model beside a quick one; the slow one takes as long as twenty requests on the quick one."""
+    bench = Bench(1.0, 1.0, 0.05, rows=1)
+    for member in bench.members[1:]:
+        member.displace(FRUGAL.key)
+    bench.executors[0].stopped = True
+    hangs = await bench.submit(2.0, FRUGAL)
+    await bench.clock.advance(20.0)
+    await bench.until(await bench.submit())
+    while bench.members[2].running:
+        await bench.clock.advance(0.01)
+    tasks = [await bench.submit() for _ in range(28)]
+    assert bench.executors[2].batches == [1, 1], "a copy, and what the quick one would be done with later"
+    await bench.until(*tasks)
+    assert not hangs.done()
+
+
+def of_two_slots(bench: Bench) -> Gains:
+    """Whoever runs both models, with two slots, and is left alone with the first."""
+    for served in (SERVED, FRUGAL):
+        bench.members[0].displace(served.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=2)
+    leave_alone(bench.members[1], SERVED.key)
+    return bench.executors[1]
+
+
+async def test_what_waits_for_its_models_trial_to_end_takes_no_slot() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=0)
+    executor = of_two_slots(bench)
+    executor.stopped = True
+    trial = await bench.submit()
+    executor.stopped = False
+    waits, other = await bench.submit(), await bench.submit(2.0, FRUGAL)
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not trial.done() and not waits.done()
+
+
+async def test_a_trial_that_waits_for_a_slot_is_passed_by_nothing_that_would_go_ahead() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=1)
+    of_two_slots(bench)
+    before = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    trial = await bench.submit()
+    behind = [await bench.submit(2.0, FRUGAL) for _ in range(20)]
+    await bench.until(trial)
+    assert not trial.exception()
+    assert not behind[5].done()
+    await bench.until(*before, *behind)
+
+
+async def test_a_batch_that_hangs_in_one_slot_of_several_makes_nothing_slow_in_the_others() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=4)
+    for served in (SERVED, FRUGAL):
+        bench.members[0].displace(served.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=4)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    bench.executors[1].stopped = False
+    busy = [await bench.submit() for _ in range(3)]
+    mine = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    await bench.until(mine, *busy)
+    assert not mine.exception()
+    assert not hangs.done()
+
+
+async def test_where_all_hangs_it_is_not_said_that_the_model_takes_so_long() -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(SERVED.key)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    refused = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    assert isinstance(refused.exception(), QueueFullError)
+    assert not hangs.done()
+
+
+async def test_what_everybody_fails_for_waits_for_one_trial_at_a_time() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=0)
+    of_two_slots(bench)
+    now_s = bench.clock.monotonic_s()
+    trial = await bench.submit()
+    (lane,) = bench.engine.look().lanes(SERVED.key)
+    assert lane.wait_s == pytest.approx(0.006)
+    in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
+    assert isinstance(too_late.exception(), QueueFullError)
+    await bench.until(trial, in_time)
+    assert not in_time.exception()

@@ -163,8 +163,13 @@ class Asking:
         self.on_free()
 
     def _failed(self, attempt: Attempt, message: str) -> None:
-        member, key, now_s = attempt.member, attempt.running.key, self.clock.monotonic_s()
-        if member.failed(attempt.running, now_s):
+        attempt.member.failed(attempt.running, self.clock.monotonic_s())
+        self.doubt(attempt.member, attempt.running.key, message)
+
+    def doubt(self, member: Member, key: ModelKey, message: str) -> None:
+        """An executor could not do what executors do with a batch of a model; that it is left alone now is told."""
+        now_s = self.clock.monotonic_s()
+        if member.doubted(key, now_s):
             left_s = member.standing(key).left_s(now_s)
             log.warning("executor left alone", executor=member.name, model=key.name, seconds=left_s, last=message)
 

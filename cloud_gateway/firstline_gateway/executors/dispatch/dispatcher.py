@@ -131,8 +131,9 @@ class Dispatcher:
         self._asking.earn()
         try:
             outcomes = here.engine.run_now(key, inputs, deadlines_s)
-        except Exception:
-            here.member.broke(key, self._clock.monotonic_s())
+        except Exception as error:
+            here.member.failed_here()
+            self._asking.doubt(here.member, key, str(error))
             raise
         if not isinstance(outcomes, list):
             return outcomes

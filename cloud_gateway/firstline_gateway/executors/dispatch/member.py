@@ -174,6 +174,11 @@ class Member:
         pace = min((placed.forecast.pace for placed in self._placed.values()), default=1.0)
         return max(1, int(self.executor.slots / max(1.0, pace)))
 
+    @property
+    def _usable_slots(self) -> int:
+        """Batches that it runs at the same moment, of those that it is given."""
+        return max(1, min(self.slots, self.side_by_side))
+
     def room(self, held: int = 0, *, ahead: bool = False) -> bool:
         """Whether it may be given one more batch.
 
@@ -186,8 +191,11 @@ class Member:
 
     def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
         """Whether it may be given a batch of a model that it is left alone with: one at a time."""
-        of_model = any(each.key == key for each in self.running)
-        return not of_model and len(self.running) + held < self.side_by_side
+        return not self.runs(key) and len(self.running) + held < self.side_by_side
+
+    def runs(self, key: ModelKey) -> bool:
+        """Whether a batch of a model is under way there."""
+        return any(each.key == key for each in self.running)
 
     # Batches.
 
@@ -209,9 +217,23 @@ class Member:
         """How many times what was expected something there has taken already, at least 1: so slow may it be for all."""
         return max((each.overdue(now_s) for each in self.running), default=1.0)
 
-    def free_s(self, now_s: float) -> list[float]:
-        """Seconds until each of its slots is free."""
-        return free_s((each.left_s(now_s) for each in self.running), max(1, min(self.slots, self.side_by_side)))
+    def overdue_everywhere(self, now_s: float) -> float:
+        """How many times what was expected something in each of its slots has taken already, at least 1.
+
+        One batch that hangs keeps its slot, and says nothing of what the others take.
+        """
+        slots = self._usable_slots
+        if len(self.running) < slots:
+            return 1.0
+        return min(each.overdue(now_s) for each in self.running[:slots])
+
+    def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
+        """Seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
+        left_s = [each.left_s(now_s) for each in self.running]
+        if self.standing(key).trusted:
+            return free_s(left_s, self._usable_slots)
+        trials_s = [each.left_s(now_s) for each in self.running if each.key == key]
+        return [max([wait_s(left_s, self.side_by_side), *trials_s])]
 
     def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
         """What it would be to a batch of a model that it runs, once those have run that are held for it."""
@@ -263,7 +285,8 @@ class Member:
             placed.probes.due(now_s)
             and placed.standing.may_be_tried(now_s)
             and len(self.running) < self.side_by_side
-            and not any(each.is_probe or each.key == key for each in self.running)
+            and not self.runs(key)
+            and not any(each.is_probe for each in self.running)
             and self._copies.may(now_s)
         )
 
@@ -290,15 +313,14 @@ class Member:
         self._end(running, now_s)
         self.outcomes["refused"] += 1
 
-    def failed(self, running: Running, now_s: float) -> bool:
-        """A batch did not come back; whether the executor is left alone with its model because of that."""
+    def failed(self, running: Running, now_s: float) -> None:
+        """A batch did not come back; what that says of the executor is for `doubted`."""
         self._end(running, now_s)
-        return self.broke(running.key, now_s)
+        self.failed_here()
 
-    def broke(self, key: ModelKey, now_s: float) -> bool:
+    def failed_here(self) -> None:
         """A batch failed that had no slot; likewise."""
         self.outcomes["failed"] += 1
-        return self.doubted(key, now_s)
 
     def doubted(self, key: ModelKey, now_s: float) -> bool:
         """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""

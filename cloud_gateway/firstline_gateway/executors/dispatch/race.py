@@ -28,7 +28,8 @@ class Race:
         self._work = work
         self._outcomes: dict[int, Outcome] = {}
         self._said: dict[int, FirstlineError] = {}
-        self._doubts: dict[int, Member] = {}  # who failed on a request that may be at fault itself
+        # Who failed on a request that may be at fault itself, and what was said then.
+        self._doubts: dict[int, tuple[Member, str]] = {}
         self._tried: list[Member] = []
         self._asked: dict[asyncio.Task[Ended], Attempt] = {}
 
@@ -88,12 +89,13 @@ class Race:
             if isinstance(outcome, FirstlineError) and may_do_better(outcome):
                 self._said[at] = outcome
                 if isinstance(outcome, RuntimeFailure):
-                    self._doubts.setdefault(at, attempt.member)
+                    self._doubts.setdefault(at, (attempt.member, outcome.message))
             else:
                 self._outcomes[at] = outcome
+        doubts = dict(self._doubts.pop(at) for at in attempt.positions if at in self._doubts and at in self._outcomes)
+        for member, message in doubts.items():  # another one has answered the same
+            self._asking.doubt(member, self._work.key, message)
         now_s = self._clock.monotonic_s()
-        for member in {self._doubts.pop(at) for at in attempt.positions if at in self._doubts and at in self._outcomes}:
-            member.doubted(self._work.key, now_s)  # another one has answered the same
         elsewhere = {at for other in self._asked.values() for at in other.positions}
         left = [at for at in self._open if at not in elsewhere and not self._work.is_late(at, now_s)]
         if not left:

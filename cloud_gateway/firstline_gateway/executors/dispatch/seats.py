@@ -36,7 +36,7 @@ class SeatTimes:
 
     Args:
         most_rows: that it is to be given now.
-        overdue: see `Member.overdue`.
+        overdue: see `Member.overdue_everywhere`.
     """
 
     member: Member
@@ -56,8 +56,8 @@ class Seat:
     """See `seating.Seat`.
 
     Args:
-        others: executors that are free, and not worth it.
-        others_s: seconds that have to be held, all in all, until one of them is.
+        busy: executors that will do it as well, once what they have is done.
+        others_s: seconds that have to be held, all in all, until one that is free is worth it.
         grows: whether it could begin if the batch were as large as it can be.
     """
 
@@ -67,7 +67,7 @@ class Seat:
     times: SeatTimes
     _run: Run
     again_s: float = 0.0
-    others: Sequence[Member] = ()
+    busy: Sequence[Member] = ()
     others_s: float = math.inf
     grows: bool = False
 
@@ -155,19 +155,23 @@ class Look:
             times=SeatTimes(best.name, key, most),
             _run=self._run,
             again_s=_again_s(best, soonest_s),
-            others=others,
+            # Whoever is left alone with a model, or over its budget for it, does nothing of its backlog.
+            busy=[member for member in sizes if member.takes_now(key) and member not in others],
             others_s=soonest_s - best.done_s if others else math.inf,
             grows=not is_full and best.trusted and self._has_room(best.name, ahead=True),
         )
 
     def lanes(self, key: ModelKey) -> list[Lane]:
-        well = self._best_of(key)
-        known = [member for member in well if member.seconds(key, 1) is not None] or well
         lanes = []
-        for member in known:
-            times = SeatTimes(member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue(self._now_s))
-            lanes += [Lane(wait_s, times) for wait_s in member.free_s(self._now_s)]
+        for member in self._known_of(key):
+            times = SeatTimes(
+                member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
+            )
+            lanes += [Lane(wait_s, times) for wait_s in member.free_for_s(key, self._now_s)]
         return lanes
+
+    def alone_s(self, key: ModelKey, rows: int) -> float:
+        return min((member.seconds(key, rows) or 0.0 for member in self._known_of(key)), default=0.0)
 
     def part(self, key: ModelKey, other: ModelKey) -> float:
         if other == key:
@@ -182,13 +186,15 @@ class Look:
     def _rates_of(self, key: ModelKey) -> dict[Member, float]:
         """What each executor does of a model's work in a while; where nobody knows, by slots."""
         there = self._best_of(key)
-        rates = {member: member.rows_per_s(key, _ANY_ROWS) / member.overdue(self._now_s) for member in there}
+        rates = {member: self._rows_per_s(member, key, _ANY_ROWS) for member in there}
         return rates if any(rates.values()) else {member: float(member.slots) for member in there}
 
     def hold(self, key: ModelKey, seat: AnySeat, rows: int) -> None:
         assert isinstance(seat, Seat)  # noqa: S101 (it is from `seat`)
-        self._held_s[seat.member] += (seat.member.seconds(key, rows) or 0.0) / seat.member.side_by_side
-        self._held[seat.member] += 1
+        # Of what waits for the trial of its own model to end, no slot is kept from others meanwhile.
+        if seat.member.takes_now(key) or not seat.member.runs(key):
+            self._held_s[seat.member] += (seat.member.seconds(key, rows) or 0.0) / seat.member.side_by_side
+            self._held[seat.member] += 1
         self._waits[key] = self._wait(seat)
 
     def waits(self, key: ModelKey, rows: int, of_model: int, max_rows: int, *, comes: bool = False) -> bool:
@@ -207,8 +213,7 @@ class Look:
 
     def _wait(self, seat: Seat) -> _Wait:
         key, most_rows = seat.key, seat.times.most_rows
-        busy = [member for member in self._members if member not in seat.others and not member.trouble(key)]
-        rates = {member: rate for member in busy if (rate := member.rows_per_s(key, most_rows))}
+        rates = {member: rate for member in seat.busy if (rate := self._rows_per_s(member, key, most_rows))}
         row_s = 1 / sum(rates.values()) if rates else 0.0
         return _Wait(
             best=seat.member,
@@ -218,6 +223,9 @@ class Look:
             batches={member: rate * row_s / member.worthwhile_rows(key, most_rows) for member, rate in rates.items()},
             grows=seat.grows,
         )
+
+    def _rows_per_s(self, member: Member, key: ModelKey, rows: int) -> float:
+        return member.rows_per_s(key, rows) / member.overdue(self._now_s)
 
     def _has_room(self, member: Member, *, ahead: bool = False) -> bool:
         return member.room(math.ceil(self._held[member]), ahead=ahead)
@@ -235,6 +243,11 @@ class Look:
         """Who answers a model's batches; where nobody does, who runs it all the same."""
         there = [member for member in self._members if not member.trouble(key)]
         return [member for member in there if member.standing(key).trusted] or there
+
+    def _known_of(self, key: ModelKey) -> list[Member]:
+        """Of whoever answers a model's batches those that it was measured on; all where it was on none."""
+        there = self._best_of(key)
+        return [member for member in there if member.seconds(key, 1) is not None] or there
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         held_s = [self._held_s[member]] * member.side_by_side if self._held[member] else ()
