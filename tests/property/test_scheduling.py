@@ -10,7 +10,7 @@ from functools import partial
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.simulated_load import Asked, Ended, Load
 
@@ -125,14 +125,17 @@ def share_of(ended: list[Ended], principal: str) -> float:
 
 @pytest.mark.parametrize("timeout_s", [0.2, None])
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
+@example(seed=771)
 def test_a_greedy_client_takes_nothing_from_a_polite_one(timeout_s: float | None, seed: int) -> None:
-    polite = poisson(seed, 20, 3.0, principal="polite", timeout_s=timeout_s)
-    greedy = poisson(seed + 1, 500, 3.0, principal="greedy", timeout_s=timeout_s)
-    _, ended = played(together(polite, greedy))
-    refused = [each.refused for each in ended if each.asked.principal == "polite"]
+    refused: list[bool] = []
+    for first in range(seed, seed + 8, 2):  # of 60 requests alone one in some hundreds of seeds has a tenth refused
+        polite = poisson(first, 20, 3.0, principal="polite", timeout_s=timeout_s)
+        greedy = poisson(first + 1, 500, 3.0, principal="greedy", timeout_s=timeout_s)
+        _, ended = played(together(polite, greedy))
+        refused += [each.refused for each in ended if each.asked.principal == "polite"]
+        assert sum(not each.refused for each in ended) >= 0.9 * 300  # and what it leaves is not wasted
     assert sum(refused) <= 0.1 * len(refused)  # of them some from before it was known
-    assert sum(not each.refused for each in ended) >= 0.9 * 300  # and what it leaves is not wasted
 
 
 def test_greedy_clients_share_alike_however_greedy_each_is() -> None:
