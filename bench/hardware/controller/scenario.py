@@ -62,7 +62,7 @@ class Stated:
     warmer_c: float = 19.0
     idle_w: float = 2.7
     core_w: float = 0.925
-    steady_per_s: float = 75.0
+    steady_per_s: float = 72.0
     steady_deadline_ms: float = 70.0
     burst_per_s: float = 165.0
     burst_deadline_ms: float = 250.0
