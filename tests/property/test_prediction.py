@@ -105,6 +105,13 @@ def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
+def test_what_waiting_costs_by_itself_is_not_charged_again_for_the_turn() -> None:
+    """A rest has cooled what another model would have taken."""
+    cooled = replace(point(query_ms=1.0), queued=distribution([0.002]), switched=distribution([0.0025]))
+    took = replayed([cooled, cooled], np.array([0.0, 0.5]), np.array([0, 1]), servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 1.0 - 0.5 + 2.5])
+
+
 def test_a_turn_is_never_taken_for_a_gain() -> None:
     quicker = replace(point(query_ms=1.0), switched=distribution([0.0005]))
     assert replayed([quicker, quicker], np.array([0.0, 0.5]), np.array([0, 1]), servers=1, seed=0).tolist() == [

@@ -146,9 +146,10 @@ def _waited(point: Point) -> Distribution:
 def _turn_ms(point: Point) -> float:
     """What a query takes longer where the one before was another model's, which has left its own in the caches.
 
-    A difference of medians: those of a hundred queries are known, their tails are not.
+    Beyond what one takes that waited under load: what a rest has cooled already, another model cannot take. A
+    difference of medians: those of a hundred queries are known, their tails are not.
     """
-    return max(point.switched.p50_ms - point.query.p50_ms, 0.0) if point.switched is not None else 0.0
+    return max(point.switched.p50_ms - _waited(point).p50_ms, 0.0) if point.switched is not None else 0.0
 
 
 def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
