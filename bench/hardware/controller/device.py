@@ -48,7 +48,6 @@ class Told:
     hottest_c: float = 0.0
     core_s: float = 0.0
     sent: int = 0
-    switches: int = 0
     shared_s: float = 0.0
 
     def energy_j(self, stated: Stated) -> float:
@@ -137,11 +136,9 @@ class Simulated:
         if self._fixed is None and self._guarded:
             throttled = Measured(float(self._board.speed < 1), "/throttled")
             soc = {"soc": Measured(float(int(self._board.hottest_c)), "/soc")}
-            before = self._controller.stance
             after = self._controller.look(
                 Snapshot(at_s=self._now_s, temperature_c=soc, throttling={"throttled": throttled})
             )
-            self.told.switches += before[:2] != after[:2]
             self.told.shared_s += _SAMPLE_S * (after.share > 0 or after.rung > 0)
 
     def _arrives(self, at_s: float, left_ms: float) -> None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 Sources: TypeAlias = Mapping[str, str | None]
-"""By figure: "profile", "load" where it was measured then, "stated" for the owner's costs; None where nobody knows."""
+"""By figure: "profile", "load" where it was measured then, "stated" for the owner's costs; None where nobody knows.
+
+Of an energy that ranks variants and is no price, the sentence that says so (`loading.AT_REST`).
+"""
 
 
 _HYSTERESIS = 0.5  # of a rung

@@ -5,7 +5,7 @@ stands at whichever is further down.
 
 Hysteresis has two parts. Going up needs room on every guard for `dwell_s` without a break. And a step up that had to
 be taken back soon is tried again only after twice as long as the last time, as a circuit breaker probes a link: a
-device whose best variant is too much for this summer's heat asks now and then, and not every minute.
+device whose neighbours take the best variant's memory asks now and then, and not every minute.
 
 Below the last rung there is one place more: to shed. What the cache does not know is then the cloud's, or is refused;
 the device computes nothing until no guard asks for that any more. Nobody sheds who has not stood on the last rung for
