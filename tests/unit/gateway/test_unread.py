@@ -43,13 +43,19 @@ def test_who_is_told_seldom_is_always_read(bench: Bench) -> None:
 
 def test_where_not_all_can_be_read_the_busiest_are_refused(bench: Bench) -> None:
     bench.lagging = True
-    for _ in range(10):
+    for _ in range(30):
         bench.unread.refuses(1, 10.0)
     assert bench.refused == 10  # alone, it is the busiest
     assert not bench.unread.refuses(2, 10.0)
     assert bench.unread.refuses(1, 10.0)
     bench.lagging = False
     assert not bench.unread.refuses(1, 11.5)
+
+
+def test_a_loop_that_something_else_held_up_refuses_nobody(bench: Bench) -> None:
+    bench.lagging = True
+    for second in range(10):
+        assert not any(bench.unread.refuses(1, 10.0 + second * 1.1) for _ in range(20))
 
 
 def test_callers_are_told_apart_by_what_says_who_they_are_alone(bench: Bench) -> None:

@@ -7,7 +7,7 @@ ten times capacity that would be most of the machine. Two kinds are refused unre
   and for a quarter of the present wait what it sends is refused; then it is read again, until it is told again. So
   the queue never runs empty over it, and a caller that sends little is never among these.
 - Of callers that ask at least as often as the average, while the event loop is too far behind to read all (receive
-  livelock: Mogul and Ramakrishnan, 1997).
+  livelock: Mogul and Ramakrishnan, 1997). Where few ask at all, something else held the loop up, and all are read.
 
 Callers are told apart by what they show, before anybody has judged it: nobody can have another one refused by it.
 """
@@ -26,7 +26,8 @@ from firstline_gateway.identity.buckets import Buckets
 REFUSED = QueueFullError(
     "More requests come than this gateway has room for, so this one was not read; come back later.", retry_after_s=1.0
 )
-# Of one caller's refused requests so many a second are read, and get a reasoned answer: 1 % of a core.
+# Of one caller's refused requests so many a second are read, and get a reasoned answer: 1 % of a core. So many of all
+# callers' requests are read however far behind the loop is: it is not they that hold it up.
 _READ_PER_S = 20.0
 _LONGEST_S = 0.1
 _PERIOD_S = 1.0
@@ -84,7 +85,8 @@ class Unread:
             self._until_s = {each: until_s for each, until_s in self._until_s.items() if until_s > now_s}
         self._asked[shown] += 1
         held = self._until_s.get(shown, now_s) > now_s
-        often = self._lag.is_long and self._asked[shown] * len(self._asked) >= self._asked.total()
+        asked = self._asked.total()
+        often = self._lag.is_long and asked > _READ_PER_S and self._asked[shown] * len(self._asked) >= asked
         if held or often:
             self._on_refused()
         return held or often
