@@ -25,6 +25,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 
+from firstline_core import heap
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
@@ -201,6 +202,7 @@ def _run(
 ) -> NDArray[np.float64]:
     """Seconds of each query from when it was due, answered in one thread in their order."""
     found = np.empty_like(arrivals_s)
+    heap.keep()  # as an agent does
     models = {model.id: model for model in bundle.manifest.models}
     with ExitStack() as stack:
         answer: list[Callable[[], None]] = []

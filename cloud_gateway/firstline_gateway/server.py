@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from firstline_core import heap
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
@@ -159,6 +160,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         gc.collect()
         gc.freeze()  # what is here now stays for good: no later collection needs to look at it
         gc.set_threshold(*_COLLECTED)
+        heap.keep()
         announce()
         await stop.wait()
         log.info("draining")

@@ -1,8 +1,7 @@
-"""Memory of this process: what it takes by itself, and what models leave behind."""
+"""What memory this process takes by itself."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +15,3 @@ def own_bytes() -> int:
         _, resident, shared = (int(pages) for pages in _STATM.read_text().split()[:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
     return 0
-
-
-def give_back() -> None:
-    """Returns freed memory to the system, which glibc keeps for later; blocks for milliseconds."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)

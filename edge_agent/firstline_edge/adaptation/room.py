@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 
+from firstline_core import heap
 from firstline_core.adaptation.controller import Stance
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -16,7 +17,6 @@ from firstline_core.waiting import REFUSED
 from firstline_edge.adaptation.variants import Variants
 from firstline_edge.audits.standing import Standings
 from firstline_edge.hardware.sampler import Sampler
-from firstline_edge.memory import give_back
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.telemetry.recorder import Recorder
 
@@ -106,7 +106,7 @@ class AdaptationRoom:
             log.info("variant unloaded", model=gone.manifest.name, variant=_variant(gone))
         if all_gone:
             with contextlib.suppress(*REFUSED):  # no thread is left, which there is memory for later
-                asyncio.get_running_loop().run_in_executor(None, give_back)
+                asyncio.get_running_loop().run_in_executor(None, heap.give_back)
 
     async def _bring(self, held: HeldModel, variants: Variants, rung: int) -> None:
         """Loads a variant again; requests go on with what is there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import signal
 import socket
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from firstline_core import heap
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_server import HttpServer
 from firstline_core.telemetry.logs import logger
@@ -55,7 +55,7 @@ async def serve(
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             async with _grpc(agent, access, app.bodies), serving(app, listeners):
-                _give_back_memory()
+                _settle_memory()
                 ready(url)
                 await stop.wait()
 
@@ -98,9 +98,9 @@ async def _grpc(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> AsyncIt
         await server.stop(_DRAIN_S)
 
 
-def _give_back_memory() -> None:
-    """Starting leaves garbage and holes in the heap: some 5 MB, much on a small device."""
+def _settle_memory() -> None:
+    """Starting leaves garbage and holes in the heap: some 5 MB, much on a small device. Then requests come."""
     gc.collect()
     gc.freeze()  # what is here now stays for good: no later collection needs to look at it
-    with contextlib.suppress(AttributeError, OSError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)
+    heap.give_back()
+    heap.keep()

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from firstline_core import heap
 from firstline_core.bundle.golden import read_golden, tensor_of
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
@@ -28,6 +29,7 @@ from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.tree import Tree
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile import scenarios
+from firstline_core.profile.course import course
 from firstline_core.profile.distribution import Distribution, distribution
 from firstline_core.profile.energy import EnergyMeter
 from firstline_core.profile.operators import operators
@@ -128,6 +130,7 @@ def measure(job: Job) -> Point:
         query=steady,
         rested=distribution(under_load.rested),
         queued=distribution(under_load.queued) if under_load.queued else None,
+        course=course(*under_load),
         switched=switched,
         prepare=distribution(times.prepare[warm : warm + measured]),
         run=distribution(times.run[warm : warm + measured]),
@@ -255,6 +258,7 @@ def main() -> int:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     if not job.alone:
         give_way()
+    heap.keep()  # as whoever serves has it: a new process is otherwise slower, or quicker
     try:
         point = measure(job)
     except (FirstlineError, OSError) as error:

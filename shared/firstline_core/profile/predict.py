@@ -1,6 +1,7 @@
 """What a mixed load will take, of the profile's whole distributions: first come, first served, simulated. Pure.
 
-A p99 follows from no p50 and p99 of what is mixed, so that queries are simulated one by one. The same seed draws the
+A p99 follows from no p50 and p99 of what is mixed, so that queries are simulated one by one, in the order in which they
+were slow when they were measured (`course`). The same seed draws the
 same arrivals and the same luck for every alternative (common random numbers: Law, Simulation Modeling and Analysis,
 section 11.2): two predictions then differ by what was changed, not by chance.
 """
@@ -127,7 +128,7 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
         servers: how many queries run at once.
         seed: of luck.
     """
-    shares = np.random.default_rng([seed, 1]).random(len(arrivals_ms))
+    shares = _luck(points, arrivals_ms, np.random.default_rng([seed, 1]))
     # Of several servers each has a query before of its own, which is of another kind as often as the one that came.
     turned = np.append(False, kinds[1:] != kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
@@ -136,6 +137,15 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
         free[of_kind] = point.rested.at(shares[of_kind])  # what a rest cools, another model has little to take from
         waited[of_kind] = _waited(point).at(shares[of_kind]) + _turn_ms(point) * turned[of_kind]
     return sojourn(arrivals_ms, waited, free, servers)
+
+
+def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
+    """Of each query, 0 to 1. All go along one course: a slow moment of the machine is slow for every model."""
+    courses = [point.course for point in points if point.course is not None]
+    if not courses:
+        return random.random(len(arrivals_ms))
+    finest = max(courses, key=lambda course: len(course.ranks))
+    return finest.shares(arrivals_ms, random)
 
 
 def _waited(point: Point) -> Distribution:

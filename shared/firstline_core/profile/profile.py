@@ -31,10 +31,12 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
 from firstline_core.json_document import read_json_document
 from firstline_core.names import Name
+from firstline_core.profile.course import Course
 from firstline_core.profile.distribution import Distribution, Milliseconds
 
-FORMAT = 2
-"""1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone."""
+FORMAT = 3
+"""1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone.
+2 did not tell in which order queries were slow."""
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
@@ -149,6 +151,7 @@ class Point(Struct, frozen=True):
         rested: the same after a rest of two queries in the mean, from when it was due: threads sleep, timers are late.
         queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
             warms. None where none had to wait, as in profiles of before it was measured.
+        course: of `rested` and `queued`, in which order they were slow; None in profiles of before it was kept.
         switched: as `query`, each right after a query of another of the bundle's models: the caches are the other's.
             Of batch 1 alone; None where it was not measured, as in profiles of before it was.
         prepare: of `query`: decoding and preprocessing.
@@ -187,6 +190,7 @@ class Point(Struct, frozen=True):
     operators_absent: Text = ""
     switched: Distribution | None = None
     queued: Distribution | None = None
+    course: Course | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0
@@ -283,6 +287,8 @@ def decode(content: bytes, where: str) -> Profile:
 
 
 def _upgraded(profile: Profile) -> Profile:
-    """Of format 1."""
+    """Of format 1 or 2, which lacked nothing that is not told by its absence but for this."""
+    if profile.format > 1:
+        return replace(profile, format=FORMAT)
     points = tuple(replace(point, given_s=point.seconds) for point in profile.points)
     return replace(profile, points=points, format=FORMAT)

@@ -34,16 +34,27 @@ def single_stream(query: Query, seconds: float, *, least: int = 5, between: Quer
 
 
 class Loaded(NamedTuple):
-    """Seconds of queries under load.
+    """Queries under load, in their order.
 
     Attributes:
-        rested: of those that found the server free, from when each was due.
-        queued: of those that had to wait, from the end of the one before. What a rest has cooled is not warm again
-            after one query, so that these take longer than back to back.
+        seconds: of each; from when it was due where it found the server free, else from the end of the one before.
+        waited: which had to wait.
+        span_s: in which all came.
     """
 
-    rested: list[float]
-    queued: list[float]
+    seconds: list[float]
+    waited: list[bool]
+    span_s: float
+
+    @property
+    def rested(self) -> list[float]:
+        """Seconds of those that found the server free."""
+        return [one for one, waited in zip(self.seconds, self.waited, strict=True) if not waited]
+
+    @property
+    def queued(self) -> list[float]:
+        """Seconds of those that had to wait: longer than back to back, for one query does not warm what a rest cooled."""
+        return [one for one, waited in zip(self.seconds, self.waited, strict=True) if waited]
 
 
 def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> Loaded:
@@ -56,21 +67,21 @@ def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> L
         least: queries that find the server free, in any case.
     """
     rate_per_s = _LOAD / query_s
-    found = Loaded([], [])
-    ended_s = time.perf_counter()
-    due_s, until_s = ended_s + random.expovariate(rate_per_s), ended_s + seconds
-    while ended_s < until_s or len(found.rested) < least:
+    took_s: list[float] = []
+    waited: list[bool] = []
+    began_s = ended_s = time.perf_counter()
+    due_s, until_s, rested = ended_s + random.expovariate(rate_per_s), ended_s + seconds, 0
+    while ended_s < until_s or rested < least:
         if ended_s >= until_s:  # whatever has gathered by now: a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
         _wait_until(due_s)
         query()
         before_s, ended_s = ended_s, time.perf_counter()
-        if due_s >= before_s:
-            found.rested.append(ended_s - due_s)
-        else:
-            found.queued.append(ended_s - before_s)
+        waited.append(due_s < before_s)
+        took_s.append(ended_s - max(due_s, before_s))
+        rested += not waited[-1]
         due_s += random.expovariate(rate_per_s)
-    return found
+    return Loaded(took_s, waited, ended_s - began_s)
 
 
 def switched(query: Query, other: Query, seconds: float, *, least: int = 5) -> list[float]:

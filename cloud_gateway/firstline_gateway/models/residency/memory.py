@@ -7,7 +7,6 @@ change is made at a time: whoever makes one has `turn` until it is complete.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from firstline_core import heap
 from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.clock import Clock
 from firstline_core.errors import NotReadyError
@@ -174,7 +174,7 @@ class ModelMemory:
                 before.is_in = was_in
             raise
         if loaded is not None:
-            await self.in_thread(_give_back)
+            await self.in_thread(heap.give_back)
         self.places[key] = fresh
         self.changed.set()
         log.info("model loaded", model=key.name, version=key.version, digest=served.digest)
@@ -188,7 +188,7 @@ class ModelMemory:
         if place.is_in:
             place.is_in = False
             await self._executor.drop(key)
-            await self.in_thread(_give_back)
+            await self.in_thread(heap.give_back)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """What blocks, after the loads that were begun before."""
@@ -208,7 +208,7 @@ class ModelMemory:
             await self._executor.drop(place.served.key)
         finally:
             place.leaving = False
-        await self.in_thread(_give_back)
+        await self.in_thread(heap.give_back)
         log.info("model given up for others", model=place.served.key.name, version=place.served.key.version)
         return True
 
@@ -223,11 +223,3 @@ class ModelMemory:
         loaded = await self.in_thread(partial(self._load, served))
         self.load_s = max(_FIRST_LOAD_S, self._clock.monotonic_s() - started_s)
         return loaded
-
-
-def _give_back() -> None:
-    """Returns freed memory to the system: glibc keeps what models were loaded from, as much as they take, for later."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # another C library
-        return

@@ -1,0 +1,64 @@
+"""How quick queries were one after the other: a machine has slow moments, and queries of one moment share them.
+
+A distribution forgets the order. But where slow queries follow each other a queue gathers that no draws of one by one
+make, and the longest waits are of such moments. So the order is kept, and a simulation goes along it: a trace-driven
+one (Law, Simulation Modeling and Analysis, section 6.1), or a bootstrap of one block (Künsch, Annals of Statistics
+17(3), 1989).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from firstline_core.profile.distribution import Milliseconds
+
+MOST = 4_096
+"""Queries that are kept; of more, every so many-th."""
+_STEPS = 256
+
+
+class Course(Struct, frozen=True):
+    """Queries under load, in their order.
+
+    Attributes:
+        span_ms: in which they came, about evenly.
+        ranks: of each one byte, where it stood among those of its kind (that waited, or had not to): 0 the quickest of
+            all, 255 the slowest.
+    """
+
+    span_ms: Milliseconds
+    ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST)]
+
+    def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+        """Luck of queries, 0 to 1 as quantiles take it, that come along this course; it begins anew at its end.
+
+        Args:
+            at_ms: (n,) when each comes.
+            random: where the course is entered, and luck within one step.
+        """
+        turns = at_ms / max(self.span_ms, 1e-6) + random.random()
+        ranks = np.frombuffer(self.ranks, np.uint8)[(turns % 1 * len(self.ranks)).astype(np.intp)]
+        found: NDArray[np.float64] = (ranks + random.random(len(at_ms))) / _STEPS
+        return found
+
+
+def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Course:
+    """What was measured, in the form that is kept.
+
+    Args:
+        times: of each query, in their order.
+        waited: whether it had to wait; those that had are another kind.
+        span_s: from before the first to after the last.
+    """
+    every = -(-len(times) // MOST)
+    taken, kinds = np.asarray(times), np.asarray(waited, np.bool_)
+    ranks = np.empty(len(taken), np.uint8)
+    for kind in (kinds, ~kinds):
+        places = taken[kind].argsort(kind="stable").argsort()
+        ranks[kind] = np.rint(places * (_STEPS - 1) / max(len(places) - 1, 1))
+    return Course(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
