@@ -42,7 +42,7 @@ THREADS = (1, 2)
 AIM = 0.15
 _FULL_SHARE = 0.2
 _UTILISATION = 0.4
-_ROUNDS = 5
+_ROUNDS = 9
 _RUN_S = 5.0
 _QUERIES = (300, 30_000)
 _PROFILE_S = 12.0
@@ -53,8 +53,9 @@ class Round(Struct):
     """One run between two profiles.
 
     Attributes:
-        edge_ms, full_ms: median of a query back to back, of the profile before.
-        edge_turn_ms, full_turn_ms: right after one of the other model, likewise.
+        edge_ms, full_ms: median of a query that waited for one of its own model, among those of both, of the profile
+            before.
+        edge_turn_ms, full_turn_ms: for one of the other model, likewise.
         waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
         other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
     """
@@ -94,7 +95,7 @@ class Trial(Struct):
 
 
 def measure(name: str, asked: Asked) -> list[Trial]:
-    """One pair, with each number of threads; three minutes."""
+    """One pair, with each number of threads; six minutes."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     bundle = bundle_of(pair)
     if asked.quick:
@@ -154,10 +155,10 @@ def _trial(pair: Pair, bundle: Bundle, threads: int, count: int) -> Trial:
             Round(
                 queries=queries,
                 rate_per_s=round(rate_per_s, 2),
-                edge_ms=before[0].query.p50_ms,
-                full_ms=before[1].query.p50_ms,
-                edge_turn_ms=_turn_ms(before[0]),
-                full_turn_ms=_turn_ms(before[1]),
+                edge_ms=_beside_ms(before[0], "queued_ms"),
+                full_ms=_beside_ms(before[1], "queued_ms"),
+                edge_turn_ms=_beside_ms(before[0], "queued_turned_ms"),
+                full_turn_ms=_beside_ms(before[1], "queued_turned_ms"),
                 measured_p50_ms=round(float(measured[0]), 4),
                 measured_p99_ms=round(float(measured[1]), 4),
                 predicted_p50_ms=round(float(predicted[0]), 4),
@@ -193,8 +194,9 @@ def _predicted(
     return found
 
 
-def _turn_ms(point: Point) -> float:
-    return point.switched.p50_ms if point.switched is not None else float("nan")
+def _beside_ms(point: Point, name: str) -> float:
+    found: float | None = getattr(point.beside, name, None)
+    return float("nan") if found is None else found
 
 
 def _run(

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.profiles import point
 
+from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn, utilisation
+from firstline_core.profile.profile import Beside
 
 LOADS = st.floats(0.1, 0.6)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -58,7 +60,11 @@ def _mixes(draw: st.DrawFn) -> list[Stream]:
     share, times = draw(st.floats(0.1, 0.9)), st.floats(0.5, 3.0)
     return [
         Stream(
-            replace(point(1.0), queued=distribution([draw(times) / 1000]), switched=distribution([draw(times) / 1000])),
+            replace(
+                point(1.0),
+                queued=distribution([draw(times) / 1000]),
+                beside=Beside("other", 4.0, draw(times), draw(times), draw(times), draw(times)),
+            ),
             rate_per_s,
         )
         for rate_per_s in (share, 1 - share)
@@ -90,13 +96,15 @@ def test_a_load_without_queries_is_refused() -> None:
         predict([Stream(point(query_ms=1.0), 0.0)])
 
 
-def test_a_query_that_waits_after_another_models_takes_what_the_turn_costs_more() -> None:
-    turned = replace(point(query_ms=1.0), switched=distribution([0.0015]))
+def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
+    among = replace(point(query_ms=1.0), beside=Beside("slow", 5.0, 2.0, 1.2, 3.0, 1.5))
     arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0]), np.array([0, 0, 1, 0, 1, 0])
-    took = replayed([turned, point(query_ms=9.0)], arrivals_ms, kinds, servers=1, seed=0)
+    took = replayed([among, point(query_ms=9.0)], arrivals_ms, kinds, servers=1, seed=0)
     ends_ms = took + arrivals_ms
-    assert np.diff(ends_ms[:4]).tolist() == pytest.approx([1.0, 9.0, 1.5])
-    assert took[4:].tolist() == pytest.approx([9.0, 1.0])  # after a rest there is little left to take
+    assert took[0] == pytest.approx(2.0)
+    assert np.diff(ends_ms[:4]).tolist() == pytest.approx([1.2, 9.0, 1.5])
+    assert took[4:].tolist() == pytest.approx([9.0, 3.0])
+    assert replayed([among], arrivals_ms, np.zeros(6, np.intp), servers=1, seed=0)[0] == pytest.approx(1.0)
 
 
 def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
@@ -105,19 +113,23 @@ def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
-def test_what_waiting_costs_by_itself_is_not_charged_again_for_the_turn() -> None:
-    """A rest has cooled what another model would have taken."""
-    cooled = replace(point(query_ms=1.0), queued=distribution([0.002]), switched=distribution([0.0025]))
-    took = replayed([cooled, cooled], np.array([0.0, 0.5]), np.array([0, 1]), servers=1, seed=0)
-    assert took.tolist() == pytest.approx([1.0, 1.0 - 0.5 + 2.5])
+def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
+    unknown = replace(point(query_ms=1.0), beside=Beside("other", 5.0, queued_ms=2.0))
+    took = replayed([unknown, unknown], np.array([0.0, 0.5, 0.6]), np.array([0, 1, 1]), servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 0.5 + 2.0, 0.4 + 2.0 + 2.0])
 
 
-def test_a_turn_is_never_taken_for_a_gain() -> None:
-    quicker = replace(point(query_ms=1.0), switched=distribution([0.0005]))
-    assert replayed([quicker, quicker], np.array([0.0, 0.5]), np.array([0, 1]), servers=1, seed=0).tolist() == [
-        1.0,
-        1.5,
-    ]
+@FEW
+@given(seed=SEEDS)
+def test_slow_moments_make_longer_queues_than_slow_queries_here_and_there(seed: int) -> None:
+    """The same times in another order."""
+    random = np.random.default_rng(seed)
+    times = np.where(np.arange(2_000) % 1_000 < 150, 0.0018, 0.0008) * random.uniform(0.95, 1.05, 2_000)
+    together, mixed = (course(order, [False] * 2_000, 4.0) for order in (times, random.permutation(times)))
+    known = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
+    p99_ms = [predict([Stream(replace(known, course=one), 700.0)], seed=seed).p99_ms for one in (together, mixed, None)]
+    assert p99_ms[0] > 2 * p99_ms[1]
+    assert p99_ms[0] > 2 * p99_ms[2]
 
 
 @FEW

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from firstline_core.errors import ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.profile.course import Course
 from firstline_core.profile.distribution import STEPS, Distribution, distribution
 from firstline_core.profile.profile import (
     FORMAT,
     LIMIT_BYTES,
+    Beside,
     Key,
     Moved,
     Operator,
@@ -61,7 +63,8 @@ POINTS = st.builds(
     peak_memory_bytes=_READINGS,
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
-    switched=st.none() | _SOME,
+    beside=st.none() | st.builds(Beside, st.just("full"), _AMOUNTS, *4 * [st.none() | _AMOUNTS]),
+    course=st.none() | st.builds(Course, _AMOUNTS, st.binary(min_size=1, max_size=20)),
     server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
     alone=st.booleans(),
@@ -92,11 +95,14 @@ def test_a_reader_passes_over_what_it_does_not_know(profile: Profile) -> None:
 
 
 @given(PROFILES)
-def test_a_profile_of_before_turns_were_measured_is_read(profile: Profile) -> None:
-    said = msgspec.to_builtins(profile)
+def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profile) -> None:
+    said = msgspec.to_builtins(profile) | {"format": 2}
     for one in said["points"]:
-        del one["switched"]
-    assert all(one.switched is None for one in decode(msgspec.json.encode(said), "a file").points)
+        del one["course"], one["beside"]
+        one["switched"] = one["query"]
+    found = decode(msgspec.json.encode(said), "a file")
+    assert found.format == FORMAT
+    assert found.points == tuple(msgspec.structs.replace(one, course=None, beside=None) for one in profile.points)
 
 
 @given(PROFILES)

@@ -5,12 +5,14 @@ python -m firstline_core.profile.child      reads a `Job` as JSON on stdin, writ
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -30,11 +32,11 @@ from firstline_core.hardware.tree import Tree
 from firstline_core.lowest_priority import give_way
 from firstline_core.profile import scenarios
 from firstline_core.profile.course import course
-from firstline_core.profile.distribution import Distribution, distribution
+from firstline_core.profile.distribution import distribution
 from firstline_core.profile.energy import EnergyMeter
 from firstline_core.profile.operators import operators
 from firstline_core.profile.own_process import has_room, peak, reset_peak, waited_s
-from firstline_core.profile.profile import Key, Moved, Operator, Point, Server, WarmUp
+from firstline_core.profile.profile import Beside, Key, Moved, Operator, Point, Server, WarmUp
 from firstline_core.profile.throttled import heat
 from firstline_core.routing.tariff import Tariff
 from firstline_core.runtime.litert import delegates as tflite_delegates
@@ -43,8 +45,9 @@ from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
-_SHARES = {"query": 0.3, "loaded": 0.3, "switched": 0.15, "server": 0.15, "operators": 0.1}
+_SHARES = {"query": 0.2, "loaded": 0.3, "beside": 0.3, "server": 0.1, "operators": 0.1}
 """Of a point's seconds: what a service meets most has the most samples."""
+_FEWEST = 5
 _TRACED_RUNS = 50
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
              "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
@@ -59,7 +62,7 @@ class Job(Struct, frozen=True):
         joules_per_core_s: as stated; 0 where nobody does.
         root: where the kernel's files begin.
         alone: nothing else runs here, so that this process need not give way.
-        beside: id of a model of the bundle that takes turns with it, for `Point.switched`; "" for none.
+        beside: id of a model of the bundle that takes turns with it, for `Point.beside`; "" for none.
         share: of the time for which this process runs, as whoever started it has it (`throttled.held_back`).
         heat_s: before it is measured, at most (`throttled.heat`).
     """
@@ -113,12 +116,12 @@ def measure(job: Job) -> Point:
         whole = times.whole()
         steady = distribution(whole[warm:])
         warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
-        under_load = scenarios.loaded(query, steady.p50_ms / 1000, job.seconds * _SHARES["loaded"])
+        under_load = scenarios.loaded((query,), steady.p50_ms / 1000, job.seconds * _SHARES["loaded"])
         found_server: Server | None = None
         if job.key.batch == 1:
             found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
         peak_bytes = peak(before_bytes)
-        switched = _switched(bundle, query, job)
+        beside = _beside(bundle, query, steady.p50_ms / 1000, job)
         prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
     finally:
         loaded.close()
@@ -128,10 +131,10 @@ def measure(job: Job) -> Point:
         runtime=_runtime(model),
         ran_on=loaded.runtime.provider,
         query=steady,
-        rested=distribution(under_load.rested),
-        queued=distribution(under_load.queued) if under_load.queued else None,
-        course=course(*under_load),
-        switched=switched,
+        rested=distribution(under_load.of(waited=False)),
+        queued=distribution(queued) if (queued := under_load.of(waited=True)) else None,
+        course=course(under_load.seconds, under_load.waited, under_load.span_s),
+        beside=beside,
         prepare=distribution(times.prepare[warm : warm + measured]),
         run=distribution(times.run[warm : warm + measured]),
         offline_per_s=float(f"{job.key.batch * measured / sum(whole[warm:]):.5g}"),
@@ -199,8 +202,8 @@ def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], N
     return query
 
 
-def _switched(bundle: Bundle, query: Callable[[], None], job: Job) -> Distribution | None:
-    """Queries that each follow one of another model; None where there is no other one, or no room for it."""
+def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job) -> Beside | None:
+    """Queries among those of another model; None where there is no other one, or no room for it."""
     other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
     if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
         return None
@@ -210,12 +213,27 @@ def _switched(bundle: Bundle, query: Callable[[], None], job: Job) -> Distributi
     except FirstlineError:
         return None  # its own point says why
     try:
-        between = _timed(loaded, queried(bundle, loaded, 1), _Times())
-        return distribution(scenarios.switched(query, between, job.seconds * _SHARES["switched"]))
+        times, seconds = _Times(), job.seconds * _SHARES["beside"]
+        others = _timed(loaded, queried(bundle, loaded, 1), times)
+        scenarios.single_stream(others, seconds / 10)
+        mean_s = (query_s + median(times.whole())) / 2
+        found = scenarios.loaded((query, others), mean_s, seconds)
+        return Beside(
+            other.id,
+            _ms(found.span_s / len(found.seconds)),
+            *(
+                _median_ms(found.of(waited=waited, turned=turned))
+                for turned, waited in itertools.product((False, True), repeat=2)
+            ),
+        )
     except FirstlineError:
         return None
     finally:
         loaded.close()
+
+
+def _median_ms(seconds: Sequence[float]) -> float | None:
+    return _ms(median(seconds)) if len(seconds) >= _FEWEST else None
 
 
 def _operators(

@@ -27,8 +27,8 @@ class Course(Struct, frozen=True):
 
     Attributes:
         span_ms: in which they came, about evenly.
-        ranks: of each one byte, where it stood among those of its kind (that waited, or had not to): 0 the quickest of
-            all, 255 the slowest.
+        ranks: of each one byte, where it stood among those of its kind (that waited, or had not to): in 256ths from the
+            quickest to the slowest.
     """
 
     span_ms: Milliseconds
@@ -60,5 +60,5 @@ def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Cou
     ranks = np.empty(len(taken), np.uint8)
     for kind in (kinds, ~kinds):
         places = taken[kind].argsort(kind="stable").argsort()
-        ranks[kind] = np.rint(places * (_STEPS - 1) / max(len(places) - 1, 1))
+        ranks[kind] = _STEPS * (places + 0.5) / max(len(places), 1)
     return Course(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())

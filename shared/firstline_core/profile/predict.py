@@ -83,11 +83,11 @@ def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
         servers: how many queries run at once.
     """
     total_per_s = sum(stream.rate_per_s for stream in streams)
-    busy_ms_per_s = sum(
-        stream.rate_per_s
-        * (_waited(stream.point).mean_ms + _turn_ms(stream.point) * (1 - stream.rate_per_s / total_per_s))
-        for stream in streams
-    )
+    busy_ms_per_s = 0.0
+    for stream in streams:
+        own, taken = stream.rate_per_s / total_per_s, _waited(stream.point, len(streams) > 1)
+        mean_ms = taken.alone.mean_ms * (own * taken.after_own + (1 - own) * taken.after_other)
+        busy_ms_per_s += stream.rate_per_s * mean_ms
     return busy_ms_per_s / 1000 / servers
 
 
@@ -122,7 +122,7 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
 
     Args:
         points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
-            (`query` where that is not known), and longer where the query before was of another kind, see `_turn_ms`.
+            (`query` where that is not known). Among several kinds, as much longer or shorter as `beside` says.
         arrivals_ms: (n,) ascending.
         kinds: (n,) places in `points`.
         servers: how many queries run at once.
@@ -134,8 +134,9 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
     for kind, point in enumerate(points):
         of_kind = kinds == kind
-        free[of_kind] = point.rested.at(shares[of_kind])  # what a rest cools, another model has little to take from
-        waited[of_kind] = _waited(point).at(shares[of_kind]) + _turn_ms(point) * turned[of_kind]
+        for times, taken in ((free, _free(point, len(points) > 1)), (waited, _waited(point, len(points) > 1))):
+            factors = np.where(turned[of_kind], taken.after_other, taken.after_own)
+            times[of_kind] = taken.alone.at(shares[of_kind]) * factors
     return sojourn(arrivals_ms, waited, free, servers)
 
 
@@ -148,18 +149,34 @@ def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generat
     return finest.shares(arrivals_ms, random)
 
 
-def _waited(point: Point) -> Distribution:
-    """What a query takes that had to wait, after one of its own kind."""
-    return point.queued or point.query
+class _Taken(NamedTuple):
+    """What a query takes, and how much more or less of it among other models' queries: after its own, after theirs."""
+
+    alone: Distribution
+    after_own: float = 1.0
+    after_other: float = 1.0
 
 
-def _turn_ms(point: Point) -> float:
-    """What a query takes longer where the one before was another model's, which has left its own in the caches.
+def _free(point: Point, among_others: bool) -> _Taken:
+    """Of a query that finds a server free."""
+    beside = point.beside if among_others else None
+    if beside is None:
+        return _Taken(point.rested)
+    return _among(point.rested, beside.rested_ms, beside.rested_turned_ms)
 
-    Beyond what one takes that waited under load: what a rest has cooled already, another model cannot take. A
-    difference of medians: those of a hundred queries are known, their tails are not.
-    """
-    return max(point.switched.p50_ms - _waited(point).p50_ms, 0.0) if point.switched is not None else 0.0
+
+def _waited(point: Point, among_others: bool) -> _Taken:
+    """Of a query that has to wait."""
+    alone, beside = point.queued or point.query, point.beside if among_others else None
+    if beside is None:
+        return _Taken(alone)
+    return _among(alone, beside.queued_ms, beside.queued_turned_ms)
+
+
+def _among(alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
+    """By medians: those of a few dozen queries are known, their tails are not."""
+    own = own_ms / alone.p50_ms if own_ms is not None and alone.p50_ms > 0 else 1.0
+    return _Taken(alone, own, other_ms / alone.p50_ms if other_ms is not None and alone.p50_ms > 0 else own)
 
 
 def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:

@@ -36,7 +36,7 @@ from firstline_core.profile.distribution import Distribution, Milliseconds
 
 FORMAT = 3
 """1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone.
-2 did not tell in which order queries were slow."""
+2 did not tell in which order queries were slow, nor what they take beside another model's under load."""
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
@@ -90,6 +90,26 @@ class Server(Struct, frozen=True):
     rate_per_s: Amount
     bound_ms: Milliseconds
     latency: Distribution
+
+
+class Beside(Struct, frozen=True):
+    """Queries under load as `rested` and `queued`, half of them another model's: rests are others, so are the caches.
+
+    Medians; None where there were too few.
+
+    Attributes:
+        variant: the other model's id.
+        rest_ms: from one query to the next, mean.
+        rested_ms, queued_ms: after a query of this model.
+        rested_turned_ms, queued_turned_ms: after one of the other.
+    """
+
+    variant: Name
+    rest_ms: Milliseconds
+    rested_ms: Milliseconds | None = None
+    queued_ms: Milliseconds | None = None
+    rested_turned_ms: Milliseconds | None = None
+    queued_turned_ms: Milliseconds | None = None
 
 
 class WarmUp(Struct, frozen=True):
@@ -152,8 +172,7 @@ class Point(Struct, frozen=True):
         queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
             warms. None where none had to wait, as in profiles of before it was measured.
         course: of `rested` and `queued`, in which order they were slow; None in profiles of before it was kept.
-        switched: as `query`, each right after a query of another of the bundle's models: the caches are the other's.
-            Of batch 1 alone; None where it was not measured, as in profiles of before it was.
+        beside: of batch 1 alone; None where it was not measured, as in profiles of before it was.
         prepare: of `query`: decoding and preprocessing.
         run: of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
@@ -188,7 +207,7 @@ class Point(Struct, frozen=True):
     server: Server | None = None
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
-    switched: Distribution | None = None
+    beside: Beside | None = None
     queued: Distribution | None = None
     course: Course | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0

@@ -39,61 +39,60 @@ class Loaded(NamedTuple):
     Attributes:
         seconds: of each; from when it was due where it found the server free, else from the end of the one before.
         waited: which had to wait.
+        kinds: which of those that were asked for; of several models, say.
         span_s: in which all came.
     """
 
     seconds: list[float]
     waited: list[bool]
+    kinds: list[int]
     span_s: float
 
-    @property
-    def rested(self) -> list[float]:
-        """Seconds of those that found the server free."""
-        return [one for one, waited in zip(self.seconds, self.waited, strict=True) if not waited]
+    def of(self, *, waited: bool, turned: bool | None = None) -> list[float]:
+        """Seconds of queries of the first kind.
 
-    @property
-    def queued(self) -> list[float]:
-        """Seconds of those that had to wait: longer than back to back, for one query does not warm what a rest cooled."""
-        return [one for one, waited in zip(self.seconds, self.waited, strict=True) if waited]
+        Args:
+            waited: those that had to wait, which take longer than back to back, for one query does not warm what a
+                rest cooled; or those that found the server free.
+            turned: those right after a query of another kind, or after one of their own; None does not ask.
+        """
+        return [
+            took
+            for took, had_to, kind, before in zip(
+                self.seconds, self.waited, self.kinds, [0, *self.kinds[:-1]], strict=True
+            )
+            if kind == 0 and had_to == waited and turned in (None, before != 0)
+        ]
 
 
-def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> Loaded:
+def loaded(queries: Sequence[Query], query_s: float, seconds: float, *, least: int = 5) -> Loaded:
     """Queries as a Poisson process, of which half would keep a server busy that answers back to back.
 
     Args:
-        query: what is measured.
-        query_s: that it takes back to back, the median.
+        queries: one kind or several, as many queries of each.
+        query_s: that one takes back to back, mean over kinds.
         seconds: to measure for.
         least: queries that find the server free, in any case.
     """
     rate_per_s = _LOAD / query_s
     took_s: list[float] = []
     waited: list[bool] = []
+    kinds: list[int] = []
     began_s = ended_s = time.perf_counter()
     due_s, until_s, rested = ended_s + random.expovariate(rate_per_s), ended_s + seconds, 0
     while ended_s < until_s or rested < least:
         if ended_s >= until_s:  # whatever has gathered by now: a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
+        kind = random.randrange(len(queries))  # noqa: S311 (no secret)
         _wait_until(due_s)
-        query()
+        queries[kind]()
         before_s, ended_s = ended_s, time.perf_counter()
+        kinds.append(kind)
         waited.append(due_s < before_s)
         took_s.append(ended_s - max(due_s, before_s))
-        rested += not waited[-1]
+        rested += kind == 0 and not waited[-1]
         due_s += random.expovariate(rate_per_s)
-    return Loaded(took_s, waited, ended_s - began_s)
-
-
-def switched(query: Query, other: Query, seconds: float, *, least: int = 5) -> list[float]:
-    """Seconds of queries, each right after one of another model: that one's weights and code are in the caches."""
-    until_s = time.perf_counter() + seconds
-    found: list[float] = []
-    while len(found) < least or (len(found) < _MOST and time.perf_counter() < until_s):
-        other()
-        began_s = time.perf_counter()
-        query()
-        found.append(time.perf_counter() - began_s)
-    return found
+    return Loaded(took_s, waited, kinds, ended_s - began_s)
 
 
 def server(query: Query, query_s: float, seconds: float) -> Server:

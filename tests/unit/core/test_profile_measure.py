@@ -82,8 +82,8 @@ class TestMeasuring:
         assert again.points[0] == measured.points[0]
         assert [point.key.variant for point in again.points] == ["small", "large"]
         # `small` was measured by itself; `large` takes turns with it.
-        assert again.points[0].switched is None
-        assert again.points[1].switched is not None and again.points[1].switched.count >= 5
+        assert again.points[0].beside is None
+        assert again.points[1].beside is not None and again.points[1].beside.queued_ms
 
     def test_points_of_another_machine_do_not_hold(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
@@ -188,7 +188,7 @@ class TestMeasuring:
         monkeypatch.setattr("firstline_core.profile.keeping.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.reading.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
-        point, own = replace(measured.points[0], operators=(), server=None, switched=None), tmp_path / "own.json"
+        point, own = replace(measured.points[0], operators=(), server=None, beside=None), tmp_path / "own.json"
         before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
         refused = [Refused(one.key, "onnxruntime", "It was too large.") for one in before]
         own.write_bytes(msgspec.json.encode(replace(measured, points=tuple(before), refused=tuple(refused))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from firstline_core.profile import scenarios
@@ -42,20 +43,42 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_queries_that_had_to_wait_are_told_from_those_after_a_rest(clock: Clock) -> None:
-    found = loaded(clock.query(1.0, 3.0), 1.0, 2_000.0)
-    assert len(found.rested) > 100 and len(found.queued) > 100
-    assert found.rested == pytest.approx([3.0] * len(found.rested))
-    assert found.queued == pytest.approx([1.0] * len(found.queued))
+    found = loaded((clock.query(1.0, 3.0),), 1.0, 2_000.0)
+    rested, queued = found.of(waited=False), found.of(waited=True)
+    assert len(rested) > 100 and len(queued) > 100
+    assert rested == pytest.approx([3.0] * len(rested))
+    assert queued == pytest.approx([1.0] * len(queued))
+
+
+def test_queries_of_several_kinds_are_told_by_what_was_before_them(clock: Clock) -> None:
+    before = []
+
+    def mine() -> None:
+        clock.now_s += 1.0 if before[-1:] != ["other"] else 1.5
+        before.append("mine")
+
+    def others() -> None:
+        clock.now_s += 9.0
+        before.append("other")
+
+    found = loaded((mine, others), 5.0, 10_000.0)
+    assert len(found.kinds) == len(before) == pytest.approx(1_000, rel=0.2)
+    assert found.kinds.count(0) == pytest.approx(found.kinds.count(1), rel=0.25)
+    for waited in (False, True):
+        own, turned = found.of(waited=waited, turned=False), found.of(waited=waited, turned=True)
+        assert set(np.round(own, 6)) == {1.0}
+        assert set(np.round(turned, 6)) == {1.5}
+        assert len(own) + len(turned) == len(found.of(waited=waited))
 
 
 def test_half_of_what_can_be_done_is_asked_for(clock: Clock) -> None:
-    found = loaded(clock.query(1.0, 1.0), 1.0, 4_000.0)
-    assert len(found.rested) + len(found.queued) == pytest.approx(2_000, rel=0.15)
-    assert len(found.rested) / 2_000 == pytest.approx(0.5, rel=0.2)  # of an M/D/1 queue: one less the load
+    found = loaded((clock.query(1.0, 1.0),), 1.0, 4_000.0)
+    assert len(found.seconds) == pytest.approx(2_000, rel=0.15)
+    assert len(found.of(waited=False)) / 2_000 == pytest.approx(0.5, rel=0.2)  # of an M/D/1 queue: one less the load
 
 
 def test_a_server_that_never_catches_up_ends_in_time_and_was_rested_all_the_same(clock: Clock) -> None:
     began_s = clock.now_s
-    found = loaded(clock.query(50.0, 50.0), 1.0, 1_000.0)
+    found = loaded((clock.query(50.0, 50.0),), 1.0, 1_000.0)
     assert clock.now_s - began_s < 1_500.0
-    assert len(found.rested) >= 5
+    assert len(found.of(waited=False)) >= 5
