@@ -53,8 +53,8 @@ class Round(Struct):
     """One run between two profiles.
 
     Attributes:
-        edge_ms, full_ms: median of a query that waited for one of its own model, among those of both, of the profile
-            before.
+        edge_ms, full_ms: usual time of a query that waited for one of its own model, among those of both; of the
+            profile before.
         edge_turn_ms, full_turn_ms: for one of the other model, likewise.
         waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
         other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.

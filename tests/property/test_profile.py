@@ -185,3 +185,10 @@ def test_the_sweet_spot_is_the_smallest_batch_that_is_nearly_the_best(points: li
     enough = 0.95 * max(point.offline_per_s for point in points)
     assert spot.offline_per_s >= enough
     assert all(point.offline_per_s < enough for point in points if point.key.batch < spot.key.batch)
+
+
+@given(st.lists(st.floats(0.001, 0.004), min_size=40, max_size=200), st.floats(0.1, 100.0))
+def test_the_usual_time_is_the_mean_but_for_stalls(times: list[float], stall_s: float) -> None:
+    found = distribution(times)
+    assert found.usual_ms == pytest.approx(found.mean_ms, rel=0.05)
+    assert distribution([*times, stall_s]).usual_ms < 1.35 * found.usual_ms

@@ -222,7 +222,7 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
             other.id,
             _ms(found.span_s / len(found.seconds)),
             *(
-                _median_ms(found.of(waited=waited, turned=turned))
+                _usual_ms(found.of(waited=waited, turned=turned))
                 for turned, waited in itertools.product((False, True), repeat=2)
             ),
         )
@@ -232,8 +232,8 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
         loaded.close()
 
 
-def _median_ms(seconds: Sequence[float]) -> float | None:
-    return _ms(median(seconds)) if len(seconds) >= _FEWEST else None
+def _usual_ms(seconds: Sequence[float]) -> float | None:
+    return float(f"{distribution(seconds).usual_ms:.5g}") if len(seconds) >= _FEWEST else None
 
 
 def _operators(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 STEPS = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
+STALL = 5.0
 _DIGITS = 5
 _STEEPEST = 1e4  # of the last step: as good as its end alone
 
@@ -45,6 +46,12 @@ class Distribution(Struct, frozen=True):
     @property
     def p99_ms(self) -> float:
         return self.quantile_ms(0.99)
+
+    @property
+    def usual_ms(self) -> float:
+        """The mean, what is longer than `STALL` medians counted as that: a few dozen queries tell it."""
+        steps = np.minimum(self.quantiles_ms, STALL * self.p50_ms)
+        return float((steps[:-1] + steps[1:]).mean() / 2)
 
     def quantile_ms(self, share: float) -> float:
         """The duration that this share (0 to 1) does not exceed, interpolated between the steps."""

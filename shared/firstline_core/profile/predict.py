@@ -174,9 +174,9 @@ def _waited(point: Point, among_others: bool) -> _Taken:
 
 
 def _among(alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
-    """By medians: those of a few dozen queries are known, their tails are not."""
-    own = own_ms / alone.p50_ms if own_ms is not None and alone.p50_ms > 0 else 1.0
-    return _Taken(alone, own, other_ms / alone.p50_ms if other_ms is not None and alone.p50_ms > 0 else own)
+    usual_ms = alone.usual_ms
+    own = own_ms / usual_ms if own_ms is not None and usual_ms > 0 else 1.0
+    return _Taken(alone, own, other_ms / usual_ms if other_ms is not None and usual_ms > 0 else own)
 
 
 def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:

@@ -95,7 +95,7 @@ class Server(Struct, frozen=True):
 class Beside(Struct, frozen=True):
     """Queries under load as `rested` and `queued`, half of them another model's: rests are others, so are the caches.
 
-    Medians; None where there were too few.
+    `Distribution.usual_ms` of each; None where there were too few.
 
     Attributes:
         variant: the other model's id.
