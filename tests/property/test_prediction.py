@@ -61,13 +61,13 @@ def _mixes(draw: st.DrawFn) -> list[Stream]:
     return [
         Stream(
             replace(
-                point(1.0),
+                point(1.0, variant=mine),
                 queued=distribution([draw(times) / 1000]),
-                beside=Beside("other", 4.0, draw(times), draw(times), draw(times), draw(times)),
+                beside=Beside(other, draw(times), draw(times), draw(times), draw(times)),
             ),
             rate_per_s,
         )
-        for rate_per_s in (share, 1 - share)
+        for mine, other, rate_per_s in (("a", "b", share), ("b", "a", 1 - share))
     ]
 
 
@@ -97,14 +97,45 @@ def test_a_load_without_queries_is_refused() -> None:
 
 
 def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
-    among = replace(point(query_ms=1.0), beside=Beside("slow", 5.0, 2.0, 1.2, 3.0, 1.5))
-    arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0]), np.array([0, 0, 1, 0, 1, 0])
-    took = replayed([among, point(query_ms=9.0)], arrivals_ms, kinds, servers=1, seed=0)
+    among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
+    slow = point(query_ms=9.0, variant="slow")
+    arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0, 80.0, 90.0]), np.array([0, 0, 1, 0, 1, 0, 1, 1])
+    took = replayed([among, slow], arrivals_ms, kinds, servers=1, seed=0)
     ends_ms = took + arrivals_ms
     assert took[0] == pytest.approx(2.0)
     assert np.diff(ends_ms[:4]).tolist() == pytest.approx([1.2, 9.0, 1.5])
-    assert took[4:].tolist() == pytest.approx([9.0, 3.0])
-    assert replayed([among], arrivals_ms, np.zeros(6, np.intp), servers=1, seed=0)[0] == pytest.approx(1.0)
+    assert took[4:].tolist() == pytest.approx([9.0, 3.0, 9.0, 9.0])
+
+
+@given(st.floats(0.0001, 1.0))
+def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_per_s: float) -> None:
+    among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 2.0, 2.0, 2.0))
+    streams = [Stream(among, 1.0), Stream(point(query_ms=9.0, variant="slow"), other_per_s)]
+    mine_s = utilisation(streams) - other_per_s * 0.009
+    there, here = 0.9, 9 * other_per_s / (1 + 9 * other_per_s)
+    after = other_per_s / (1 + other_per_s)
+    assert mine_s == pytest.approx(0.001 * (1 + after + (1 - after) * here / there), rel=1e-6)
+
+
+def test_what_another_model_costs_is_of_that_model_alone() -> None:
+    among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
+    arrivals_ms, kinds = np.array([0.0, 0.1, 0.2]), np.array([0, 1, 0])
+    took = replayed([among, point(query_ms=1.0, variant="third")], arrivals_ms, kinds, servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 1.9, 2.8])
+
+
+@given(st.sampled_from([0.0, 1e-9, 1e9]), st.sampled_from([0.0, 1e-300, 1e6]))
+def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, queued_s: float) -> None:
+    odd = [
+        replace(
+            point(query_ms=1.0, variant=mine),
+            queued=distribution([queued_s]),
+            beside=Beside(other, beside_ms, beside_ms, None, beside_ms),
+        )
+        for mine, other in (("a", "b"), ("b", "a"))
+    ]
+    found = predict([Stream(one, 1.0) for one in odd], queries=500)
+    assert np.isfinite(found.p99_ms) and np.isfinite(found.utilisation)
 
 
 def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
@@ -114,9 +145,10 @@ def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
 
 
 def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
-    unknown = replace(point(query_ms=1.0), beside=Beside("other", 5.0, queued_ms=2.0))
-    took = replayed([unknown, unknown], np.array([0.0, 0.5, 0.6]), np.array([0, 1, 1]), servers=1, seed=0)
-    assert took.tolist() == pytest.approx([1.0, 0.5 + 2.0, 0.4 + 2.0 + 2.0])
+    unknown = replace(point(query_ms=1.0), beside=Beside("other", queued_ms=2.0))
+    other = point(query_ms=1.0, variant="other")
+    took = replayed([unknown, other], np.array([0.0, 0.5, 0.6, 50.0]), np.array([0, 1, 0, 1]), servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 1.5, 3.4, 1.0])
 
 
 @FEW
@@ -130,6 +162,16 @@ def test_slow_moments_make_longer_queues_than_slow_queries_here_and_there(seed: 
     p99_ms = [predict([Stream(replace(known, course=one), 700.0)], seed=seed).p99_ms for one in (together, mixed, None)]
     assert p99_ms[0] > 2 * p99_ms[1]
     assert p99_ms[0] > 2 * p99_ms[2]
+
+
+@FEW
+@given(seed=SEEDS)
+def test_a_course_without_slow_moments_says_what_none_says(seed: int) -> None:
+    times = np.random.default_rng(seed).lognormal(np.log(0.001), 0.25, 4_000)
+    known = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
+    along = replace(known, course=course(times, [False] * len(times), 8.0))
+    with_it, without = (predict([Stream(one, 500.0)], seed=seed).p99_ms for one in (along, known))
+    assert with_it == pytest.approx(without, rel=0.3)
 
 
 @FEW

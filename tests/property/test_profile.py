@@ -63,7 +63,7 @@ POINTS = st.builds(
     peak_memory_bytes=_READINGS,
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
-    beside=st.none() | st.builds(Beside, st.just("full"), _AMOUNTS, *4 * [st.none() | _AMOUNTS]),
+    beside=st.none() | st.builds(Beside, st.just("full"), *4 * [st.none() | _AMOUNTS]),
     course=st.none() | st.builds(Course, _AMOUNTS, st.binary(min_size=1, max_size=20)),
     server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
@@ -102,6 +102,7 @@ def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profi
         one["switched"] = one["query"]
     found = decode(msgspec.json.encode(said), "a file")
     assert found.format == FORMAT
+    assert found.outdated == tuple(one.key for one in profile.points)
     assert found.points == tuple(msgspec.structs.replace(one, course=None, beside=None) for one in profile.points)
 
 

@@ -2,6 +2,7 @@
 
 profile         the document: points, their scenarios, what they were measured on; JSON
 distribution    a sample of durations in two hundred numbers
+course          in which order queries were slow
 reading         from files: a named one, and the one that holds on a machine
 measure         which points there are, and which are measured
 keeping         the file that they are written into one by one, by several at the same time

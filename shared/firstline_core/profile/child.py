@@ -133,7 +133,7 @@ def measure(job: Job) -> Point:
         query=steady,
         rested=distribution(under_load.of(waited=False)),
         queued=distribution(queued) if (queued := under_load.of(waited=True)) else None,
-        course=course(under_load.seconds, under_load.waited, under_load.span_s),
+        course=course(under_load.seconds, under_load.waited, under_load.span_s) if job.key.of_one_row else None,
         beside=beside,
         prepare=distribution(times.prepare[warm : warm + measured]),
         run=distribution(times.run[warm : warm + measured]),
@@ -220,7 +220,6 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
         found = scenarios.loaded((query, others), mean_s, seconds)
         return Beside(
             other.id,
-            _ms(found.span_s / len(found.seconds)),
             *(
                 _usual_ms(found.of(waited=waited, turned=turned))
                 for turned, waited in itertools.product((False, True), repeat=2)

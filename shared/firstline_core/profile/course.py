@@ -20,6 +20,7 @@ from firstline_core.profile.distribution import Milliseconds
 MOST = 4_096
 """Queries that are kept; of more, every so many-th."""
 _STEPS = 256
+_AROUND = 4
 
 
 class Course(Struct, frozen=True):
@@ -34,16 +35,25 @@ class Course(Struct, frozen=True):
     span_ms: Milliseconds
     ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST)]
 
+    @property
+    def queries_per_ms(self) -> float:
+        """How fine it is."""
+        return len(self.ranks) / max(self.span_ms, 1e-6)
+
     def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
         """Luck of queries, 0 to 1 as quantiles take it, that come along this course; it begins anew at its end.
 
+        Each has that of one of the queries around its moment, by chance: they share the moment, and not each other's
+        own bad luck, which queries that come at once would otherwise all have.
+
         Args:
             at_ms: (n,) when each comes.
-            random: where the course is entered, and luck within one step.
+            random: where the course is entered, and luck beside it.
         """
-        turns = at_ms / max(self.span_ms, 1e-6) + random.random()
-        ranks = np.frombuffer(self.ranks, np.uint8)[(turns % 1 * len(self.ranks)).astype(np.intp)]
-        found: NDArray[np.float64] = (ranks + random.random(len(at_ms))) / _STEPS
+        count, queries = len(self.ranks), len(at_ms)
+        places = (at_ms / max(self.span_ms, 1e-6) + random.random()) % 1 * count
+        around = (places.astype(np.intp) + random.integers(-_AROUND, _AROUND + 1, queries)) % count
+        found: NDArray[np.float64] = (np.frombuffer(self.ranks, np.uint8)[around] + random.random(queries)) / _STEPS
         return found
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 STEPS = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
 STALL = 5.0
+"""Medians from which on a query stalled: beyond what the model, the caches and the clock explain."""
 _DIGITS = 5
 _STEEPEST = 1e4  # of the last step: as good as its end alone
 

@@ -1,9 +1,9 @@
 """What a mixed load will take, of the profile's whole distributions: first come, first served, simulated. Pure.
 
-A p99 follows from no p50 and p99 of what is mixed, so that queries are simulated one by one, in the order in which they
-were slow when they were measured (`course`). The same seed draws the
-same arrivals and the same luck for every alternative (common random numbers: Law, Simulation Modeling and Analysis,
-section 11.2): two predictions then differ by what was changed, not by chance.
+A p99 follows from no p50 and p99 of what is mixed, so that queries are simulated one by one, with the slow moments that
+were measured (`course`). The same seed draws the same arrivals and enters the course at the same place for every
+alternative (common random numbers: Law, Simulation Modeling and Analysis, section 11.2): two predictions then differ
+by what was changed more than by chance.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ QUERIES = 20_000
 _WARM_UP = 0.1
 _LEAST_LOAD = 0.001
 _PRECISION = 0.01
+_MOST_TIMES = 100.0
+"""No model makes another one slower, or quicker, by more; a profile that says so is no reason to stop."""
 
 
 class Stream(NamedTuple):
@@ -82,12 +84,12 @@ def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
         streams: at least one.
         servers: how many queries run at once.
     """
-    total_per_s = sum(stream.rate_per_s for stream in streams)
+    rates = [stream.rate_per_s for stream in streams]
     busy_ms_per_s = 0.0
-    for stream in streams:
-        own, taken = stream.rate_per_s / total_per_s, _waited(stream.point, len(streams) > 1)
-        mean_ms = taken.alone.mean_ms * (own * taken.after_own + (1 - own) * taken.after_other)
-        busy_ms_per_s += stream.rate_per_s * mean_ms
+    for rate_per_s, one in zip(rates, _mixed([stream.point for stream in streams], rates), strict=True):
+        taken, after = one.waited(), rates[one.beside] / sum(rates) if one.beside is not None else 0.0
+        times = after * taken.after_beside + (1 - after) * taken.elsewhere
+        busy_ms_per_s += rate_per_s * taken.alone.mean_ms * times
     return busy_ms_per_s / 1000 / servers
 
 
@@ -122,7 +124,7 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
 
     Args:
         points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
-            (`query` where that is not known). Among several kinds, as much longer or shorter as `beside` says.
+            (`query` where that is not known); among several kinds as many times that as `beside` says.
         arrivals_ms: (n,) ascending.
         kinds: (n,) places in `points`.
         servers: how many queries run at once.
@@ -130,53 +132,82 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     """
     shares = _luck(points, arrivals_ms, np.random.default_rng([seed, 1]))
     # Of several servers each has a query before of its own, which is of another kind as often as the one that came.
-    turned = np.append(False, kinds[1:] != kinds[:-1])
+    before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
-    for kind, point in enumerate(points):
+    rates = np.bincount(kinds, minlength=len(points)).tolist()
+    for kind, one in enumerate(_mixed(points, rates)):
         of_kind = kinds == kind
-        for times, taken in ((free, _free(point, len(points) > 1)), (waited, _waited(point, len(points) > 1))):
-            factors = np.where(turned[of_kind], taken.after_other, taken.after_own)
+        turned = before[of_kind] == (-2 if one.beside is None else one.beside)
+        for times, taken in ((free, one.free()), (waited, one.waited())):
+            factors = np.where(turned, taken.after_beside, taken.elsewhere)
             times[of_kind] = taken.alone.at(shares[of_kind]) * factors
     return sojourn(arrivals_ms, waited, free, servers)
 
 
 def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
-    """Of each query, 0 to 1. All go along one course: a slow moment of the machine is slow for every model."""
+    """Of each query, 0 to 1. All go along one course, the finest: a slow moment is the machine's."""
     courses = [point.course for point in points if point.course is not None]
     if not courses:
         return random.random(len(arrivals_ms))
-    finest = max(courses, key=lambda course: len(course.ranks))
-    return finest.shares(arrivals_ms, random)
+    return max(courses, key=lambda course: course.queries_per_ms).shares(arrivals_ms, random)
 
 
 class _Taken(NamedTuple):
-    """What a query takes, and how much more or less of it among other models' queries: after its own, after theirs."""
+    """What a query takes by itself; how many times that in a mix, after the model beside it, and after all others."""
 
     alone: Distribution
-    after_own: float = 1.0
-    after_other: float = 1.0
+    after_beside: float = 1.0
+    elsewhere: float = 1.0
 
 
-def _free(point: Point, among_others: bool) -> _Taken:
-    """Of a query that finds a server free."""
-    beside = point.beside if among_others else None
-    if beside is None:
-        return _Taken(point.rested)
-    return _among(point.rested, beside.rested_ms, beside.rested_turned_ms)
+class _InMix(NamedTuple):
+    """A point among others.
+
+    Attributes:
+        beside: the place of the model that it was measured beside; None where that is not in the mix.
+        weight: how far it is as it was there, 0 to 1: by that model's part of what keeps servers busy.
+    """
+
+    point: Point
+    beside: int | None = None
+    weight: float = 0.0
+
+    def free(self) -> _Taken:
+        """Of a query that finds a server free."""
+        beside = self.point.beside
+        own_ms, other_ms = (beside.rested_ms, beside.rested_turned_ms) if beside is not None else (None, None)
+        return self._taken(self.point.rested, own_ms, other_ms)
+
+    def waited(self) -> _Taken:
+        """Of a query that has to wait."""
+        beside = self.point.beside
+        own_ms, other_ms = (beside.queued_ms, beside.queued_turned_ms) if beside is not None else (None, None)
+        return self._taken(self.point.queued or self.point.query, own_ms, other_ms)
+
+    def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
+        usual_ms = alone.usual_ms
+        if self.beside is None or own_ms is None or usual_ms <= 0:
+            return _Taken(alone)
+        own, other = (
+            min(max(each / usual_ms, 1 / _MOST_TIMES), _MOST_TIMES)
+            for each in (own_ms, own_ms if other_ms is None else other_ms)
+        )
+        return _Taken(alone, other, 1 + self.weight * (own - 1))
 
 
-def _waited(point: Point, among_others: bool) -> _Taken:
-    """Of a query that has to wait."""
-    alone, beside = point.queued or point.query, point.beside if among_others else None
-    if beside is None:
-        return _Taken(alone)
-    return _among(alone, beside.queued_ms, beside.queued_turned_ms)
-
-
-def _among(alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
-    usual_ms = alone.usual_ms
-    own = own_ms / usual_ms if own_ms is not None and usual_ms > 0 else 1.0
-    return _Taken(alone, own, other_ms / usual_ms if other_ms is not None and usual_ms > 0 else own)
+def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
+    """Each point among the others, by how often each comes."""
+    places = {point.key.variant: place for place, point in enumerate(points)}
+    busy = [rate * point.query.mean_ms for rate, point in zip(rates, points, strict=True)]
+    found = []
+    for own, point in enumerate(points):
+        other = places.get(point.beside.variant) if point.beside is not None else None
+        if other is None or other == own or not sum(busy):
+            found.append(_InMix(point))
+            continue
+        there = points[other].query.mean_ms / (point.query.mean_ms + points[other].query.mean_ms)
+        found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there) if there > 0 else 0.0))
+    return found
 
 
 def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:

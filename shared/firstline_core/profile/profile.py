@@ -99,13 +99,11 @@ class Beside(Struct, frozen=True):
 
     Attributes:
         variant: the other model's id.
-        rest_ms: from one query to the next, mean.
         rested_ms, queued_ms: after a query of this model.
         rested_turned_ms, queued_turned_ms: after one of the other.
     """
 
     variant: Name
-    rest_ms: Milliseconds
     rested_ms: Milliseconds | None = None
     queued_ms: Milliseconds | None = None
     rested_turned_ms: Milliseconds | None = None
@@ -171,7 +169,8 @@ class Point(Struct, frozen=True):
         rested: the same after a rest of two queries in the mean, from when it was due: threads sleep, timers are late.
         queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
             warms. None where none had to wait, as in profiles of before it was measured.
-        course: of `rested` and `queued`, in which order they were slow; None in profiles of before it was kept.
+        course: of `rested` and `queued`, in which order they were slow. Of one row and a warm machine; None elsewhere,
+            and in profiles of before it was kept.
         beside: of batch 1 alone; None where it was not measured, as in profiles of before it was.
         prepare: of `query`: decoding and preprocessing.
         run: of `query`: the model and its postprocessing.
@@ -306,8 +305,8 @@ def decode(content: bytes, where: str) -> Profile:
 
 
 def _upgraded(profile: Profile) -> Profile:
-    """Of format 1 or 2, which lacked nothing that is not told by its absence but for this."""
-    if profile.format > 1:
-        return replace(profile, format=FORMAT)
-    points = tuple(replace(point, given_s=point.seconds) for point in profile.points)
-    return replace(profile, points=points, format=FORMAT)
+    """Of format 1 or 2: its points hold until somebody measures again."""
+    points = profile.points
+    if profile.format == 1:
+        points = tuple(replace(point, given_s=point.seconds) for point in points)
+    return replace(profile, points=points, outdated=tuple(point.key for point in points), format=FORMAT)

@@ -90,7 +90,7 @@ def loaded(queries: Sequence[Query], query_s: float, seconds: float, *, least: i
         kinds.append(kind)
         waited.append(due_s < before_s)
         took_s.append(ended_s - max(due_s, before_s))
-        rested += kind == 0 and not waited[-1]
+        rested += not waited[-1]
         due_s += random.expovariate(rate_per_s)
     return Loaded(took_s, waited, kinds, ended_s - began_s)
 

@@ -85,8 +85,11 @@ class Unread:
             self._until_s = {each: until_s for each, until_s in self._until_s.items() if until_s > now_s}
         self._asked[shown] += 1
         held = self._until_s.get(shown, now_s) > now_s
-        asked = self._asked.total()
-        often = self._lag.is_long and asked > _READ_PER_S and self._asked[shown] * len(self._asked) >= asked
-        if held or often:
+        refused = held or (self._lag.is_long and self._is_often(shown))
+        if refused:
             self._on_refused()
-        return held or often
+        return refused
+
+    def _is_often(self, shown: int) -> bool:
+        asked = self._asked.total()
+        return asked > _READ_PER_S and self._asked[shown] * len(self._asked) >= asked
