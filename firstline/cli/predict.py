@@ -62,8 +62,9 @@ def predict_command(
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    if disturbed := _disturbed(streams):
-        typer.echo(disturbed, err=True)
+    for warning in (_disturbed(streams), _unmeasured(streams)):
+        if warning:
+            typer.echo(warning, err=True)
     if output is Output.JSON:
         print_json(_document(found, streams, foreseen, factor))
         return
@@ -135,6 +136,24 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     return (
         f"warning: other work had the core for up to {percent(round(waited, 2))} of the time while that was measured."
     )
+
+
+def _unmeasured(streams: Sequence[Stream]) -> str:
+    """What is counted as nothing, since the profile does not tell it."""
+    named = [stream.point.key.variant for stream in streams]
+    lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
+    if lacks:
+        return (
+            f"warning: of {', '.join(lacks)} the profile knows no slow moments, and no cost of other models, so that "
+            "long waits will be longer than is said; firstline profile --anew measures them."
+        )
+    pairs = {
+        (stream.point.key.variant, stream.point.beside.variant if stream.point.beside is not None else "")
+        for stream in streams
+    }
+    if len(named) < 2 or any(other in named for _, other in pairs):
+        return ""
+    return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
 
 
 def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:

@@ -124,17 +124,18 @@ def test_what_another_model_costs_is_of_that_model_alone() -> None:
     assert took.tolist() == pytest.approx([1.0, 1.9, 2.8])
 
 
-@given(st.sampled_from([0.0, 1e-9, 1e9]), st.sampled_from([0.0, 1e-300, 1e6]))
-def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, queued_s: float) -> None:
+@given(st.sampled_from([0.0, 1e-9, 1e9]), st.sampled_from([0.0, 1e-300, 1e6]), st.booleans())
+def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, queued_s: float, no_time: bool) -> None:
     odd = [
         replace(
             point(query_ms=1.0, variant=mine),
+            query=distribution([0.0 if no_time else 0.001]),
             queued=distribution([queued_s]),
             beside=Beside(other, beside_ms, beside_ms, None, beside_ms),
         )
         for mine, other in (("a", "b"), ("b", "a"))
     ]
-    found = predict([Stream(one, 1.0) for one in odd], queries=500)
+    found = predict([Stream(one, 1.0) for one in (*odd, point(query_ms=1.0, variant="c"))], queries=500)
     assert np.isfinite(found.p99_ms) and np.isfinite(found.utilisation)
 
 

@@ -102,7 +102,7 @@ def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profi
         one["switched"] = one["query"]
     found = decode(msgspec.json.encode(said), "a file")
     assert found.format == FORMAT
-    assert found.outdated == tuple(one.key for one in profile.points)
+    assert found.outdated == profile.outdated
     assert found.points == tuple(msgspec.structs.replace(one, course=None, beside=None) for one in profile.points)
 
 

@@ -202,11 +202,11 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
     found = []
     for own, point in enumerate(points):
         other = places.get(point.beside.variant) if point.beside is not None else None
-        if other is None or other == own or not sum(busy):
+        if other is None or other == own or not busy[other]:
             found.append(_InMix(point))
             continue
         there = points[other].query.mean_ms / (point.query.mean_ms + points[other].query.mean_ms)
-        found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there) if there > 0 else 0.0))
+        found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there)))
     return found
 
 

@@ -305,8 +305,8 @@ def decode(content: bytes, where: str) -> Profile:
 
 
 def _upgraded(profile: Profile) -> Profile:
-    """Of format 1 or 2: its points hold until somebody measures again."""
+    """Of format 1 or 2; that points of 2 lack something, its absence says."""
     points = profile.points
     if profile.format == 1:
         points = tuple(replace(point, given_s=point.seconds) for point in points)
-    return replace(profile, points=points, outdated=tuple(point.key for point in points), format=FORMAT)
+    return replace(profile, points=points, format=FORMAT)

@@ -11,8 +11,9 @@ from support.profiles import point, profile
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
+from firstline_core.profile.course import Course
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Profile, encode
+from firstline_core.profile.profile import Beside, Profile, encode
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_a_profile_that_tells_of_other_work_says_so(tmp_path: Path, stated: Prof
     found = predicted(tmp_path, busy, "edge=1", "-o", "json")
     assert "other work had the core for up to 40 % of the time" in found.stderr
     assert json.loads(found.stdout)["machine"] == "bench"
+
+
+def test_what_the_profile_does_not_tell_is_said(tmp_path: Path, stated: Profile) -> None:
+    assert "of edge, full the profile knows no slow moments" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
+    moments = [replace(one, course=Course(1000.0, b"\x80")) for one in stated.points]
+    known = replace(stated, points=tuple(moments))
+    assert "what edge, full cost each other was not measured" in predicted(tmp_path, known, "edge=1", "full=1").stderr
+    assert not predicted(tmp_path, known, "edge=1").stderr
+    beside = replace(stated, points=tuple(replace(one, beside=Beside("full")) for one in moments))
+    assert not predicted(tmp_path, beside, "edge=1", "full=1").stderr
 
 
 @pytest.mark.parametrize(
