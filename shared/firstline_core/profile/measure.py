@@ -193,7 +193,7 @@ def measure_profile(
             wanted.joules_per_core_s,
             str(wanted.root),
             wanted.alone,
-            beside=_beside(bundle.manifest, key),
+            beside=_beside(bundle.manifest, key, all_keys),
             share=wanted.throttled_share if key.condition == "emulated" else 1.0,
             heat_s=wanted.sustained_s if key.condition == "sustained" else 0.0,
         )
@@ -232,11 +232,13 @@ def _is_as(point: Point, wanted: Wanted, seconds: float) -> bool:
     return True
 
 
-def _beside(manifest: Manifest, key: Key) -> str:
-    """The model whose queries come between this one's: the full one, else the first; "" for a model by itself."""
+def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:
+    """The model whose queries come between this one's: the full one, one that is measured too, any; "" for none."""
     others = [model.id for model in manifest.models if model.id != key.variant]
-    full = manifest.full
-    return full.id if full is not None and full.id in others else next(iter(others), "")
+    if manifest.full is not None and manifest.full.id in others:
+        return manifest.full.id
+    measured = {one.variant for one in among}
+    return next((other for other in others if other in measured), next(iter(others), ""))
 
 
 def _begun(manifest: Manifest, hardware: Catalogue, machine: str, before: Profile | None) -> Profile:
