@@ -145,6 +145,13 @@ def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
+def test_a_turn_that_was_measured_counts_though_nothing_else_was() -> None:
+    turned = replace(point(query_ms=1.0), beside=Beside("other", queued_turned_ms=1.5))
+    other = point(query_ms=1.0, variant="other")
+    took = replayed([turned, other], np.array([0.0, 0.5, 0.6, 0.7]), np.array([1, 0, 0, 1]), servers=1, seed=0)
+    assert took.tolist() == pytest.approx([1.0, 2.0, 2.9, 3.8])
+
+
 def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
     unknown = replace(point(query_ms=1.0), beside=Beside("other", queued_ms=2.0))
     other = point(query_ms=1.0, variant="other")

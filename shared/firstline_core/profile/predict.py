@@ -185,14 +185,17 @@ class _InMix(NamedTuple):
         return self._taken(self.point.queued or self.point.query, own_ms, other_ms)
 
     def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
-        usual_ms = alone.usual_ms
-        if self.beside is None or own_ms is None or usual_ms <= 0:
+        if self.beside is None:
             return _Taken(alone)
-        own, other = (
-            min(max(each / usual_ms, 1 / _MOST_TIMES), _MOST_TIMES)
-            for each in (own_ms, own_ms if other_ms is None else other_ms)
-        )
-        return _Taken(alone, other, 1 + self.weight * (own - 1))
+        own = _times(own_ms, alone.usual_ms)
+        return _Taken(alone, _times(other_ms, alone.usual_ms, unknown=own), 1 + self.weight * (own - 1))
+
+
+def _times(among_ms: float | None, usual_ms: float, unknown: float = 1.0) -> float:
+    """How many times the usual; `unknown` where there were too few to tell."""
+    if among_ms is None or usual_ms <= 0:
+        return unknown
+    return min(max(among_ms / usual_ms, 1 / _MOST_TIMES), _MOST_TIMES)
 
 
 def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
