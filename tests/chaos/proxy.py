@@ -29,6 +29,7 @@ class Network:
         delay_s: of every byte, one way.
         jitter_s: mean of what comes on top, exponentially distributed; the order is kept.
         rate_bytes_s: of each connection, one way.
+        total_bytes_s: of all connections together, one way.
         stalled: nothing moves; what was under way goes on afterwards.
         black_hole: everything is taken and nothing comes out, on new connections too.
         refused: nobody listens.
@@ -38,6 +39,7 @@ class Network:
     delay_s: float = 0.0
     jitter_s: float = 0.0
     rate_bytes_s: float = math.inf
+    total_bytes_s: float = math.inf
     stalled: bool = False
     black_hole: bool = False
     refused: bool = False
@@ -73,6 +75,7 @@ class ChaosProxy:
         self._network = FINE
         self._moving = asyncio.Event()
         self._moving.set()
+        self._all_free_s = [0.0, 0.0]  # when all that was taken so far is through: there, and back
         self._listener: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], _Connection] = {}
 
@@ -178,13 +181,16 @@ class ChaosProxy:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_QUEUE_CHUNKS)
         giving = asyncio.create_task(self._give(under_way, writer, back))
         time_s = asyncio.get_running_loop().time
+        way = 0 if back is None else 1
         try:
             free_s = 0.0
             while chunk := await reader.read(_CHUNK_BYTES):
                 network = self._network
                 free_s = max(free_s, time_s()) + len(chunk) / network.rate_bytes_s
+                together_s = max(self._all_free_s[way], time_s()) + len(chunk) / network.total_bytes_s
+                self._all_free_s[way] = together_s
                 jitter_s = self._rng.expovariate(1) * network.jitter_s
-                await under_way.put((free_s + network.delay_s + jitter_s, chunk))
+                await under_way.put((max(free_s, together_s) + network.delay_s + jitter_s, chunk))
             await under_way.put((time_s(), b""))
             await giving
         except OSError:

@@ -90,6 +90,12 @@ async def test_the_rate_bounds_what_a_connection_carries() -> None:
         assert await echoed_s(streams, bytes(20_000)) >= 0.2
 
 
+async def test_the_total_bounds_what_all_connections_carry_together() -> None:
+    async with echo_behind() as (proxy, _), connected(proxy) as one, connected(proxy) as other:
+        await proxy.become(Network(total_bytes_s=100_000))
+        assert max(await asyncio.gather(echoed_s(one, bytes(10_000)), echoed_s(other, bytes(10_000)))) >= 0.2
+
+
 async def test_a_stall_holds_up_and_loses_nothing() -> None:
     async with echo_behind() as (proxy, _), connected(proxy) as streams:
         assert await echoed_s(streams) < 5

@@ -41,11 +41,30 @@ def test_whatever_comes_it_is_a_number_and_bounded(seen: list[tuple[float, float
     found, by_size = DecayedQuantiles(), TimesBySize()
     for position, (seconds, now_s, censored) in enumerate(seen):
         found.add(seconds, now_s, censored=censored)
-        by_size.add(position * 1000, seconds, now_s, censored=censored)
-        for got in (found.quantile(share), by_size.quantile(10**position % 10**9, share)):
+        by_size.add(position * 1000, seconds, now_s, ahead_bytes=position % 7 * 5000, censored=censored)
+        for got in (found.quantile(share), by_size.quantile(10**position % 10**9, share, position * 10**6)):
             assert got is not None and math.isfinite(got) and got >= 0
         assert 0 < found.weight(now_s) <= 47.2
     assert found.bins <= 160
+
+
+payloads = st.integers(0, 1 << 30)
+
+
+@given(
+    st.lists(st.tuples(payloads, payloads, st.floats(0, 1e6)), min_size=1, max_size=200),
+    st.lists(payloads, min_size=2, max_size=5),
+    shares,
+)
+def test_larger_or_later_is_never_predicted_to_be_quicker(
+    seen: list[tuple[int, int, float]], asked: list[int], share: float
+) -> None:
+    found = TimesBySize()
+    for count, (size_bytes, ahead_bytes, seconds) in enumerate(seen):
+        found.add(size_bytes, seconds, float(count), ahead_bytes=ahead_bytes)
+    for less, more in pairwise(sorted(asked)):
+        assert (found.quantile(less, share) or 0) <= (found.quantile(more, share) or 0)
+        assert (found.quantile(7, share, less) or 0) <= (found.quantile(7, share, more) or 0)
 
 
 @given(observations, st.lists(shares, min_size=2, max_size=5))

@@ -90,7 +90,7 @@ class Simulated:
         self._link_free_s = 0.0
         self._timing = LinkTiming()
         self._punctuality = Punctuality()
-        self._returning: list[tuple[float, float]] = []  # answers of the full model: when, and after how long
+        self._returning: list[tuple[float, float, int]] = []  # full model's answers: when, how late, bytes ahead
         self.told = Told()
 
     def run(self) -> Told:
@@ -128,8 +128,9 @@ class Simulated:
         self.told.hottest_c = max(self.told.hottest_c, self._board.hottest_c)
         self._now_s = max(self._now_s, at_s)
         while self._returning and self._returning[0][0] <= at_s:
-            done_s, took_s = heapq.heappop(self._returning)
-            self._timing.answered(_ROW_BYTES, took_s, done_s)
+            done_s, took_s, ahead_bytes = heapq.heappop(self._returning)
+            self._timing.in_flight_bytes -= _ROW_BYTES
+            self._timing.answered(_ROW_BYTES, took_s, done_s, ahead_bytes=ahead_bytes)
 
     def _look(self) -> None:
         """The sampler's reading: whole degrees, as the board's sensor has them."""
@@ -203,7 +204,8 @@ class Simulated:
         begins_s = max(at_s, self._link_free_s)
         self._link_free_s = begins_s + 1 / self._stated.link_per_s
         took_s = self._link_free_s - at_s + self._stated.link_ms / 1000 * self._random.lognormvariate(0.0, 0.15)
-        heapq.heappush(self._returning, (at_s + took_s, took_s))
+        heapq.heappush(self._returning, (at_s + took_s, took_s, self._timing.in_flight_bytes))
+        self._timing.in_flight_bytes += _ROW_BYTES
         in_time = at_s + took_s <= deadline_s
         self.told.met += in_time
         self.told.answered += in_time or has_answer

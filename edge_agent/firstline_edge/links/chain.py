@@ -210,23 +210,24 @@ class LinkChain:
                 break
             others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
+            ahead_bytes = way.timing.in_flight_bytes
             try:
-                with self._toll(request, way.link.name):
+                with self._toll(request, way.link.name), way.timing.carrying(size_bytes):
                     response = await way.link.infer(request, granted_s)
             except asyncio.CancelledError as gone:
-                self._time(way, size_bytes, started_s, gone)
+                self._time(way, size_bytes, ahead_bytes, started_s, gone)
                 raise
             except BudgetExceededError as refusal:  # nothing was sent
                 error = refusal if error is nowhere else error
             except FirstlineError as failure:
                 tried, error = True, failure
-                self._time(way, size_bytes, started_s, failure)
+                self._time(way, size_bytes, ahead_bytes, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(way, failure, granted_s)
                 if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
                     break
             else:
-                self._time(way, size_bytes, started_s, response)
+                self._time(way, size_bytes, ahead_bytes, started_s, response)
                 attempts.append(self._attempt("ok", started_s))
                 way.breaker.succeeded()
                 way.worked()
@@ -249,9 +250,11 @@ class LinkChain:
 
         return sorted(self._ways, key=too_slow_s)
 
-    def _time(self, way: Way, size_bytes: int, started_s: float, outcome: InferResponse | BaseException) -> None:
+    def _time(
+        self, way: Way, size_bytes: int, ahead_bytes: int, started_s: float, outcome: InferResponse | BaseException
+    ) -> None:
         now_s = self._clock.monotonic_s()
-        way.timed(size_bytes, now_s - started_s, now_s, outcome)
+        way.timed(size_bytes, ahead_bytes, now_s - started_s, now_s, outcome)
 
     def _judge(self, way: Way, failure: FirstlineError, granted_s: float) -> None:
         if isinstance(failure, _NO_VERDICT):

@@ -48,15 +48,24 @@ class Way:
         self.wake.set()
         self.hurry.set()
 
-    def timed(self, size_bytes: int, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
+    def timed(
+        self, size_bytes: int, ahead_bytes: int, seconds: float, now_s: float, outcome: InferResponse | BaseException
+    ) -> None:
         """Learns from a call that ended: by an answer, or because nobody waits any longer.
 
         Any other failure says nothing of how long an answer takes.
+
+        Args:
+            size_bytes: that it sent.
+            ahead_bytes: that were in flight before it.
+            seconds: that it lasted.
+            now_s: on a monotonic clock.
+            outcome: how it ended.
         """
         if isinstance(outcome, InferResponse):
-            self.timing.answered(size_bytes, seconds, now_s, service_s_of(outcome))
+            self.timing.answered(size_bytes, seconds, now_s, service_s_of(outcome), ahead_bytes)
         elif isinstance(outcome, (*_LATE, asyncio.CancelledError)):
-            self.timing.waited(size_bytes, seconds, now_s)
+            self.timing.waited(size_bytes, seconds, now_s, ahead_bytes)
 
     @property
     def report(self) -> LinkReport:

@@ -72,6 +72,79 @@ def test_a_stall_does_not_tilt_the_line() -> None:
     assert found.quantile(400_000, 0.5) == pytest.approx(before, rel=0.2)
 
 
+def behind(
+    found: TimesBySize, per_s: float, carried_per_s: float, *, calls: int = 600, size_bytes: int = 30_000
+) -> None:
+    """Feeds calls that do not wait for each other, by a link that carries so many, each after the other."""
+    size_bytes, rng, at_s, free_s, under_way = 30_000, random.Random(3), 0.0, 0.0, list[tuple[float, float, int]]()
+    for _ in range(calls):
+        at_s += rng.expovariate(per_s)
+        while under_way and under_way[0][0] <= at_s:
+            done_s, seconds, ahead_bytes = under_way.pop(0)
+            found.add(size_bytes, seconds, done_s, ahead_bytes=ahead_bytes)
+        free_s = max(free_s, at_s) + 1 / carried_per_s
+        under_way.append((free_s + 0.02, free_s + 0.02 - at_s, size_bytes * len(under_way)))
+
+
+def test_what_is_ahead_has_to_go_through_first() -> None:
+    found = TimesBySize()
+    behind(found, 18.0, 20.0)
+    alone_s, sixth_s, far_s = (found.quantile(30_000, 0.5, ahead * 30_000) or 0.0 for ahead in (0, 5, 30))
+    assert alone_s == pytest.approx(0.07, abs=0.03)
+    assert sixth_s == pytest.approx(0.02 + 6 / 20, rel=0.2)
+    assert far_s == pytest.approx(0.02 + 31 / 20, rel=0.25)  # many more than it ever saw
+
+
+def test_where_there_is_room_for_all_nothing_waits_for_what_is_ahead() -> None:
+    rng, found = random.Random(4), TimesBySize()
+    for count in range(300):
+        size_bytes, ahead_bytes = int(rng.lognormvariate(10, 1)), int(rng.uniform(0, 500_000))
+        seconds = (0.05 + size_bytes / 1e6) * rng.lognormvariate(0, 0.1)
+        found.add(size_bytes, seconds, count * 0.1, ahead_bytes=ahead_bytes)
+    assert found.quantile(30_000, 0.5, 500_000) == pytest.approx(0.08, rel=0.15)
+
+
+def test_one_after_the_other_tell_nothing_of_what_is_ahead() -> None:
+    found = fed(0.05, 2.0, [4_000, 40_000, 400_000])
+    assert found.quantile(40_000, 0.95, 10**7) == found.quantile(40_000, 0.95)
+
+
+def test_of_a_size_and_what_is_ahead_each_explains_its_own() -> None:
+    rng, found = random.Random(5), TimesBySize()
+    for count in range(300):
+        size_bytes, ahead_bytes = rng.choice((4_000, 40_000, 200_000)), rng.choice((0, 100_000, 400_000))
+        seconds = (0.05 + 3e-6 * size_bytes + 1e-6 * ahead_bytes) * rng.lognormvariate(0, 0.1)
+        found.add(size_bytes, seconds, count * 0.1, ahead_bytes=ahead_bytes)
+    assert found.quantile(200_000, 0.5, 0) == pytest.approx(0.65, rel=0.15)
+    assert found.quantile(4_000, 0.5, 400_000) == pytest.approx(0.462, rel=0.15)
+    assert found.line == (pytest.approx(0.05, rel=0.3), pytest.approx(3e-6, rel=0.15))
+
+
+def test_a_call_is_in_flight_until_it_ends_however_it_does() -> None:
+    timing = LinkTiming()
+    with timing.carrying(1_000):
+        assert timing.in_flight_bytes == 1_000
+        with pytest.raises(OSError, match="gone"), timing.carrying(500):
+            assert timing.in_flight_bytes == 1_500
+            raise OSError("gone")
+        assert timing.in_flight_bytes == 1_000
+    assert timing.in_flight_bytes == 0
+
+
+def test_a_prediction_is_of_what_is_sent_behind_all_that_is_in_flight() -> None:
+    timing = LinkTiming()
+    for count in range(60):
+        ahead = count % 6
+        timing.answered(1_000, 0.02 + 0.01 * ahead, float(count), ahead_bytes=1_000 * ahead)
+    alone_s = timing.predicted_s(1_000, 0.5, 60.0)
+    assert alone_s == pytest.approx(0.02, rel=0.15)
+    with timing.carrying(10_000):
+        assert timing.predicted_s(1_000, 0.5, 60.0) == pytest.approx(0.12, rel=0.15)
+    assert timing.predicted_s(1_000, 0.5, 60.0) == alone_s
+    report = timing.report(60.0)
+    assert report is not None and report.total_p50_ms == pytest.approx(45, rel=0.25)  # as it was of late
+
+
 def test_nothing_is_predicted_without_evidence_or_with_stale_evidence() -> None:
     timing = LinkTiming()
     assert timing.predicted_s(1_000, 0.95, 0.0) is None

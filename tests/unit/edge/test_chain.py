@@ -451,6 +451,36 @@ class TestTiming:
         assert report.service_p50_ms == pytest.approx(1.5, rel=0.06)
         assert report.network_p50_ms == pytest.approx(198.5, rel=0.06)
 
+    async def test_what_is_in_flight_is_ahead_of_what_is_asked_next_until_it_ends(self, house: House) -> None:
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        free_s = 0.0
+
+        async def one_by_one(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            nonlocal free_s
+            free_s = max(free_s, house.clock.monotonic_s()) + 0.1
+            await house.clock.sleep(free_s - house.clock.monotonic_s())
+            return response(asked)
+
+        house.first.answer = one_by_one
+        size_bytes = request().size_bytes
+        for _ in range(10):
+            asking = [asyncio.create_task(house.infer()) for _ in range(4)]
+            await settle()
+            assert house.chain._ways[0].timing.in_flight_bytes == 4 * size_bytes
+            for _ in range(4):
+                await house.clock.advance(0.1)
+            await asyncio.gather(*asking)
+        assert house.chain._ways[0].timing.in_flight_bytes == 0
+        assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.1)
+        asking = [asyncio.create_task(house.infer()) for _ in range(4)]
+        await settle()
+        assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.5, rel=0.1)
+        for gone in asking:
+            gone.cancel()
+        await settle()
+        assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.3)
+
     async def test_the_best_link_counts_and_one_that_cannot_be_used_does_not(self, house: House) -> None:
         await self.take(house, 1.0)
         assert house.chain.predicted_s(7) == pytest.approx(0, abs=1e-3)  # the second one's probe
