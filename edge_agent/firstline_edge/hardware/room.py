@@ -13,8 +13,10 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.routing.conditions import Conditions
 from firstline_core.telemetry.logs import logger
+from firstline_edge.adaptation.limits import limits_of
 from firstline_edge.budgets.sensors import conditions_of
 from firstline_edge.budgets.wiring import tariff_of
+from firstline_edge.hardware.memory_watch import MemoryWatch
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.links.wiring import link_names
@@ -45,7 +47,10 @@ class HardwareRoom:
         self._tree = Tree(self.root)
         if self.problem:
             log.warning("the guards see nothing", problem=self.problem)
-        self.sampler = Sampler(sensors_of(settings, queue), settings.hardware.period_s, clock)
+        lows_bytes = limits_of(settings).memory_lows_bytes if settings.adaptation.enabled else ()
+        self.sampler = Sampler(
+            sensors_of(settings, queue), settings.hardware.period_s, clock, watch=MemoryWatch(lows_bytes)
+        )
         self.surveyor = Surveyor(
             self._tree,
             state.path,

@@ -1,4 +1,7 @@
-"""Reads the sensors every few seconds beside the requests, which take the latest snapshot as a plain attribute."""
+"""Reads the sensors every few seconds beside the requests, which take the latest snapshot as a plain attribute.
+
+Sooner where memory gets short: what a neighbour takes between two readings may be all that there is.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from functools import partial
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
+from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
 from firstline_core.telemetry.logs import logger
 from firstline_core.waiting import REFUSED, in_daemon_thread
+from firstline_edge.hardware.memory_watch import MemoryWatch
 
 log = logger(__name__)
 
@@ -29,6 +34,7 @@ class Sampler:
         sensors: read in a thread, one reading at a time.
         period_s: between two readings.
         clock: the agent's.
+        watch: when to read sooner; None for never.
 
     Attributes:
         latest: how the device was at the latest reading; all of it absent where that was too long ago.
@@ -36,10 +42,11 @@ class Sampler:
             where nobody acts by them.
     """
 
-    def __init__(self, sensors: Sensors, period_s: float, clock: Clock) -> None:
+    def __init__(self, sensors: Sensors, period_s: float, clock: Clock, watch: MemoryWatch | None = None) -> None:
         self._sensors = sensors
         self._period_s = period_s
         self._clock = clock
+        self._watch = watch or MemoryWatch()
         self._limit_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
         self._silent_since_s = clock.monotonic_s()
         self._why = _HANGS
@@ -69,7 +76,24 @@ class Sampler:
                 if self._clock.monotonic_s() - began_s >= self._limit_s:
                     continue  # it was told to be absent meanwhile, and says how the device was before
                 self._take(found)
-            await self._clock.sleep(self._period_s)
+            await self._rest(self._clock.monotonic_s() + self._period_s)
+
+    async def _rest(self, until_s: float) -> None:
+        """Until the next reading is due: then, or once less memory is left than somebody waits for."""
+        left_bytes = measured(self.latest.memory_available_bytes)
+        before = self._watch.passed(left_bytes)
+        while True:
+            pause_s, rest_s = self._watch.pause_s(left_bytes), until_s - self._clock.monotonic_s()
+            if pause_s >= rest_s:
+                await self._clock.sleep(max(0.0, rest_s))
+                return
+            await self._clock.sleep(pause_s)
+            try:
+                left_bytes = measured(await in_daemon_thread(self._sensors.memory_available))
+            except REFUSED:  # the reading tells of it
+                return
+            if self._watch.passed(left_bytes) > before:
+                return
 
     def _cannot(self, error: Exception) -> None:
         """The system may give no thread or no memory for a while: guards that end for it would be off for good."""

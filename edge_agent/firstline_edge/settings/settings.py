@@ -167,7 +167,7 @@ class HardwareSection(Section, frozen=True, kw_only=True):
     root: str = "/"
     """Where the kernel's files (proc, sys) begin; another one where a container sees the host's elsewhere."""
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
-    """Seconds between two readings of the sensors."""
+    """Seconds between two readings of the sensors; sooner where an agent that adapts gets short of memory."""
     power_rails: tuple[str, ...] = ()
     """Rails that together are the whole device's power, by the names that `edge-agent hardware` shows; empty takes an
     input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""

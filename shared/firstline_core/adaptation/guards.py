@@ -64,6 +64,11 @@ class Limits(Struct, frozen=True):
         """Where heat is made to settle."""
         return self.heat_c - self.heat_margin_c
 
+    @property
+    def memory_lows_bytes(self) -> tuple[float, float]:
+        """Left of memory: with less than the first only the cheapest runs, with less than the second nothing does."""
+        return self.memory_reserve_bytes, self.memory_reserve_bytes / 2
+
 
 def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     """How fast a quantity rises, by least squares; 0 where there are too few points.
@@ -127,9 +132,10 @@ def memory(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Word:
     if left_bytes is None:
         return Word(Advice.ROOM, "memory", NOBODY)
     told = f"{left_bytes / 1e6:.0f} MB are left, {limits.memory_reserve_bytes / 1e6:.0f} MB are kept back"
-    if left_bytes < limits.memory_reserve_bytes / 2:
+    low_bytes, lowest_bytes = limits.memory_lows_bytes
+    if left_bytes < lowest_bytes:
         return Word(Advice.SHED, "memory", told)
-    if left_bytes < limits.memory_reserve_bytes:
+    if left_bytes < low_bytes:
         return Word(Advice.CHEAPEST, "memory", told)
     needed_bytes = 1.25 * limits.memory_reserve_bytes + better_bytes
     return Word(Advice.ROOM if left_bytes > needed_bytes else Advice.STAY, "memory", told)

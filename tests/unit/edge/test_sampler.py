@@ -15,12 +15,13 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.hardware.readings import Absent, Measured, Modelled
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.waiting import first_of
+from firstline_edge.hardware.memory_watch import MemoryWatch
 from firstline_edge.hardware.metrics import add_sensor_gauges
 from firstline_edge.hardware.sampler import Sampler
 
@@ -33,6 +34,8 @@ class Driver:
         self.answers = threading.Event()
         self.answers.set()
         self.fault: Exception | None = None
+        self.looks = 0
+        self.left_bytes = 1 << 30
         self.tree = Tree()
 
     def read(self, now_s: float) -> Snapshot:
@@ -40,12 +43,19 @@ class Driver:
         self.reads += 1
         if self.fault is not None:
             raise self.fault
-        return Snapshot(at_s=now_s, cpu_busy_share=Measured(0.5, "/proc/stat"))
+        left = Measured(float(self.left_bytes), "/proc/meminfo")
+        return Snapshot(at_s=now_s, cpu_busy_share=Measured(0.5, "/proc/stat"), memory_available_bytes=left)
+
+    def memory_available(self) -> Reading:
+        self.looks += 1
+        if self.fault is not None:
+            raise self.fault
+        return Measured(float(self.left_bytes), "/proc/meminfo")
 
 
 @asynccontextmanager
-async def running(driver: Driver, clock: SimulatedClock) -> AsyncIterator[Sampler]:
-    sampler = Sampler(cast(Sensors, driver), 5.0, clock)
+async def running(driver: Driver, clock: SimulatedClock, watch: MemoryWatch | None = None) -> AsyncIterator[Sampler]:
+    sampler = Sampler(cast(Sensors, driver), 5.0, clock, watch)
     task = asyncio.create_task(sampler.run())
     try:
         yield sampler
@@ -73,6 +83,59 @@ async def test_the_latest_reading_is_there_at_once() -> None:
         assert sampler.latest.at_s == 100.0
         await clock.advance(5.0)
         await until(lambda: sampler.latest.at_s == 105.0)
+
+
+_MIB = 1 << 20
+
+
+async def test_memory_that_gets_short_has_everything_read_at_once_and_only_once() -> None:
+    driver, clock = Driver(), SimulatedClock()
+    async with running(driver, clock, MemoryWatch((64 * _MIB, 32 * _MIB))) as sampler:
+        await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        driver.left_bytes = 63 * _MIB
+        await clock.advance(0.9)
+        assert driver.looks == 0  # 1 GiB less 64 MiB, at 1 GiB/s
+        await clock.advance(0.1)
+        await until(lambda: driver.reads == 2 and clock.sleepers == 2)
+        assert sampler.latest.at_s == 960 / 1024 and driver.looks == 1
+        for looks in range(2, 12):  # the next low may be near
+            await clock.advance(0.1)
+            await until(lambda looks=looks: driver.looks == looks and clock.sleepers == 2)
+        assert driver.reads == 2
+        driver.left_bytes = 31 * _MIB
+        await clock.advance(0.1)
+        await until(lambda: driver.reads == 3 and clock.sleepers == 2)
+        looks = driver.looks
+        await clock.advance(4.9)  # there is no low below
+        assert (driver.looks, driver.reads) == (looks, 3)
+        await clock.advance(0.1)
+        await until(lambda: driver.reads == 4)
+
+
+async def test_nobody_who_acts_by_memory_has_it_looked_at_in_between() -> None:
+    driver, clock = Driver(), SimulatedClock()
+    driver.left_bytes = 1
+    async with running(driver, clock):
+        for reads in range(1, 4):
+            await until(lambda reads=reads: driver.reads == reads and clock.sleepers == 2)
+            await clock.advance(5.0)
+        assert driver.looks == 0
+
+
+async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None:
+    driver, clock = Driver(), SimulatedClock()
+    with captured_lines() as lines:
+        async with running(driver, clock, MemoryWatch((64 * _MIB,))) as sampler:
+            await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+            driver.fault = MemoryError()
+            await clock.advance(1.0)
+            await until(lambda: driver.looks == 1 and driver.reads == 2)
+            assert isinstance(sampler.latest.cpu_busy_share, Measured)
+            driver.fault = None
+            await until(lambda: clock.sleepers == 2)
+            await clock.advance(1.0)
+            await until(lambda: driver.looks == 2)
+    assert [line["event"] for line in lines] == ["the sensors cannot be read; it is tried again"]
 
 
 async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:

@@ -8,7 +8,7 @@ from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.battery import supply
 from firstline_core.hardware.sensors.device_power import device_power_w
 from firstline_core.hardware.sensors.frequency import frequencies
-from firstline_core.hardware.sensors.memory import memory
+from firstline_core.hardware.sensors.memory import available, memory
 from firstline_core.hardware.sensors.processor import Processor
 from firstline_core.hardware.sensors.rails import rails_w
 from firstline_core.hardware.sensors.rapl import Rapl
@@ -87,6 +87,10 @@ class Sensors:
             ),
             queue_items=self._queued(),
         )
+
+    def memory_available(self) -> Reading:
+        """Bytes of memory that are left, by themselves: in a fraction of the time."""
+        return available(self.tree)
 
     def _queued(self) -> Reading:
         if self._queue is None:

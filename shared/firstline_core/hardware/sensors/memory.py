@@ -25,10 +25,13 @@ class MemoryNow(NamedTuple):
 def memory(tree: Tree) -> MemoryNow:
     """Reads them."""
     return MemoryNow(
-        _tighter(of_machine(tree, "MemTotal"), control_group.memory_limit(tree)),
-        _tighter(of_machine(tree, "MemAvailable"), control_group.memory_left(tree)),
-        _stalled(tree),
+        _tighter(of_machine(tree, "MemTotal"), control_group.memory_limit(tree)), available(tree), _stalled(tree)
     )
+
+
+def available(tree: Tree) -> Found:
+    """Bytes that are left alone, for who looks often."""
+    return _tighter(of_machine(tree, "MemAvailable"), control_group.memory_left(tree))
 
 
 def of_machine(tree: Tree, name: str) -> Found:

@@ -1,0 +1,33 @@
+"""When memory is looked at again before the next reading of everything: it may be gone long before a part is hot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+FASTEST_BYTES_PER_S = 1 << 30
+"""Faster than what runs on a device fills memory that it was just given."""
+LEAST_S = 0.1
+"""A look takes a fraction of a millisecond, so that looking so often takes less than a hundredth of a core."""
+
+
+class MemoryWatch:
+    """Of one device.
+
+    Args:
+        lows_bytes: of memory that is left: where less is, somebody acts; none for nobody.
+    """
+
+    def __init__(self, lows_bytes: Sequence[float] = ()) -> None:
+        self._lows_bytes = tuple(lows_bytes)
+
+    def passed(self, left_bytes: float | None) -> int:
+        """How many of the lows so much is below; none where nobody measures it."""
+        return 0 if left_bytes is None else sum(left_bytes < low for low in self._lows_bytes)
+
+    def pause_s(self, left_bytes: float | None) -> float:
+        """Seconds within which no neighbour can have taken what is left above the next low; infinite where none is."""
+        if left_bytes is None:
+            return math.inf
+        above = [left_bytes - low for low in self._lows_bytes if left_bytes >= low]
+        return max(LEAST_S, min(above) / FASTEST_BYTES_PER_S) if above else math.inf
