@@ -26,25 +26,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tuf.api import exceptions
-from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.trust_refusals import refusal
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
-    FirstlineError,
     IntegrityError,
-    MetadataExpiredError,
-    MetadataMismatchError,
-    MetadataRollbackError,
     NoRoomError,
     NotFoundError,
-    ProtocolError,
     RemoteTimeoutError,
-    SignatureError,
     UpdateError,
 )
 from firstline_core.fleet.signed_file import SignedFile
@@ -139,7 +134,7 @@ class Trust:
             updater.trusted.reference_time = datetime.fromtimestamp(self._now_s(), UTC)
             updater.refresh()
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
-            _refuse(error, fetcher, updater)
+            raise refusal(error, fetcher.name, fetcher.content, updater.trusted if updater else None) from error
         except OSError as error:
             raise self._unkept(error) from error
         self._updater = updater
@@ -181,7 +176,7 @@ class Trust:
         try:
             return updater.get_targetinfo(path)
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
-            _refuse(error, self._fetcher, updater)
+            raise refusal(error, self._fetcher.name, self._fetcher.content, updater.trusted) from error
         except OSError as error:
             raise self._unkept(error) from error
 
@@ -271,88 +266,3 @@ class _Fetcher(FetcherInterface):
                 yield part
         except NotFoundError as error:
             raise exceptions.DownloadHTTPError(error.message, 404) from error
-
-
-def _refuse(
-    error: exceptions.RepositoryError | exceptions.DownloadError, fetcher: _Fetcher, updater: _DurableUpdater | None
-) -> NoReturn:
-    """python-tuf's refusal as ours."""
-    raise _refusal(error, fetcher, updater) from error
-
-
-def _refusal(
-    error: exceptions.RepositoryError | exceptions.DownloadError, fetcher: _Fetcher, updater: _DurableUpdater | None
-) -> FirstlineError:
-    name, said = fetcher.name, str(error).rstrip(".")
-    if updater is None:
-        return IntegrityError(f"The root metadata that this device was given is no good: {said}.")
-    if isinstance(error, exceptions.DownloadError):
-        return ProtocolError(f"The registry has no {name}: has a release been published? ({said}.)")
-    if isinstance(error, exceptions.ExpiredMetadataError):
-        return _expired(name, updater)
-    if isinstance(error, exceptions.UnsignedMetadataError):
-        return _unsigned(name, said)
-    if isinstance(error, exceptions.LengthOrHashMismatchError):
-        return _mismatch(name, said) if _is_genuine(fetcher, updater) else _unsigned(name, said)
-    if isinstance(error, exceptions.BadVersionNumberError):
-        return _wrong_version(fetcher, updater, said)
-    if "missing info" in said:  # a snapshot that no longer knows of metadata which an earlier one had
-        return _rollback(name, said)
-    return IntegrityError(f"{name} is no metadata that can be used: {said}.")
-
-
-def _expired(name: str, updater: _DurableUpdater) -> MetadataExpiredError:
-    trusted = updater.trusted
-    now = trusted.reference_time
-    ended = next((signed for signed in trusted if signed.is_expired(now)), None)
-    which = f"{ended.type} metadata ended at {ended.expires.isoformat()}" if ended is not None else f"{name} has ended"
-    return MetadataExpiredError(
-        f"The registry's {which}, and it offers none that is newer: nobody renews it, somebody holds it back, "
-        f"or this device's clock is wrong, by which it is {now.isoformat(timespec='minutes')}. "
-        "Nothing new is installed until that is mended (`firstline keys status`); what is installed goes on."
-    )
-
-
-def _unsigned(name: str, said: str) -> SignatureError:
-    return SignatureError(
-        f"{name} is not signed by those who may sign it: {said}. It was tampered with, or signed with a key that the "
-        "root does not name; it is not used."
-    )
-
-
-def _mismatch(name: str, said: str) -> MetadataMismatchError:
-    return MetadataMismatchError(
-        f"{name} is genuine, but not what the other metadata names: {said}. Somebody mixes metadata of different "
-        "moments; it is not used."
-    )
-
-
-def _rollback(name: str, said: str) -> MetadataRollbackError:
-    return MetadataRollbackError(
-        f"{name} is older than what this device has seen: {said}. A registry never goes back; after a restored backup "
-        "it has to publish anew (`firstline keys publish`)."
-    )
-
-
-def _wrong_version(fetcher: _Fetcher, updater: _DurableUpdater, said: str) -> FirstlineError:
-    """Older than what was seen, or only not what the other metadata says; each was verified before."""
-    found: Metadata[Any] = Metadata.from_bytes(fetcher.content)
-    signed = found.signed
-    trusted = updater.trusted
-    if signed.type == Root.type:
-        older = signed.version <= trusted.root.version
-    elif signed.type == Snapshot.type:
-        older = signed.version == trusted.timestamp.snapshot_meta.version
-    else:
-        older = signed.type == Timestamp.type
-    return (_rollback if older else _mismatch)(fetcher.name, said)
-
-
-def _is_genuine(fetcher: _Fetcher, updater: _DurableUpdater) -> bool:
-    """Whether what came last is signed by those who may sign it."""
-    try:
-        found: Metadata[Any] = Metadata.from_bytes(fetcher.content)
-        updater.trusted.root.verify_delegate(found.signed.type, found.signed_bytes, found.signatures)
-    except (exceptions.RepositoryError, ValueError):
-        return False
-    return True

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from firstline_core import heap
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
@@ -36,6 +37,7 @@ class Replica:
                 f"The bundle {deployment.bundle} of this machine has full model {full.digest if full else 'none'}, the "
                 f"gateway's has {deployment.digest}; put the same bundle there."
             )
+        heap.keep()  # as whoever serves has it
         self._deployment = deployment
         self._model = load_model(bundle, full, options)
         self._threads = ThreadPoolExecutor(deployment.replica_cores, thread_name_prefix="session")

@@ -1,0 +1,111 @@
+"""Why metadata was not believed, in sentences: python-tuf's refusals as errors that tell one attack from another.
+
+The table of attacks stands in `trust.py`. As that, no agent imports it: see there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuf.api import exceptions
+from tuf.api.metadata import Metadata, Root, Snapshot, Timestamp
+
+from firstline_core.errors import (
+    FirstlineError,
+    IntegrityError,
+    MetadataExpiredError,
+    MetadataMismatchError,
+    MetadataRollbackError,
+    ProtocolError,
+    SignatureError,
+)
+
+if TYPE_CHECKING:
+    from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
+
+
+def refusal(
+    error: exceptions.RepositoryError | exceptions.DownloadError,
+    name: str,
+    content: bytes,
+    trusted: TrustedMetadataSet | None,
+) -> FirstlineError:
+    """The error to raise for one of python-tuf's.
+
+    Args:
+        error: see there.
+        name: of the file that came last.
+        content: of it.
+        trusted: what was verified before; None where the root itself was refused.
+    """
+    said = str(error).rstrip(".")
+    if trusted is None:
+        return IntegrityError(f"The root metadata that this device was given is no good: {said}.")
+    if isinstance(error, exceptions.DownloadError):
+        return ProtocolError(f"The registry has no {name}: has a release been published? ({said}.)")
+    if isinstance(error, exceptions.ExpiredMetadataError):
+        return _expired(name, trusted)
+    if isinstance(error, exceptions.UnsignedMetadataError):
+        return _unsigned(name, said)
+    if isinstance(error, exceptions.LengthOrHashMismatchError):
+        return _mismatch(name, said) if _is_genuine(content, trusted) else _unsigned(name, said)
+    if isinstance(error, exceptions.BadVersionNumberError):
+        return _wrong_version(name, content, trusted, said)
+    if "missing info" in said:  # a snapshot that no longer knows of metadata which an earlier one had
+        return _rollback(name, said)
+    return IntegrityError(f"{name} is no metadata that can be used: {said}.")
+
+
+def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
+    now = trusted.reference_time
+    ended = next((signed for signed in trusted if signed.is_expired(now)), None)
+    which = f"{ended.type} metadata ended at {ended.expires.isoformat()}" if ended is not None else f"{name} has ended"
+    return MetadataExpiredError(
+        f"The registry's {which}, and it offers none that is newer: nobody renews it, somebody holds it back, "
+        f"or this device's clock is wrong, by which it is {now.isoformat(timespec='minutes')}. "
+        "Nothing new is installed until that is mended (`firstline keys status`); what is installed goes on."
+    )
+
+
+def _unsigned(name: str, said: str) -> SignatureError:
+    return SignatureError(
+        f"{name} is not signed by those who may sign it: {said}. It was tampered with, or signed with a key that the "
+        "root does not name; it is not used."
+    )
+
+
+def _mismatch(name: str, said: str) -> MetadataMismatchError:
+    return MetadataMismatchError(
+        f"{name} is genuine, but not what the other metadata names: {said}. Somebody mixes metadata of different "
+        "moments; it is not used."
+    )
+
+
+def _rollback(name: str, said: str) -> MetadataRollbackError:
+    return MetadataRollbackError(
+        f"{name} is older than what this device has seen: {said}. A registry never goes back; after a restored backup "
+        "it has to publish anew (`firstline keys publish`)."
+    )
+
+
+def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, said: str) -> FirstlineError:
+    """Older than what was seen, or only not what the other metadata says; each was verified before."""
+    found: Metadata[Any] = Metadata.from_bytes(content)
+    signed = found.signed
+    if signed.type == Root.type:
+        older = signed.version <= trusted.root.version
+    elif signed.type == Snapshot.type:
+        older = signed.version == trusted.timestamp.snapshot_meta.version
+    else:
+        older = signed.type == Timestamp.type
+    return (_rollback if older else _mismatch)(name, said)
+
+
+def _is_genuine(content: bytes, trusted: TrustedMetadataSet) -> bool:
+    """Whether what came last is signed by those who may sign it."""
+    try:
+        found: Metadata[Any] = Metadata.from_bytes(content)
+        trusted.root.verify_delegate(found.signed.type, found.signed_bytes, found.signatures)
+    except (exceptions.RepositoryError, ValueError):
+        return False
+    return True
