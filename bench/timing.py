@@ -6,13 +6,13 @@ Calls over simulated links (20, 50 and 200 ms, 1 to 20 Mbit/s, some with stalls)
 three, or of many. The shipped estimate, `TimesBySize`, is held against two others made of the same quantiles: one
 estimate for each power of two of the size, and quantiles of the ratio to the fitted plane.
 
-Then calls that do not wait for each other, 60 a second and 150 in bursts, by a link that carries 100, by a gateway that
-answers 100, and where there is room for all. Here the shipped estimate is held against one that does not know what is
-ahead, and one that counts what is ahead as the payload's own.
+Then calls that do not wait for each other, 60 a second and 150 in bursts: by a link that carries 100, each after the
+other or all at once, by a gateway that answers 100, and where there is room for all. Here the shipped estimate is held
+against one that does not know what is ahead, and one that counts what is ahead as the payload's own.
 
 Covered is the share of calls that the predicted 95 % quantile was enough for; pinball is the quantile's own loss, in
-milliseconds: the smaller, the better. Prints every figure, and writes them to bench/results/timing.json. A dozen
-seconds on one core.
+milliseconds: the smaller, the better. Prints every figure, and writes them to bench/results/timing.json. Half a
+minute on one core.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import random
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from figures import Figure, report
 
@@ -129,44 +130,102 @@ def call_s(rng: random.Random, link: Link, size_bytes: int) -> float:
     return round_trip_s * rng.lognormvariate(0, 0.2) + transfer_s + 0.02 * rng.lognormvariate(0, 0.3) + stall_s
 
 
-def narrow_link(rng: random.Random, mean_bytes: float) -> Callable[[float, int], float]:
-    """One that carries so many payloads a second, each after the other."""
-    free_s = 0.0
+class Way(Protocol):
+    """Where calls wait for each other, or do not; `in_turn` as the agent knows it of a link."""
 
-    def call(at_s: float, size_bytes: int) -> float:
-        nonlocal free_s
-        free_s = max(free_s, at_s) + size_bytes / (mean_bytes * _CARRIED_PER_S)
-        return free_s - at_s + 0.06 * rng.lognormvariate(0, 0.15)
+    in_turn: bool
 
-    return call
-
-
-def busy_gateway(rng: random.Random, _mean_bytes: float) -> Callable[[float, int], float]:
-    """One that answers so many a second, whatever their size, each after the other."""
-    free_s = 0.0
-
-    def call(at_s: float, _size_bytes: int) -> float:
-        nonlocal free_s
-        free_s = max(free_s, at_s) + rng.lognormvariate(0, 0.2) / _CARRIED_PER_S
-        return free_s - at_s + 0.06 * rng.lognormvariate(0, 0.15)
-
-    return call
+    def send(self, at_s: float, size_bytes: int, call: int) -> None: ...
+    def ended(self, until_s: float) -> list[tuple[float, int]]:
+        """Calls that are through by then, and when."""
+        ...
 
 
-def room_for_all(rng: random.Random, _mean_bytes: float) -> Callable[[float, int], float]:
-    """Each payload at 5 Mbit/s, however many there are: what is ahead costs nothing."""
-    return lambda _at_s, size_bytes: call_s(rng, (0.06, 5.0, 0.0), size_bytes)
+class InTurn:
+    """Each after the other, as by one connection, or by a gateway that runs one at a time.
+
+    Args:
+        service_s: of a payload, by its size.
+        in_turn: see `Way`.
+    """
+
+    def __init__(self, service_s: Callable[[int], float], *, in_turn: bool) -> None:
+        self.in_turn = in_turn
+        self._service_s = service_s
+        self._free_s = 0.0
+        self._through: deque[tuple[float, int]] = deque()
+
+    def send(self, at_s: float, size_bytes: int, call: int) -> None:
+        self._free_s = max(self._free_s, at_s) + self._service_s(size_bytes)
+        self._through.append((self._free_s, call))
+
+    def ended(self, until_s: float) -> list[tuple[float, int]]:
+        found = []
+        while self._through and self._through[0][0] <= until_s:
+            found.append(self._through.popleft())
+        return found
 
 
-_WAYS: dict[str, Callable[[random.Random, float], Callable[[float, int], float]]] = {
-    "a narrow link": narrow_link,
-    "a busy gateway": busy_gateway,
-    "room for all": room_for_all,
+class Shared:
+    """All at once, each with an equal part of the link, as by connections of their own.
+
+    Args:
+        bytes_per_s: of all together.
+    """
+
+    in_turn = False
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._at_s = self._each = 0.0  # what each has got so far, in bytes
+        self._left: list[tuple[float, int]] = []  # a call is through once each has got so much
+
+    def send(self, at_s: float, size_bytes: int, call: int) -> None:
+        heapq.heappush(self._left, (self._each + size_bytes, call))
+
+    def ended(self, until_s: float) -> list[tuple[float, int]]:
+        found = []
+        while self._left:
+            next_s = self._at_s + (self._left[0][0] - self._each) * len(self._left) / self._bytes_per_s
+            if next_s > until_s:
+                self._each += (until_s - self._at_s) * self._bytes_per_s / len(self._left)
+                break
+            self._at_s = next_s
+            self._each, call = heapq.heappop(self._left)
+            found.append((next_s, call))
+        self._at_s = until_s
+        return found
+
+
+class Apart:
+    """Each as if it were alone."""
+
+    in_turn = False
+
+    def __init__(self, took_s: Callable[[int], float]) -> None:
+        self._took_s = took_s
+        self._left: list[tuple[float, int]] = []
+
+    def send(self, at_s: float, size_bytes: int, call: int) -> None:
+        heapq.heappush(self._left, (at_s + self._took_s(size_bytes), call))
+
+    def ended(self, until_s: float) -> list[tuple[float, int]]:
+        found = []
+        while self._left and self._left[0][0] <= until_s:
+            found.append(heapq.heappop(self._left))
+        return found
+
+
+_WAYS: dict[str, Callable[[random.Random, float], Way]] = {
+    "a link in turn": lambda _, mean_bytes: InTurn(lambda size: size / (mean_bytes * _CARRIED_PER_S), in_turn=True),
+    "a link that is shared": lambda _, mean_bytes: Shared(mean_bytes * _CARRIED_PER_S),
+    "a busy gateway": lambda rng, _: InTurn(lambda _: rng.lognormvariate(0, 0.2) / _CARRIED_PER_S, in_turn=False),
+    "room for all": lambda rng, _: Apart(lambda size: size * 8e-6 / (5.0 * rng.lognormvariate(0, 0.2))),
 }
 
 
 def crowded(
-    way: Callable[[random.Random, float], Callable[[float, int], float]],
+    way: Callable[[random.Random, float], Way],
     sizes: Callable[[random.Random], float],
     make: Callable[[], Estimate],
 ) -> tuple[float, float]:
@@ -175,29 +234,42 @@ def crowded(
     return statistics.fmean(covered for covered, _ in told), statistics.fmean(loss_ms for _, loss_ms in told)
 
 
+class _Call(NamedTuple):
+    at_s: float
+    size_bytes: int
+    ahead_bytes: int
+    predicted_s: float | None
+
+
 def _crowded_once(
-    way: Callable[[random.Random, float], Callable[[float, int], float]],
-    sizes: Callable[[random.Random], float],
-    found: Estimate,
-    seed: int,
+    way: Callable[[random.Random, float], Way], sizes: Callable[[random.Random], float], found: Estimate, seed: int
 ) -> tuple[float, float]:
     mean_bytes = statistics.fmean(sizes(random.Random(other)) for other in range(2_000))
-    rng, call = random.Random(seed), way(random.Random(seed), mean_bytes)
-    at_s, ahead_bytes, under_way = 0.0, 0, list[tuple[float, float, int, int]]()
+    rng, over = random.Random(seed), way(random.Random(seed), mean_bytes)
+    calls, returning, at_s = dict[int, _Call](), list[tuple[float, int]](), 0.0
     covered, loss_s = [], []
-    for count in range(2 * _CALLS):
+
+    def to(until_s: float) -> None:
+        for ended_s, number in over.ended(until_s):
+            heapq.heappush(returning, (ended_s + 0.06 * rng.lognormvariate(0, 0.15), number))
+        while returning and returning[0][0] <= until_s:
+            done_s, number = heapq.heappop(returning)
+            call = calls.pop(number)
+            seconds = done_s - call.at_s
+            found.add(call.size_bytes, seconds, done_s, ahead_bytes=call.ahead_bytes)
+            if call.predicted_s is not None and number >= _WARM_UP_CALLS:
+                covered.append(seconds <= call.predicted_s)
+                loss_s.append(pinball(seconds, call.predicted_s))
+
+    for number in range(2 * _CALLS):
         at_s += rng.expovariate(_IN_BURSTS_PER_S if at_s % _EVERY_S > _EVERY_S - _BURST_S else _PER_S)
         size_bytes = int(sizes(rng))
-        while under_way and under_way[0][0] <= at_s:
-            done_s, took_s, own_bytes, before_bytes = heapq.heappop(under_way)
-            ahead_bytes -= own_bytes
-            found.add(own_bytes, took_s, done_s, ahead_bytes=before_bytes)
-        seconds, predicted_s = call(at_s, size_bytes), found.quantile(size_bytes, _SHARE, ahead_bytes)
-        if predicted_s is not None and count >= _WARM_UP_CALLS:
-            covered.append(seconds <= predicted_s)
-            loss_s.append(pinball(seconds, predicted_s))
-        heapq.heappush(under_way, (at_s + seconds, seconds, size_bytes, ahead_bytes))
-        ahead_bytes += size_bytes
+        to(at_s)
+        sizes_bytes = (call.size_bytes for call in calls.values())  # as `LinkTiming` counts them
+        ahead_bytes = sum(sizes_bytes) if over.in_turn else sum(min(size_bytes, other) for other in sizes_bytes)
+        calls[number] = _Call(at_s, size_bytes, ahead_bytes, found.quantile(size_bytes, _SHARE, ahead_bytes))
+        over.send(at_s, size_bytes, number)
+    to(math.inf)
     return statistics.fmean(covered), statistics.fmean(loss_s) * 1000
 
 

@@ -38,7 +38,7 @@ from hardware.parts import Asked, Outcome
 LIMIT_MIB = 768
 _STEP_MIB = 4
 _SLOW_MIB_PER_S = 8
-_RATES_MIB_PER_S = (16, 64, 256, 1024)
+_RATES_MIB_PER_S = (16, 64, 256)
 _LATER_S = (0.6, 1.85, 3.1, 4.35)  # of the 5 s between two readings
 _HOLD_S = 12.0  # more than two readings of the sensors
 _SHRINKS_MIB = 32

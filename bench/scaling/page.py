@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import fields
@@ -74,7 +75,7 @@ def _units(units: Sequence[Figure]) -> str:
 
 
 def _assumptions(given: Assumptions) -> str:
-    said = dict(re.findall(r"^ {8}(\w+): (.+?)$", Assumptions.__doc__ or "", re.MULTILINE))
+    said = dict(re.findall(r"^ {4}(\w+): (.+?)$", inspect.getdoc(Assumptions) or "", re.MULTILINE))
     rows = [f"| `{each.name}` | {getattr(given, each.name):,g} | {said[each.name]} |" for each in fields(given)]
     return "\n".join(["| | assumed | |", "|---|---|---|", *rows, ""])
 

@@ -70,6 +70,7 @@ class SimulatedLink:
 
     name = "simulated"
     address = "simulated://gateway"
+    in_turn = True
 
     def __init__(self, weather: Weather, gateway: Gateway, clock: Clock, rng: random.Random) -> None:
         self._weather = weather

@@ -26,9 +26,12 @@ class Left(NamedTuple):
     waits_for: object
     context: Context
 
-    @coroutine
-    def rest(self) -> Generator[Any, Any, None]:
+    async def rest(self) -> None:
         """What is left of it."""
+        await self._resumed()
+
+    @coroutine  # which a task takes since Python 3.12 only from within an `async def`
+    def _resumed(self) -> Generator[Any, Any, None]:
         waits_for = self.waits_for
         try:
             while True:

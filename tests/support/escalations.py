@@ -65,6 +65,7 @@ class ScriptedLink:
     def __init__(self, name: str, answer: Behaviour | None = None) -> None:
         self.name = name
         self.address = f"{name}.example"
+        self.in_turn = False
         self.answer = answer or self._succeed
         self.error: Exception | None = None
         self.probe_error: Exception | None = None

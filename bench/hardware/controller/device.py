@@ -7,6 +7,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from firstline_core.adaptation.choice import Prices, in_time
@@ -91,6 +92,7 @@ class Simulated:
         self._timing = LinkTiming()
         self._punctuality = Punctuality()
         self._returning: list[tuple[float, float, int]] = []  # full model's answers: when, how late, bytes ahead
+        self._carried: deque[ExitStack] = deque()  # all payloads are of one size, so that any may end
         self.told = Told()
 
     def run(self) -> Told:
@@ -129,7 +131,7 @@ class Simulated:
         self._now_s = max(self._now_s, at_s)
         while self._returning and self._returning[0][0] <= at_s:
             done_s, took_s, ahead_bytes = heapq.heappop(self._returning)
-            self._timing.in_flight_bytes -= _ROW_BYTES
+            self._carried.popleft().close()
             self._timing.answered(_ROW_BYTES, took_s, done_s, ahead_bytes=ahead_bytes)
 
     def _look(self) -> None:
@@ -204,8 +206,10 @@ class Simulated:
         begins_s = max(at_s, self._link_free_s)
         self._link_free_s = begins_s + 1 / self._stated.link_per_s
         took_s = self._link_free_s - at_s + self._stated.link_ms / 1000 * self._random.lognormvariate(0.0, 0.15)
-        heapq.heappush(self._returning, (at_s + took_s, took_s, self._timing.in_flight_bytes))
-        self._timing.in_flight_bytes += _ROW_BYTES
+        carried = ExitStack()
+        ahead_bytes = carried.enter_context(self._timing.carrying(_ROW_BYTES))
+        self._carried.append(carried)
+        heapq.heappush(self._returning, (at_s + took_s, took_s, ahead_bytes))
         in_time = at_s + took_s <= deadline_s
         self.told.met += in_time
         self.told.answered += in_time or has_answer

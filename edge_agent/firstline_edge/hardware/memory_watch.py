@@ -8,7 +8,7 @@ from collections.abc import Sequence
 FASTEST_BYTES_PER_S = 1 << 30
 """Faster than what runs on a device fills memory that it was just given."""
 LEAST_S = 0.1
-"""A look takes a fraction of a millisecond, so that looking so often takes less than a hundredth of a core."""
+"""A look takes a millisecond of a core, its thread included: as often it takes a hundredth."""
 
 
 class MemoryWatch:
@@ -19,14 +19,17 @@ class MemoryWatch:
     """
 
     def __init__(self, lows_bytes: Sequence[float] = ()) -> None:
-        self._lows_bytes = tuple(lows_bytes)
+        self._lows_bytes = tuple(low for low in lows_bytes if low > 0)
 
     def passed(self, left_bytes: float | None) -> int:
         """How many of the lows so much is below; none where nobody measures it."""
         return 0 if left_bytes is None else sum(left_bytes < low for low in self._lows_bytes)
 
     def pause_s(self, left_bytes: float | None) -> float:
-        """Seconds within which no neighbour can have taken what is left above the next low; infinite where none is."""
+        """Seconds until the next look: what a neighbour takes down to the next low, `LEAST_S` at least.
+
+        Infinite where there is no such low.
+        """
         if left_bytes is None:
             return math.inf
         above = [left_bytes - low for low in self._lows_bytes if left_bytes >= low]

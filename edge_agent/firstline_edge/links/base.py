@@ -68,6 +68,11 @@ class Link(Protocol):
         """Where it leads, for people: a URL, or a broker's host and port."""
         ...
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether payloads go each after the other, as by one connection, rather than side by side."""
+        ...
+
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
         """Makes the link usable; returns without waiting for the far side.
 

@@ -210,9 +210,9 @@ class LinkChain:
                 break
             others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
-            ahead_bytes = way.timing.in_flight_bytes
+            ahead_bytes = 0
             try:
-                with self._toll(request, way.link.name), way.timing.carrying(size_bytes):
+                with self._toll(request, way.link.name), way.timing.carrying(size_bytes) as ahead_bytes:
                     response = await way.link.infer(request, granted_s)
             except asyncio.CancelledError as gone:
                 self._time(way, size_bytes, ahead_bytes, started_s, gone)

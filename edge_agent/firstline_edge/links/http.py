@@ -44,6 +44,7 @@ class HttpLink:
     """
 
     name = "http"
+    in_turn = False
 
     def __init__(self, settings: HttpLinkSettings, *, clock: Clock = SYSTEM_CLOCK, limits: Limits = DEFAULT_LIMITS):
         self._settings = settings

@@ -43,6 +43,7 @@ class MqttLink:
     """
 
     name = "mqtt"
+    in_turn = True
 
     def __init__(
         self,

@@ -26,11 +26,14 @@ class Way:
     breaker: CircuitBreaker
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    timing: LinkTiming = field(default_factory=LinkTiming)
+    timing: LinkTiming = field(init=False)
     up: bool = True
     heard: bool = False
     refused: bool = False
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        self.timing = LinkTiming(in_turn=self.link.in_turn)
 
     def worked(self) -> None:
         self.heard, self.refused, self.problem = True, False, ""

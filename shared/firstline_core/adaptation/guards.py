@@ -17,6 +17,7 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 
 NOBODY = "nobody measures it"
 TREND_POINTS = 3  # fewer say nothing of a trend
+_TREND_S = 1.0  # in less time whole degrees make a trend of nothing
 _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory: systemd-oomd kills from 0.6 on
 
 
@@ -71,12 +72,12 @@ class Limits(Struct, frozen=True):
 
 
 def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
-    """How fast a quantity rises, by least squares; 0 where there are too few points.
+    """How fast a quantity rises, by least squares; 0 where there are too few points, or all of one second.
 
     Args:
         points: (seconds, value), in order.
     """
-    if len(points) < TREND_POINTS:
+    if len(points) < TREND_POINTS or points[-1][0] - points[0][0] < _TREND_S:
         return 0.0
     mean_s = sum(at_s for at_s, _ in points) / len(points)
     mean = sum(value for _, value in points) / len(points)

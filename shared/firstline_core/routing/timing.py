@@ -1,13 +1,13 @@
 """How long a link takes, by what is sent and what is on its way already: streaming estimates that forget.
 
 A transfer takes a + b * bytes + c * bytes ahead, give or take: what was sent before and is not answered yet has to go
-through the same link and the same gateway first, and where either is the bottleneck, that is what takes the time. The
-plane (a, b, c) is fitted to recent observations by least squares of the relative errors; each observation is then put
-down as the time that a payload of the usual size would have taken with the usual bytes ahead, and the quantiles are
-theirs. So all sizes share what is known, and the plane only says how they compare: when a link slows down, the
-quantiles follow at once and not twice. When too much is sent, the prediction follows at once too: it does not have to
-wait for answers that are late already. A high quantile comes down slowly again, over a hundred observations: so a dozen
-quick ones in a row, which no chance explains, end the memory of what was before.
+through the same link and the same gateway, and where either is the bottleneck, that is what takes the time. The plane
+(a, b, c) is fitted to recent observations by least squares of the relative errors; each observation is then put down as
+the time that a payload of the usual size would have taken with the usual bytes ahead, and the quantiles are theirs. So
+all sizes share what is known, and the plane only says how they compare: when a link slows down, the quantiles follow at
+once and not twice. When too much is sent, the prediction follows at once too: it does not have to wait for answers that
+are late already. A high quantile comes down slowly again, over a hundred observations: so a dozen quick ones in a row,
+which no chance explains, end the memory of what was before.
 
 Measured against one estimate for each power of two, against quantiles of the ratio to the plane, and against estimates
 that do not know what is ahead, or count it as the payload's own: bench/timing.py. Pure: times are handed in.
@@ -15,6 +15,7 @@ that do not know what is ahead, or count it as the payload's own: bench/timing.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,10 +144,11 @@ class TimesBySize:
         self._moments = (n, sx, sz, sxx, sxz, szz, sy, sxy, szy)
         # About the means, where the base is nothing to ask for.
         xx, zz = sxx - sx * sx / n + _RIDGE * sx * sx / n, szz - sz * sz / n + _RIDGE * sz * sz / n
-        slopes = _slopes(xx, sxz - sx * sz / n, zz, sxy - sx * sy / n, szy - sz * sy / n)
+        most = sy / (sx + sz) if sx > 0 else math.inf
+        slopes = _slopes(xx, sxz - sx * sz / n, zz, sxy - sx * sy / n, szy - sz * sy / n, most=most)
         base = (sy - slopes[0] * sx - slopes[1] * sz) / n
         if base < 0:
-            slopes, base = _slopes(sxx, sxz, szz, sxy, szy), 0.0
+            slopes, base = _slopes(sxx, sxz, szz, sxy, szy, most=most), 0.0
         self._base_s, self._slopes_s = base, slopes
         self._count += 1
         step = max(1 / self._count, 1 - _KEEP)
@@ -164,8 +166,17 @@ class TimesBySize:
         self._usual = usual
 
 
-def _slopes(xx: float, xz: float, zz: float, xy: float, zy: float) -> tuple[float, float]:
-    """The two slopes of least squares of which neither is below 0: nothing gets quicker by being larger or later."""
+def _slopes(xx: float, xz: float, zz: float, xy: float, zy: float, *, most: float) -> tuple[float, float]:
+    """The two slopes of least squares of which neither is below 0: nothing gets quicker by being larger or later.
+
+    And the second is no more than `most`: what is ahead takes no longer, byte by byte, than the payload takes itself
+    when it is alone. Otherwise a link that was slow, so that more was in flight, would be held for a crowded one.
+    """
+    x, z = _positive(xx, xz, zz, xy, zy)
+    return (max(0.0, (xy - xz * most) / xx) if xx > 0 else 0.0, most) if z > most else (x, z)
+
+
+def _positive(xx: float, xz: float, zz: float, xy: float, zy: float) -> tuple[float, float]:
     determinant = xx * zz - xz * xz
     if determinant > _COLLINEAR * xx * zz:
         x, z = (xy * zz - zy * xz) / determinant, (zy * xx - xy * xz) / determinant
@@ -182,6 +193,7 @@ class TimingReport:
 
     Args:
         typical_bytes: mean size of late.
+        typical_ahead_bytes: mean of what was ahead of them.
         observations: how many fresh ones the evidence is worth.
         total_p50_ms: from sending to the answer.
         network_p50_ms: of that, what the gateway did not account for: the way there and back.
@@ -191,6 +203,7 @@ class TimingReport:
     """
 
     typical_bytes: int
+    typical_ahead_bytes: int
     observations: float
     total_p50_ms: float
     total_p95_ms: float
@@ -205,23 +218,31 @@ class TimingReport:
 class LinkTiming:
     """What is known of one link's times.
 
-    Attributes:
-        in_flight_bytes: of payloads that were sent and whose calls have not ended.
+    Args:
+        in_turn: payloads go each after the other. Where they share the link, a large one does not hold up a small one
+            for as long as it takes itself: of each at most as many bytes count as the new one has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_turn: bool = False) -> None:
+        self._in_turn = in_turn
         self._total, self._network, self._service = TimesBySize(), TimesBySize(), TimesBySize()
         self._probes = DecayedQuantiles()
-        self.in_flight_bytes = 0
+        self._in_flight: dict[object, int] = {}  # bytes by call
 
     @contextmanager
-    def carrying(self, size_bytes: int) -> Iterator[None]:
-        """While a call lasts, its payload is in flight."""
-        self.in_flight_bytes += size_bytes
+    def carrying(self, size_bytes: int) -> Iterator[int]:
+        """While a call lasts, its payload is in flight; gives what is ahead of it."""
+        ahead_bytes, call = self.ahead_bytes(size_bytes), object()
+        self._in_flight[call] = size_bytes
         try:
-            yield
+            yield ahead_bytes
         finally:
-            self.in_flight_bytes -= size_bytes
+            self._in_flight.pop(call, None)
+
+    def ahead_bytes(self, size_bytes: int) -> int:
+        """Of what is in flight, so much would be ahead of a payload that is sent now."""
+        others = self._in_flight.values()
+        return sum(others) if self._in_turn else sum(min(size_bytes, other) for other in others)
 
     def answered(
         self, size_bytes: int, seconds: float, now_s: float, service_s: float | None = None, ahead_bytes: int = 0
@@ -233,7 +254,7 @@ class LinkTiming:
             seconds: from sending to the answer.
             now_s: on a monotonic clock.
             service_s: of that, what the gateway says that it took; None where it does not say.
-            ahead_bytes: in flight when it was sent.
+            ahead_bytes: of it, when it was sent.
         """
         self._total.add(size_bytes, seconds, now_s, ahead_bytes=ahead_bytes)
         if service_s is not None:
@@ -250,8 +271,9 @@ class LinkTiming:
         self._probes.add(seconds, now_s)
 
     def returned(self) -> None:
-        """The link was down, and works again. It need not be the one that it was."""
+        """The link was down, and works again. It need not be the one that it was, and nobody waits for what it lost."""
         self._total.doubt(_AFTER_RETURN)
+        self._in_flight.clear()
 
     def predicted_s(self, size_bytes: int, share: float, now_s: float) -> float | None:
         """Seconds within which this share of such payloads is answered; None where nothing is known, or not any more.
@@ -259,7 +281,7 @@ class LinkTiming:
         Sent now, behind what is in flight. Until a payload was answered, a probe's time stands in.
         """
         if self._total.weight(now_s) >= LEAST_WEIGHT:
-            return self._total.quantile(size_bytes, share, self.in_flight_bytes)
+            return self._total.quantile(size_bytes, share, self.ahead_bytes(size_bytes))
         return self._probes.quantile(share) if self._probes.weight(now_s) >= LEAST_WEIGHT else None
 
     def report(self, now_s: float) -> TimingReport | None:
@@ -276,6 +298,7 @@ class LinkTiming:
         base_s, byte_s = self._network.line or (None, None)
         return TimingReport(
             size_bytes,
+            ahead_bytes,
             round(observations, 1),
             ms(self._total, 0.5) or 0.0,
             ms(self._total, 0.95) or 0.0,

@@ -72,12 +72,10 @@ def test_a_stall_does_not_tilt_the_line() -> None:
     assert found.quantile(400_000, 0.5) == pytest.approx(before, rel=0.2)
 
 
-def behind(
-    found: TimesBySize, per_s: float, carried_per_s: float, *, calls: int = 600, size_bytes: int = 30_000
-) -> None:
+def behind(found: TimesBySize, per_s: float, carried_per_s: float) -> None:
     """Feeds calls that do not wait for each other, by a link that carries so many, each after the other."""
     size_bytes, rng, at_s, free_s, under_way = 30_000, random.Random(3), 0.0, 0.0, list[tuple[float, float, int]]()
-    for _ in range(calls):
+    for _ in range(600):
         at_s += rng.expovariate(per_s)
         while under_way and under_way[0][0] <= at_s:
             done_s, seconds, ahead_bytes = under_way.pop(0)
@@ -121,18 +119,46 @@ def test_of_a_size_and_what_is_ahead_each_explains_its_own() -> None:
 
 
 def test_a_call_is_in_flight_until_it_ends_however_it_does() -> None:
+    timing = LinkTiming(in_turn=True)
+    with timing.carrying(1_000) as before_it:
+        assert (before_it, timing.ahead_bytes(7)) == (0, 1_000)
+        with pytest.raises(OSError, match="gone"), timing.carrying(500) as before_the_other:
+            assert (before_the_other, timing.ahead_bytes(7)) == (1_000, 1_500)
+            raise OSError("gone")
+        assert timing.ahead_bytes(7) == 1_000
+    assert timing.ahead_bytes(7) == 0
+
+
+def test_where_payloads_share_the_link_a_large_one_is_little_ahead_of_a_small_one() -> None:
+    timing = LinkTiming()
+    with timing.carrying(1_000_000), timing.carrying(500):
+        assert timing.ahead_bytes(700) == 1_200
+        assert timing.ahead_bytes(2_000_000) == 1_000_500
+
+
+def test_what_was_in_flight_as_the_link_went_down_is_ahead_of_nothing_when_it_works_again() -> None:
     timing = LinkTiming()
     with timing.carrying(1_000):
-        assert timing.in_flight_bytes == 1_000
-        with pytest.raises(OSError, match="gone"), timing.carrying(500):
-            assert timing.in_flight_bytes == 1_500
-            raise OSError("gone")
-        assert timing.in_flight_bytes == 1_000
-    assert timing.in_flight_bytes == 0
+        timing.returned()
+        assert timing.ahead_bytes(1_000) == 0
+        with timing.carrying(600):
+            assert timing.ahead_bytes(1_000) == 600
+    assert timing.ahead_bytes(1_000) == 0
+
+
+def test_a_link_that_was_slow_for_all_is_not_held_for_a_crowded_one() -> None:
+    """Where answers take long, more is in flight: one follows from the other either way."""
+    timing = LinkTiming()
+    for count in range(100):
+        timing.answered(1_000, 1.0, 0.3 * count, ahead_bytes=1_000 * min(count, 3))
+    for count in range(20):
+        timing.answered(1_000, 0.05, 30.0 + 0.3 * count)
+    with timing.carrying(1_000):
+        assert (timing.predicted_s(1_000, 0.95, 36.0) or 0) < 0.15
 
 
 def test_a_prediction_is_of_what_is_sent_behind_all_that_is_in_flight() -> None:
-    timing = LinkTiming()
+    timing = LinkTiming(in_turn=True)
     for count in range(60):
         ahead = count % 6
         timing.answered(1_000, 0.02 + 0.01 * ahead, float(count), ahead_bytes=1_000 * ahead)

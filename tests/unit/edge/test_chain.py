@@ -467,11 +467,11 @@ class TestTiming:
         for _ in range(10):
             asking = [asyncio.create_task(house.infer()) for _ in range(4)]
             await settle()
-            assert house.chain._ways[0].timing.in_flight_bytes == 4 * size_bytes
+            assert house.chain._ways[0].timing.ahead_bytes(size_bytes) == 4 * size_bytes
             for _ in range(4):
                 await house.clock.advance(0.1)
             await asyncio.gather(*asking)
-        assert house.chain._ways[0].timing.in_flight_bytes == 0
+        assert house.chain._ways[0].timing.ahead_bytes(size_bytes) == 0
         assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.1)
         asking = [asyncio.create_task(house.infer()) for _ in range(4)]
         await settle()

@@ -127,7 +127,7 @@ async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None
     with captured_lines() as lines:
         async with running(driver, clock, MemoryWatch((64 * _MIB,))) as sampler:
             await until(lambda: driver.reads == 1 and clock.sleepers == 2)
-            driver.fault = MemoryError()
+            driver.fault = KeyError("nobody foresaw it")
             await clock.advance(1.0)
             await until(lambda: driver.looks == 1 and driver.reads == 2)
             assert isinstance(sampler.latest.cpu_busy_share, Measured)
