@@ -98,6 +98,7 @@ class _Link:
     """One device's way to it."""
 
     name = "simulated"
+    in_turn = True
     address = "simulated://gateway"
 
     def __init__(self, gateway: _Gateway, clock: Clock) -> None:
