@@ -85,6 +85,8 @@ class _Simulation:
             raise self._book.found from None
         finally:
             loop.watch(lambda: None)
+            while main.cancelling():  # Python 3.13 cancels again who leaves a group of tasks by an error
+                main.uncancel()
             await self._device.kill()
             await self._cloud.kill()
 
