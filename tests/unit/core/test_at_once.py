@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextvars import ContextVar
 
 import pytest
@@ -22,6 +23,15 @@ async def test_what_never_waits_ends_at_once_and_leaves_no_context() -> None:
     assert at_once(work()) is None
     assert told == ["inside"]
     assert not SAID.get()
+
+
+async def test_what_is_left_is_what_a_task_takes_on_every_python() -> None:
+    """Since 3.12 a generator is none, however it is marked."""
+    left = at_once(asyncio.sleep(0))
+    assert left is not None
+    rest = left.rest()
+    assert isinstance(rest, Coroutine)
+    await rest
 
 
 async def test_what_waits_goes_on_in_a_task_with_its_context_and_what_it_waited_for() -> None:
