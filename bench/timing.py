@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 from figures import Figure, report
 
 from firstline_core.routing.quantiles import DecayedQuantiles
-from firstline_core.routing.timing import TimesBySize
+from firstline_core.routing.timing import TimesBySize, ahead_of
 
 _SHARE = 0.95
 _CALLS = 3_000
@@ -130,7 +130,7 @@ def call_s(rng: random.Random, link: Link, size_bytes: int) -> float:
     return round_trip_s * rng.lognormvariate(0, 0.2) + transfer_s + 0.02 * rng.lognormvariate(0, 0.3) + stall_s
 
 
-class Way(Protocol):
+class Medium(Protocol):
     """Where calls wait for each other, or do not; `in_turn` as the agent knows it of a link."""
 
     in_turn: bool
@@ -146,7 +146,7 @@ class InTurn:
 
     Args:
         service_s: of a payload, by its size.
-        in_turn: see `Way`.
+        in_turn: see `Medium`.
     """
 
     def __init__(self, service_s: Callable[[int], float], *, in_turn: bool) -> None:
@@ -216,7 +216,7 @@ class Apart:
         return found
 
 
-_WAYS: dict[str, Callable[[random.Random, float], Way]] = {
+_MEDIA: dict[str, Callable[[random.Random, float], Medium]] = {
     "a link in turn": lambda _, mean_bytes: InTurn(lambda size: size / (mean_bytes * _CARRIED_PER_S), in_turn=True),
     "a link that is shared": lambda _, mean_bytes: Shared(mean_bytes * _CARRIED_PER_S),
     "a busy gateway": lambda rng, _: InTurn(lambda _: rng.lognormvariate(0, 0.2) / _CARRIED_PER_S, in_turn=False),
@@ -225,12 +225,12 @@ _WAYS: dict[str, Callable[[random.Random, float], Way]] = {
 
 
 def crowded(
-    way: Callable[[random.Random, float], Way],
+    medium: Callable[[random.Random, float], Medium],
     sizes: Callable[[random.Random], float],
     make: Callable[[], Estimate],
 ) -> tuple[float, float]:
     """Share covered, and pinball loss in milliseconds, of calls that do not wait for each other: means over runs."""
-    told = [_crowded_once(way, sizes, make(), _SEED + run) for run in range(_RUNS)]
+    told = [_crowded_once(medium, sizes, make(), _SEED + run) for run in range(_RUNS)]
     return statistics.fmean(covered for covered, _ in told), statistics.fmean(loss_ms for _, loss_ms in told)
 
 
@@ -242,10 +242,13 @@ class _Call(NamedTuple):
 
 
 def _crowded_once(
-    way: Callable[[random.Random, float], Way], sizes: Callable[[random.Random], float], found: Estimate, seed: int
+    medium: Callable[[random.Random, float], Medium],
+    sizes: Callable[[random.Random], float],
+    found: Estimate,
+    seed: int,
 ) -> tuple[float, float]:
     mean_bytes = statistics.fmean(sizes(random.Random(other)) for other in range(2_000))
-    rng, over = random.Random(seed), way(random.Random(seed), mean_bytes)
+    rng, over = random.Random(seed), medium(random.Random(seed), mean_bytes)
     calls, returning, at_s = dict[int, _Call](), list[tuple[float, int]](), 0.0
     covered, loss_s = [], []
 
@@ -265,8 +268,7 @@ def _crowded_once(
         at_s += rng.expovariate(_IN_BURSTS_PER_S if at_s % _EVERY_S > _EVERY_S - _BURST_S else _PER_S)
         size_bytes = int(sizes(rng))
         to(at_s)
-        sizes_bytes = (call.size_bytes for call in calls.values())  # as `LinkTiming` counts them
-        ahead_bytes = sum(sizes_bytes) if over.in_turn else sum(min(size_bytes, other) for other in sizes_bytes)
+        ahead_bytes = ahead_of(size_bytes, (call.size_bytes for call in calls.values()), in_turn=over.in_turn)
         calls[number] = _Call(at_s, size_bytes, ahead_bytes, found.quantile(size_bytes, _SHARE, ahead_bytes))
         over.send(at_s, size_bytes, number)
     to(math.inf)
@@ -342,11 +344,11 @@ def figures() -> Iterator[Figure]:
                 )
                 yield Figure(f"{what}: pinball", round(loss_ms, 3), "ms")
     for name, sizes in _CROWDED_SIZES.items():
-        for way_name, way in _WAYS.items():
-            told = {estimate: crowded(way, sizes, make) for estimate, make in _CROWDED.items()}
+        for medium_name, medium in _MEDIA.items():
+            told = {estimate: crowded(medium, sizes, make) for estimate, make in _CROWDED.items()}
             most = min(loss_ms for estimate, (_, loss_ms) in told.items() if estimate != "shipped")
             for estimate, (covered, loss_ms) in told.items():
-                what = f"crowded, {way_name}, {name}, {estimate}"
+                what = f"crowded, {medium_name}, {name}, {estimate}"
                 yield Figure(f"{what}: covered", round(covered, 4), "of calls")
                 aim = "<= 1.2 times the other two's better" if estimate == "shipped" else None
                 yield Figure(f"{what}: pinball", round(loss_ms, 3), "ms", aim, loss_ms <= 1.2 * most if aim else None)

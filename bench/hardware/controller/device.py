@@ -207,7 +207,7 @@ class Simulated:
         self._link_free_s = begins_s + 1 / self._stated.link_per_s
         took_s = self._link_free_s - at_s + self._stated.link_ms / 1000 * self._random.lognormvariate(0.0, 0.15)
         carried = ExitStack()
-        ahead_bytes = carried.enter_context(self._timing.carrying(_ROW_BYTES))
+        ahead_bytes = carried.enter_context(self._timing.carrying(_ROW_BYTES)).ahead_bytes
         self._carried.append(carried)
         heapq.heappush(self._returning, (at_s + took_s, took_s, ahead_bytes))
         in_time = at_s + took_s <= deadline_s

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 FASTEST_BYTES_PER_S = 1 << 30
-"""Faster than what runs on a device fills memory that it was just given."""
+"""A neighbour is reckoned to take so much; of one that is near a low the least pause decides."""
 LEAST_S = 0.1
 """A look takes a millisecond of a core, its thread included: as often it takes a hundredth."""
 

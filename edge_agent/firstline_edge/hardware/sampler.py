@@ -89,10 +89,13 @@ class Sampler:
                 return
             await self._clock.sleep(pause_s)
             try:
-                left_bytes = measured(await in_daemon_thread(self._sensors.memory_available))
+                left = await in_daemon_thread(self._sensors.memory_available)
             except Exception:  # noqa: BLE001 (the reading tells of it)
                 return
+            left_bytes = measured(left)
             if self._watch.passed(left_bytes) > before:
+                # At once: what else is to be read may be a slow driver's.
+                self._take(replace(self.latest, at_s=self._clock.monotonic_s(), memory_available_bytes=left))
                 return
 
     def _cannot(self, error: Exception) -> None:

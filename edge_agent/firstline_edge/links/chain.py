@@ -18,7 +18,7 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.routing.timing import TimingReport
+from firstline_core.routing.timing import Flight, TimingReport
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.links.base import Link, LinkBusyError, LinkReport, is_link_fault
@@ -210,24 +210,23 @@ class LinkChain:
                 break
             others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
-            ahead_bytes = 0
             try:
-                with self._toll(request, way.link.name), way.timing.carrying(size_bytes) as ahead_bytes:
+                with self._toll(request, way.link.name), way.timing.carrying(size_bytes) as flight:
                     response = await way.link.infer(request, granted_s)
             except asyncio.CancelledError as gone:
-                self._time(way, size_bytes, ahead_bytes, started_s, gone)
+                self._time(way, flight, started_s, gone)
                 raise
             except BudgetExceededError as refusal:  # nothing was sent
                 error = refusal if error is nowhere else error
             except FirstlineError as failure:
                 tried, error = True, failure
-                self._time(way, size_bytes, ahead_bytes, started_s, failure)
+                self._time(way, flight, started_s, failure)
                 attempts.append(self._attempt(failure.code, started_s))
                 self._judge(way, failure, granted_s)
                 if not is_link_fault(failure) and not isinstance(failure, _OF_THIS_LINK):
                     break
             else:
-                self._time(way, size_bytes, ahead_bytes, started_s, response)
+                self._time(way, flight, started_s, response)
                 attempts.append(self._attempt("ok", started_s))
                 way.breaker.succeeded()
                 way.worked()
@@ -250,11 +249,9 @@ class LinkChain:
 
         return sorted(self._ways, key=too_slow_s)
 
-    def _time(
-        self, way: Way, size_bytes: int, ahead_bytes: int, started_s: float, outcome: InferResponse | BaseException
-    ) -> None:
+    def _time(self, way: Way, flight: Flight, started_s: float, outcome: InferResponse | BaseException) -> None:
         now_s = self._clock.monotonic_s()
-        way.timed(size_bytes, ahead_bytes, now_s - started_s, now_s, outcome)
+        way.timed(flight, now_s - started_s, now_s, outcome)
 
     def _judge(self, way: Way, failure: FirstlineError, granted_s: float) -> None:
         if isinstance(failure, _NO_VERDICT):

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError, UnauthorizedError
-from firstline_core.routing.timing import LinkTiming
+from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Tier
 from firstline_edge.links.base import Link, LinkReport, LinkState
@@ -51,24 +51,23 @@ class Way:
         self.wake.set()
         self.hurry.set()
 
-    def timed(
-        self, size_bytes: int, ahead_bytes: int, seconds: float, now_s: float, outcome: InferResponse | BaseException
-    ) -> None:
+    def timed(self, flight: Flight, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Learns from a call that ended: by an answer, or because nobody waits any longer.
 
-        Any other failure says nothing of how long an answer takes.
+        Any other failure says nothing of how long an answer takes, nor does a call that an outage had in it.
 
         Args:
-            size_bytes: that it sent.
-            ahead_bytes: that were in flight before it.
+            flight: the call.
             seconds: that it lasted.
             now_s: on a monotonic clock.
             outcome: how it ended.
         """
+        if flight.lost:
+            return
         if isinstance(outcome, InferResponse):
-            self.timing.answered(size_bytes, seconds, now_s, service_s_of(outcome), ahead_bytes)
+            self.timing.answered(flight.size_bytes, seconds, now_s, service_s_of(outcome), flight.ahead_bytes)
         elif isinstance(outcome, (*_LATE, asyncio.CancelledError)):
-            self.timing.waited(size_bytes, seconds, now_s, ahead_bytes)
+            self.timing.waited(flight.size_bytes, seconds, now_s, flight.ahead_bytes)
 
     @property
     def report(self) -> LinkReport:

@@ -17,7 +17,7 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 
 NOBODY = "nobody measures it"
 TREND_POINTS = 3  # fewer say nothing of a trend
-_TREND_S = 1.0  # in less time whole degrees make a trend of nothing
+_TREND_S = 2.0  # in less time whole degrees make a trend of nothing
 _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory: systemd-oomd kills from 0.6 on
 
 
@@ -72,7 +72,7 @@ class Limits(Struct, frozen=True):
 
 
 def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
-    """How fast a quantity rises, by least squares; 0 where there are too few points, or all of one second.
+    """How fast a quantity rises, by least squares; 0 where there are too few points, or they are of a moment.
 
     Args:
         points: (seconds, value), in order.
@@ -82,8 +82,6 @@ def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     mean_s = sum(at_s for at_s, _ in points) / len(points)
     mean = sum(value for _, value in points) / len(points)
     spread = sum((at_s - mean_s) ** 2 for at_s, _ in points)
-    if spread <= 0:
-        return 0.0
     return sum((at_s - mean_s) * (value - mean) for at_s, value in points) / spread
 
 

@@ -1,6 +1,6 @@
 """Why metadata was not believed, in sentences: python-tuf's refusals as errors that tell one attack from another.
 
-The table of attacks stands in `trust.py`. As that, no agent imports it: see there.
+The table of attacks stands in `trust.py`. No agent imports either of them: see there.
 """
 
 from __future__ import annotations

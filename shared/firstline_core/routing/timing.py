@@ -16,7 +16,7 @@ that do not know what is ahead, or count it as the payload's own: bench/timing.p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,6 +56,7 @@ class TimesBySize:
         "_slopes_s",
         "_times",
         "_usual",
+        "_usual_s",
     )
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class TimesBySize:
         self._base_s, self._slopes_s = 1.0, (0.0, 0.0)
         self._count, self._mean = 0, (0.0, 0.0)  # of sizes and of what is ahead, of late
         self._usual = (0.0, 0.0)  # the same by the weights of the fit, to which the quantiles are scaled
+        self._usual_s = 1.0  # expected there
 
     def add(
         self, size_bytes: int, seconds: float, now_s: float, *, ahead_bytes: int = 0, censored: bool = False
@@ -133,7 +135,7 @@ class TimesBySize:
         return max(_LEAST_S, self._base_s + self._slopes_s[0] * at[0] + self._slopes_s[1] * at[1])
 
     def _scale(self, at: tuple[float, float]) -> float:
-        return self._expected_s(at) / self._expected_s(self._usual)
+        return self._expected_s(at) / self._usual_s
 
     def _fit(self, at: tuple[float, float], y: float, expected_s: float) -> None:
         (x, z), weight = at, 1 / expected_s**2
@@ -150,6 +152,7 @@ class TimesBySize:
         if base < 0:
             slopes, base = _slopes(sxx, sxz, szz, sxy, szy, most=most), 0.0
         self._base_s, self._slopes_s = base, slopes
+        self._usual_s = self._expected_s(self._usual)
         self._count += 1
         step = max(1 / self._count, 1 - _KEEP)
         self._mean = (self._mean[0] + step * (x - self._mean[0]), self._mean[1] + step * (z - self._mean[1]))
@@ -163,14 +166,15 @@ class TimesBySize:
         self._times.rescale(factor)
         self._quick_s *= factor
         self._run.clear()
-        self._usual = usual
+        self._usual, self._usual_s = usual, self._expected_s(usual)
 
 
 def _slopes(xx: float, xz: float, zz: float, xy: float, zy: float, *, most: float) -> tuple[float, float]:
     """The two slopes of least squares of which neither is below 0: nothing gets quicker by being larger or later.
 
-    And the second is no more than `most`: what is ahead takes no longer, byte by byte, than the payload takes itself
-    when it is alone. Otherwise a link that was slow, so that more was in flight, would be held for a crowded one.
+    And the second is no more than `most`, the usual time by all bytes in flight, own ones included: what is ahead costs
+    no more than what went the same way. Otherwise a link that was slow, so that more was in flight, and is quick again
+    would be held for a crowded one.
     """
     x, z = _positive(xx, xz, zz, xy, zy)
     return (max(0.0, (xy - xz * most) / xx) if xx > 0 else 0.0, most) if z > most else (x, z)
@@ -215,34 +219,59 @@ class TimingReport:
     bytes_per_s: float | None = None
 
 
+def ahead_of(size_bytes: int, others_bytes: Iterable[int], *, in_turn: bool) -> int:
+    """How many bytes of other payloads are ahead of one.
+
+    Args:
+        size_bytes: of that one.
+        others_bytes: of those that are on their way.
+        in_turn: they go each after the other. Where they share the link, a large one does not hold up a small one for
+            as long as it takes itself: of each at most as many bytes count as the new one has.
+    """
+    return sum(others_bytes) if in_turn else sum(min(size_bytes, other) for other in others_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One call that is on its way.
+
+    Attributes:
+        size_bytes: of its payload.
+        ahead_bytes: of others, when it was sent.
+        lost: the link was down since, so that it is ahead of nobody, and its time tells of the outage.
+    """
+
+    size_bytes: int
+    ahead_bytes: int
+    lost: bool = False
+
+
 class LinkTiming:
     """What is known of one link's times.
 
     Args:
-        in_turn: payloads go each after the other. Where they share the link, a large one does not hold up a small one
-            for as long as it takes itself: of each at most as many bytes count as the new one has.
+        in_turn: see `ahead_of`.
     """
 
     def __init__(self, *, in_turn: bool = False) -> None:
         self._in_turn = in_turn
         self._total, self._network, self._service = TimesBySize(), TimesBySize(), TimesBySize()
         self._probes = DecayedQuantiles()
-        self._in_flight: dict[object, int] = {}  # bytes by call
+        self._flights: set[Flight] = set()
 
     @contextmanager
-    def carrying(self, size_bytes: int) -> Iterator[int]:
-        """While a call lasts, its payload is in flight; gives what is ahead of it."""
-        ahead_bytes, call = self.ahead_bytes(size_bytes), object()
-        self._in_flight[call] = size_bytes
+    def carrying(self, size_bytes: int) -> Iterator[Flight]:
+        """While a call lasts, its payload is in flight."""
+        flight = Flight(size_bytes, self.ahead_bytes(size_bytes))
+        self._flights.add(flight)
         try:
-            yield ahead_bytes
+            yield flight
         finally:
-            self._in_flight.pop(call, None)
+            self._flights.discard(flight)
 
     def ahead_bytes(self, size_bytes: int) -> int:
         """Of what is in flight, so much would be ahead of a payload that is sent now."""
-        others = self._in_flight.values()
-        return sum(others) if self._in_turn else sum(min(size_bytes, other) for other in others)
+        return ahead_of(size_bytes, (flight.size_bytes for flight in self._flights), in_turn=self._in_turn)
 
     def answered(
         self, size_bytes: int, seconds: float, now_s: float, service_s: float | None = None, ahead_bytes: int = 0
@@ -271,9 +300,11 @@ class LinkTiming:
         self._probes.add(seconds, now_s)
 
     def returned(self) -> None:
-        """The link was down, and works again. It need not be the one that it was, and nobody waits for what it lost."""
+        """The link was down, and works again. It need not be the one that it was, and what it carried may be lost."""
         self._total.doubt(_AFTER_RETURN)
-        self._in_flight.clear()
+        for flight in self._flights:
+            flight.lost = True
+        self._flights.clear()
 
     def predicted_s(self, size_bytes: int, share: float, now_s: float) -> float | None:
         """Seconds within which this share of such payloads is answered; None where nothing is known, or not any more.

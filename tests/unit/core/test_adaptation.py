@@ -86,7 +86,7 @@ def test_nothing_read_leaves_the_best() -> None:
 def test_two_points_are_no_trend() -> None:
     assert trend_per_s([(0, 1), (1, 9)]) == 0
     assert trend_per_s([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
-    assert trend_per_s([(3, 1), (3, 2), (3, 3)]) == 0
+    assert trend_per_s([(3, 76), (3.9, 76), (4.9, 77)]) == 0  # whole degrees, of a moment
 
 
 def test_a_trend_is_answered_before_the_limit() -> None:

@@ -120,10 +120,10 @@ def test_of_a_size_and_what_is_ahead_each_explains_its_own() -> None:
 
 def test_a_call_is_in_flight_until_it_ends_however_it_does() -> None:
     timing = LinkTiming(in_turn=True)
-    with timing.carrying(1_000) as before_it:
-        assert (before_it, timing.ahead_bytes(7)) == (0, 1_000)
-        with pytest.raises(OSError, match="gone"), timing.carrying(500) as before_the_other:
-            assert (before_the_other, timing.ahead_bytes(7)) == (1_000, 1_500)
+    with timing.carrying(1_000) as first:
+        assert (first.ahead_bytes, timing.ahead_bytes(7)) == (0, 1_000)
+        with pytest.raises(OSError, match="gone"), timing.carrying(500) as other:
+            assert (other.ahead_bytes, timing.ahead_bytes(7)) == (1_000, 1_500)
             raise OSError("gone")
         assert timing.ahead_bytes(7) == 1_000
     assert timing.ahead_bytes(7) == 0
@@ -138,12 +138,13 @@ def test_where_payloads_share_the_link_a_large_one_is_little_ahead_of_a_small_on
 
 def test_what_was_in_flight_as_the_link_went_down_is_ahead_of_nothing_when_it_works_again() -> None:
     timing = LinkTiming()
-    with timing.carrying(1_000):
+    with timing.carrying(1_000) as before:
         timing.returned()
         assert timing.ahead_bytes(1_000) == 0
-        with timing.carrying(600):
+        with timing.carrying(600) as after:
             assert timing.ahead_bytes(1_000) == 600
     assert timing.ahead_bytes(1_000) == 0
+    assert (before.lost, after.lost) == (True, False)
 
 
 def test_a_link_that_was_slow_for_all_is_not_held_for_a_crowded_one() -> None:

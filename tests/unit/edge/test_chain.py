@@ -481,6 +481,38 @@ class TestTiming:
         await settle()
         assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.3)
 
+    async def test_a_call_from_before_a_link_went_down_is_ahead_of_nobody_after_it_and_teaches_nothing(
+        self, house: House
+    ) -> None:
+        house.second.error = house.second.probe_error = DOWN
+        house.second.on_lost()
+        for _ in range(3):
+            await self.take(house, 0.1)
+        size_bytes = request().size_bytes
+        before = house.chain.predicted_s(size_bytes, 0.95)
+
+        async def after_the_outage(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            await house.clock.sleep(8.0)
+            return response(asked)
+
+        house.first.answer = after_the_outage
+        asking = asyncio.create_task(house.infer())
+        await settle()
+        timing = house.chain._ways[0].timing
+        assert timing.ahead_bytes(size_bytes) == size_bytes
+        house.first.probe_error = DOWN
+        house.first.on_lost()
+        await settle()
+        assert not house.chain.available
+        house.first.probe_error = None
+        for _ in range(4):
+            await house.clock.advance(1.0)
+            await settle()
+        assert house.chain.available and timing.ahead_bytes(size_bytes) == 0
+        await house.clock.advance(4.0)
+        await asking
+        assert house.chain.predicted_s(size_bytes, 0.95) == before
+
     async def test_the_best_link_counts_and_one_that_cannot_be_used_does_not(self, house: House) -> None:
         await self.take(house, 1.0)
         assert house.chain.predicted_s(7) == pytest.approx(0, abs=1e-3)  # the second one's probe

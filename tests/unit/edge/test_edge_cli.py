@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.agent import DIGITS
 from support.broker import free_port
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.planning.split import Splits, encode
+from firstline_core.routing.timing import TimingReport
 from firstline_edge.__main__ import main
 from firstline_edge.cli import checks, machine
 from firstline_edge.cli.explain import describe
@@ -221,6 +223,7 @@ def test_status_of_something_else(
 
 
 def test_status_in_words() -> None:
+    timing = TimingReport(1000, 2500, 9.0, 30.0, 48.0, 18.0, 24.0, 12.0, 24.0)
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
     other = model | {"problem": "Another bundle."}
@@ -234,6 +237,7 @@ def test_status_in_words() -> None:
             "http": {"state": "down", "address": "http://g", "problem": "Refused."},
             "mqtt": {"state": "refused", "address": "b:1883", "problem": "Unknown token."},
             "mqtt-2": {"state": "unknown", "address": "c:1883", "problem": ""},
+            "http-2": {"state": "up", "address": "http://i", "problem": "", "timing": msgspec.to_builtins(timing)},
         },
         "outbox": {"items": 2, "size_bytes": 10}, "cache": {"entries": 1, "size_bytes": 5},
     }  # fmt: skip
@@ -253,6 +257,7 @@ def test_status_in_words() -> None:
         "link    http http://g: down. Refused.",
         "link    mqtt b:1883: refused. Unknown token.",
         "link    mqtt-2 c:1883: unknown",
+        "link    http-2 http://i: up, 30 ms (95 %: 48), 12 of them in the gateway, for 1000 bytes behind 2500 others",
         "outbox  2 corrections to come, 10 bytes",
         "cache   1 result in memory, 5 bytes",
     ]

@@ -15,7 +15,7 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 from firstline_core.hardware.tree import Tree
@@ -92,12 +92,19 @@ async def test_memory_that_gets_short_has_everything_read_at_once_and_only_once(
     driver, clock = Driver(), SimulatedClock()
     async with running(driver, clock, MemoryWatch((64 * _MIB, 32 * _MIB))) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
+        seen: list[Snapshot] = []
+        sampler.listener = seen.append
         driver.left_bytes = 63 * _MIB
+        driver.answers.clear()
         await clock.advance(0.9)
         assert driver.looks == 0  # 1 GiB less 64 MiB, at 1 GiB/s
         await clock.advance(0.1)
+        await until(lambda: len(seen) == 1)  # before any driver has answered
+        assert measured(seen[0].memory_available_bytes) == 63 * _MIB
+        assert measured(seen[0].cpu_busy_share) == 0.5
+        driver.answers.set()
         await until(lambda: driver.reads == 2 and clock.sleepers == 2)
-        assert sampler.latest.at_s == 960 / 1024 and driver.looks == 1
+        assert sampler.latest.at_s == 960 / 1024 and (driver.looks, len(seen)) == (1, 2)
         for looks in range(2, 12):  # the next low may be near
             await clock.advance(0.1)
             await until(lambda looks=looks: driver.looks == looks and clock.sleepers == 2)
