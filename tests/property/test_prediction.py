@@ -63,7 +63,7 @@ def _mixes(draw: st.DrawFn) -> list[Stream]:
             replace(
                 point(1.0, variant=mine),
                 queued=distribution([draw(times) / 1000]),
-                beside=Beside(other, draw(times), draw(times), draw(times), draw(times)),
+                beside=Beside(other, draw(times), draw(times), draw(times), draw(times), draw(st.floats(0.01, 0.99))),
             ),
             rate_per_s,
         )
@@ -107,12 +107,12 @@ def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
     assert took[4:].tolist() == pytest.approx([9.0, 3.0, 9.0, 9.0])
 
 
-@given(st.floats(0.0001, 1.0))
-def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_per_s: float) -> None:
-    among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 2.0, 2.0, 2.0))
+@given(st.floats(0.0001, 1.0), st.floats(0.1, 0.5))
+def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_per_s: float, own_share: float) -> None:
+    among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 2.0, 2.0, 2.0, own_share))
     streams = [Stream(among, 1.0), Stream(point(query_ms=9.0, variant="slow"), other_per_s)]
     mine_s = utilisation(streams) - other_per_s * 0.009
-    there, here = 0.9, 9 * other_per_s / (1 + 9 * other_per_s)
+    there, here = 9 * (1 - own_share) / (own_share + 9 * (1 - own_share)), 9 * other_per_s / (1 + 9 * other_per_s)
     after = other_per_s / (1 + other_per_s)
     assert mine_s == pytest.approx(0.001 * (1 + after + (1 - after) * here / there), rel=1e-6)
 

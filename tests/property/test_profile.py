@@ -95,6 +95,16 @@ def test_a_reader_passes_over_what_it_does_not_know(profile: Profile) -> None:
 
 
 @given(PROFILES)
+def test_who_was_measured_beside_another_before_shares_were_told_was_asked_as_often(profile: Profile) -> None:
+    said = msgspec.to_builtins(profile)
+    for one in said["points"]:
+        if one["beside"] is not None:
+            del one["beside"]["own_share"]
+    found = decode(msgspec.json.encode(said), "a file")
+    assert {one.beside.own_share for one in found.points if one.beside is not None} <= {0.5}
+
+
+@given(PROFILES)
 def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profile) -> None:
     said = msgspec.to_builtins(profile) | {"format": 2}
     for one in said["points"]:

@@ -48,6 +48,9 @@ from firstline_core.types import InferRequest, Tensor
 _SHARES = {"query": 0.2, "loaded": 0.3, "beside": 0.3, "server": 0.1, "operators": 0.1}
 """Of a point's seconds: what a service meets most has the most samples."""
 _FEWEST = 5
+ESCALATED = 0.2
+"""Of the queries of an edge variant and the full model together, the full model's, where one is measured beside the
+other: a model that is seldom asked is slower, as its threads have slept for longer."""
 _TRACED_RUNS = 50
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
              "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
@@ -212,23 +215,31 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
         loaded = load_model(bundle, other, RuntimeOptions((provider,), job.key.threads))
     except FirstlineError:
         return None  # its own point says why
+    own_share = _own_share(bundle, job.key.variant, other.id)
     try:
         times, seconds = _Times(), job.seconds * _SHARES["beside"]
         others = _timed(loaded, queried(bundle, loaded, 1), times)
         scenarios.single_stream(others, seconds / 10)
-        mean_s = (query_s + median(times.whole())) / 2
-        found = scenarios.loaded((query, others), mean_s, seconds)
+        mean_s = own_share * query_s + (1 - own_share) * median(times.whole())
+        found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
         return Beside(
             other.id,
             *(
                 _usual_ms(found.of(waited=waited, turned=turned))
                 for turned, waited in itertools.product((False, True), repeat=2)
             ),
+            own_share,
         )
     except FirstlineError:
         return None
     finally:
         loaded.close()
+
+
+def _own_share(bundle: Bundle, variant: str, other: str) -> float:
+    """Of the queries of both, the variant's: one in five is the full model's, and edge variants are equals."""
+    full = bundle.manifest.full.id if bundle.manifest.full is not None else ""
+    return 1 - ESCALATED if other == full else ESCALATED if variant == full else 0.5
 
 
 def _usual_ms(seconds: Sequence[float]) -> float | None:

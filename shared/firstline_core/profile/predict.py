@@ -208,7 +208,9 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
         if other is None or other == own or not busy[other]:
             found.append(_InMix(point))
             continue
-        there = points[other].query.mean_ms / (point.query.mean_ms + points[other].query.mean_ms)
+        own_share = point.beside.own_share
+        others_ms = (1 - own_share) * points[other].query.mean_ms
+        there = others_ms / (own_share * point.query.mean_ms + others_ms)
         found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there)))
     return found
 

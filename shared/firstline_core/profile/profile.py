@@ -93,7 +93,7 @@ class Server(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """Queries under load as `rested` and `queued`, half of them another model's: rests are others, so are the caches.
+    """Queries under load as `rested` and `queued`, among another model's: rests are others, and so are the caches.
 
     `Distribution.usual_ms` of each; None where there were too few.
 
@@ -101,6 +101,7 @@ class Beside(Struct, frozen=True):
         variant: the other model's id.
         rested_ms, queued_ms: after a query of this model.
         rested_turned_ms, queued_turned_ms: after one of the other.
+        own_share: of the queries there, those of this model.
     """
 
     variant: Name
@@ -108,6 +109,7 @@ class Beside(Struct, frozen=True):
     queued_ms: Milliseconds | None = None
     rested_turned_ms: Milliseconds | None = None
     queued_turned_ms: Milliseconds | None = None
+    own_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
 
 
 class WarmUp(Struct, frozen=True):

@@ -65,13 +65,16 @@ class Loaded(NamedTuple):
         ]
 
 
-def loaded(queries: Sequence[Query], query_s: float, seconds: float, *, least: int = 5) -> Loaded:
+def loaded(
+    queries: Sequence[Query], query_s: float, seconds: float, *, shares: Sequence[float] | None = None, least: int = 5
+) -> Loaded:
     """Queries as a Poisson process, of which half would keep a server busy that answers back to back.
 
     Args:
-        queries: one kind or several, as many queries of each.
-        query_s: that one takes back to back, mean over kinds.
+        queries: one kind or several.
+        query_s: that one takes back to back, mean over queries as they come.
         seconds: to measure for.
+        shares: of each kind; None for as many queries of each.
         least: queries that find the server free, in any case.
     """
     rate_per_s = _LOAD / query_s
@@ -83,7 +86,7 @@ def loaded(queries: Sequence[Query], query_s: float, seconds: float, *, least: i
     while ended_s < until_s or rested < least:
         if ended_s >= until_s:  # whatever has gathered by now: a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
-        kind = random.randrange(len(queries))  # noqa: S311 (no secret)
+        (kind,) = random.choices(range(len(queries)), shares)  # noqa: S311 (no secret)
         _wait_until(due_s)
         queries[kind]()
         before_s, ended_s = ended_s, time.perf_counter()

@@ -39,6 +39,7 @@ def test_another_model_is_loaded_beside_where_the_machine_that_is_looked_at_has_
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {free_kb} kB\n")
     point = child.measure(replace(wanted, beside="full", root=str(tmp_path)))
     assert (point.beside is not None) == beside
+    assert point.beside is None or point.beside.own_share == 1 - child.ESCALATED
 
 
 def test_a_bundle_that_is_gone_is_one_sentence(

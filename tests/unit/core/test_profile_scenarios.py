@@ -71,6 +71,11 @@ def test_queries_of_several_kinds_are_told_by_what_was_before_them(clock: Clock)
         assert len(own) + len(turned) == len(found.of(waited=waited))
 
 
+def test_of_several_kinds_each_comes_as_often_as_is_asked(clock: Clock) -> None:
+    found = loaded((clock.query(1.0, 1.0), clock.query(9.0, 9.0)), 2.6, 10_000.0, shares=(0.8, 0.2))
+    assert found.kinds.count(1) / len(found.kinds) == pytest.approx(0.2, rel=0.2)
+
+
 def test_half_of_what_can_be_done_is_asked_for(clock: Clock) -> None:
     found = loaded((clock.query(1.0, 1.0),), 1.0, 4_000.0)
     assert len(found.seconds) == pytest.approx(2_000, rel=0.15)
