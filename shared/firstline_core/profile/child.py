@@ -222,14 +222,11 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
         scenarios.single_stream(others, seconds / 10)
         mean_s = own_share * query_s + (1 - own_share) * median(times.whole())
         found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
-        return Beside(
-            other.id,
-            *(
-                _usual_ms(found.of(waited=waited, turned=turned))
-                for turned, waited in itertools.product((False, True), repeat=2)
-            ),
-            own_share,
+        rested, queued, rested_turned, queued_turned = (
+            _usual_ms(found.of(waited=waited, turned=turned))
+            for turned, waited in itertools.product((False, True), repeat=2)
         )
+        return Beside(other.id, rested, queued, rested_turned, queued_turned, own_share)
     except FirstlineError:
         return None
     finally:

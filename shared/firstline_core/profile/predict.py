@@ -204,11 +204,12 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
     busy = [rate * point.query.mean_ms for rate, point in zip(rates, points, strict=True)]
     found = []
     for own, point in enumerate(points):
-        other = places.get(point.beside.variant) if point.beside is not None else None
-        if other is None or other == own or not busy[other]:
+        beside = point.beside
+        other = places.get(beside.variant) if beside is not None else None
+        if beside is None or other is None or other == own or not busy[other]:
             found.append(_InMix(point))
             continue
-        own_share = point.beside.own_share
+        own_share = beside.own_share
         others_ms = (1 - own_share) * points[other].query.mean_ms
         there = others_ms / (own_share * point.query.mean_ms + others_ms)
         found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there)))
