@@ -23,10 +23,10 @@ import random
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from crowds import Apart, InTurn, Medium, Shared
 from figures import Figure, report
 
 from firstline_core.routing.quantiles import DecayedQuantiles
@@ -128,92 +128,6 @@ def call_s(rng: random.Random, link: Link, size_bytes: int) -> float:
     transfer_s = size_bytes * 8e-6 / (mbit * rng.lognormvariate(0, 0.2))
     stall_s = rng.choice((0.2, 0.4, 1.0)) if rng.random() < stalls else 0.0
     return round_trip_s * rng.lognormvariate(0, 0.2) + transfer_s + 0.02 * rng.lognormvariate(0, 0.3) + stall_s
-
-
-class Medium(Protocol):
-    """Where calls wait for each other, or do not; `in_turn` as the agent knows it of a link."""
-
-    in_turn: bool
-
-    def send(self, at_s: float, size_bytes: int, call: int) -> None: ...
-    def ended(self, until_s: float) -> list[tuple[float, int]]:
-        """Calls that are through by then, and when."""
-        ...
-
-
-class InTurn:
-    """Each after the other, as by one connection, or by a gateway that runs one at a time.
-
-    Args:
-        service_s: of a payload, by its size.
-        in_turn: see `Medium`.
-    """
-
-    def __init__(self, service_s: Callable[[int], float], *, in_turn: bool) -> None:
-        self.in_turn = in_turn
-        self._service_s = service_s
-        self._free_s = 0.0
-        self._through: deque[tuple[float, int]] = deque()
-
-    def send(self, at_s: float, size_bytes: int, call: int) -> None:
-        self._free_s = max(self._free_s, at_s) + self._service_s(size_bytes)
-        self._through.append((self._free_s, call))
-
-    def ended(self, until_s: float) -> list[tuple[float, int]]:
-        found = []
-        while self._through and self._through[0][0] <= until_s:
-            found.append(self._through.popleft())
-        return found
-
-
-class Shared:
-    """All at once, each with an equal part of the link, as by connections of their own.
-
-    Args:
-        bytes_per_s: of all together.
-    """
-
-    in_turn = False
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._at_s = self._each = 0.0  # what each has got so far, in bytes
-        self._left: list[tuple[float, int]] = []  # a call is through once each has got so much
-
-    def send(self, at_s: float, size_bytes: int, call: int) -> None:
-        heapq.heappush(self._left, (self._each + size_bytes, call))
-
-    def ended(self, until_s: float) -> list[tuple[float, int]]:
-        found = []
-        while self._left:
-            next_s = self._at_s + (self._left[0][0] - self._each) * len(self._left) / self._bytes_per_s
-            if next_s > until_s:
-                self._each += (until_s - self._at_s) * self._bytes_per_s / len(self._left)
-                break
-            self._at_s = next_s
-            self._each, call = heapq.heappop(self._left)
-            found.append((next_s, call))
-        self._at_s = until_s
-        return found
-
-
-class Apart:
-    """Each as if it were alone."""
-
-    in_turn = False
-
-    def __init__(self, took_s: Callable[[int], float]) -> None:
-        self._took_s = took_s
-        self._left: list[tuple[float, int]] = []
-
-    def send(self, at_s: float, size_bytes: int, call: int) -> None:
-        heapq.heappush(self._left, (at_s + self._took_s(size_bytes), call))
-
-    def ended(self, until_s: float) -> list[tuple[float, int]]:
-        found = []
-        while self._left and self._left[0][0] <= until_s:
-            found.append(heapq.heappop(self._left))
-        return found
 
 
 _MEDIA: dict[str, Callable[[random.Random, float], Medium]] = {

@@ -101,7 +101,7 @@ class Run(Struct):
 
 
 def run(_before: Any, asked: Asked) -> Outcome:
-    """Its figures, and the runs that they are of; nine minutes. Nothing where no control group can be made."""
+    """Its figures, and the runs that they are of; seven minutes. Nothing where no control group can be made."""
     try:
         with limited(LIMIT_MIB * MIB):
             pass

@@ -7,7 +7,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from firstline_core.adaptation.choice import Prices, in_time
@@ -16,7 +15,7 @@ from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.sharing import Sharing
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.routing.timing import LinkTiming
+from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.models.edge_model import Pace
 from firstline_edge.punctuality import Punctuality
 from hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
@@ -91,8 +90,7 @@ class Simulated:
         self._link_free_s = 0.0
         self._timing = LinkTiming()
         self._punctuality = Punctuality()
-        self._returning: list[tuple[float, float, int]] = []  # full model's answers: when, how late, bytes ahead
-        self._carried: deque[ExitStack] = deque()  # all payloads are of one size, so that any may end
+        self._returning: list[tuple[float, float, Flight]] = []  # answers of the full model: when, after how long
         self.told = Told()
 
     def run(self) -> Told:
@@ -130,9 +128,9 @@ class Simulated:
         self.told.hottest_c = max(self.told.hottest_c, self._board.hottest_c)
         self._now_s = max(self._now_s, at_s)
         while self._returning and self._returning[0][0] <= at_s:
-            done_s, took_s, ahead_bytes = heapq.heappop(self._returning)
-            self._carried.popleft().close()
-            self._timing.answered(_ROW_BYTES, took_s, done_s, ahead_bytes=ahead_bytes)
+            done_s, took_s, flight = heapq.heappop(self._returning)
+            self._timing.ended(flight)
+            self._timing.answered(_ROW_BYTES, took_s, done_s, ahead_bytes=flight.ahead_bytes)
 
     def _look(self) -> None:
         """The sampler's reading: whole degrees, as the board's sensor has them."""
@@ -206,10 +204,7 @@ class Simulated:
         begins_s = max(at_s, self._link_free_s)
         self._link_free_s = begins_s + 1 / self._stated.link_per_s
         took_s = self._link_free_s - at_s + self._stated.link_ms / 1000 * self._random.lognormvariate(0.0, 0.15)
-        carried = ExitStack()
-        ahead_bytes = carried.enter_context(self._timing.carrying(_ROW_BYTES)).ahead_bytes
-        self._carried.append(carried)
-        heapq.heappush(self._returning, (at_s + took_s, took_s, ahead_bytes))
+        heapq.heappush(self._returning, (at_s + took_s, took_s, self._timing.sent(_ROW_BYTES)))
         in_time = at_s + took_s <= deadline_s
         self.told.met += in_time
         self.told.answered += in_time or has_answer

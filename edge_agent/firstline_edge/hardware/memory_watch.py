@@ -8,7 +8,7 @@ from collections.abc import Sequence
 FASTEST_BYTES_PER_S = 1 << 30
 """A neighbour is reckoned to take so much; of one that is near a low the least pause decides."""
 LEAST_S = 0.1
-"""A look takes a millisecond of a core, its thread included: as often it takes a hundredth."""
+"""A look starts a thread and reads some small files: more often, a small board would feel it."""
 
 
 class MemoryWatch:

@@ -259,15 +259,24 @@ class LinkTiming:
         self._probes = DecayedQuantiles()
         self._flights: set[Flight] = set()
 
-    @contextmanager
-    def carrying(self, size_bytes: int) -> Iterator[Flight]:
-        """While a call lasts, its payload is in flight."""
+    def sent(self, size_bytes: int) -> Flight:
+        """A call begins: its payload is in flight until it has `ended`."""
         flight = Flight(size_bytes, self.ahead_bytes(size_bytes))
         self._flights.add(flight)
+        return flight
+
+    def ended(self, flight: Flight) -> None:
+        """A call has ended, however it did."""
+        self._flights.discard(flight)
+
+    @contextmanager
+    def carrying(self, size_bytes: int) -> Iterator[Flight]:
+        """Both, around a call."""
+        flight = self.sent(size_bytes)
         try:
             yield flight
         finally:
-            self._flights.discard(flight)
+            self.ended(flight)
 
     def ahead_bytes(self, size_bytes: int) -> int:
         """Of what is in flight, so much would be ahead of a payload that is sent now."""
