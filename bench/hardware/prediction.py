@@ -1,8 +1,9 @@
 """Does a profile predict a mixed load? Each edge variant with its full model, first come, first served, in one thread.
 
-Queries of both models arrive as a Poisson process at four tenths of what one server can do, are answered by the very
-models, and each is timed from when it was due. The prediction is made of the same arrivals (`replayed`); beside it
-stands that of other ones of the same rate, by the profile before the run alone, which is what somebody who plans has.
+Queries of both models arrive as a Poisson process at four tenths of what one server can do (every third time also at
+less and at more), are answered by the very models, and each is timed from when it was due. The prediction is made of
+the same arrivals (`replayed`); beside it stands that of other ones of the same rate, by the profile before the run
+alone, which is what somebody who plans has.
 
 A shared machine is at one speed now and at another in a minute. So profiles, of points by themselves and at the
 priority of a service, take turns with runs: each run is held against the mean of what the profile before it and the
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 from figures import Figure
@@ -41,8 +43,8 @@ PAIRS = (DIGITS, CIFAR10, IMAGENET)
 THREADS = (1, 2)
 AIM = 0.15
 _FULL_SHARE = 0.2
-_UTILISATION = 0.4
-_ROUNDS = 9
+_LOAD, _OTHER_LOADS = 0.4, (0.15, 0.7)
+_ROUNDS, _OTHERS_EVERY = 9, 3
 _RUN_S = 5.0
 _QUERIES = (300, 30_000)
 _PROFILE_S = 12.0
@@ -53,6 +55,7 @@ class Round(Struct):
     """One run between two profiles.
 
     Attributes:
+        load: what came, as a share of what keeps a server busy that answers back to back.
         edge_ms, full_ms: usual time of a query that waited for one of its own model, among those of both; of the
             profile before.
         edge_turn_ms, full_turn_ms: for one of the other model, likewise.
@@ -60,6 +63,7 @@ class Round(Struct):
         other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
     """
 
+    load: float
     queries: int
     rate_per_s: float
     edge_ms: float
@@ -95,7 +99,7 @@ class Trial(Struct):
 
 
 def measure(name: str, asked: Asked) -> list[Trial]:
-    """One pair, with each number of threads; six minutes."""
+    """One pair, with each number of threads; seven minutes."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     bundle = bundle_of(pair)
     if asked.quick:
@@ -108,69 +112,100 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
     found = []
     for trial in (trial for trials in records.values() for trial in trials):
         which = f"{trial.pair}, threads {trial.threads}"
+        rounds = [each for each in trial.rounds if each.load == _LOAD]
         for name in ("p50", "p99"):
             label = f"{which}: predicted {name} of the mixed load"
-            error, most = _errors(trial, name, "predicted")
+            error, most = _errors(rounds, name, "predicted")
             found.append(Figure(f"{label}, off by", error, "%", "within 15 %", abs(error) <= 100 * AIM))
             found.append(Figure(f"{label}, off by, without its sign", most, "%"))
-            error, most = _errors(trial, name, "other")
+            error, most = _errors(rounds, name, "other")
             found.append(Figure(f"{label}, as a planner has it, off by", error, "%"))
             found.append(Figure(f"{label}, as a planner has it, off by, without its sign", most, "%"))
+            for load in _OTHER_LOADS:
+                of_load = [each for each in trial.rounds if each.load == load]
+                if of_load:
+                    error, _ = _errors(of_load, name, "predicted")
+                    found.append(Figure(f"{which}: predicted {name} at {100 * load:g} % load, off by", error, "%"))
         for of in ("edge", "full"):
-            alone_ms, turn_ms = (
-                median(getattr(each, f"{of}{name}_ms") for each in trial.rounds) for name in ("", "_turn")
-            )
+            alone_ms, turn_ms = (median(getattr(each, f"{of}{name}_ms") for each in rounds) for name in ("", "_turn"))
             found.append(Figure(f"{which}: {of} query, after another of its own", round(alone_ms, 4), "ms"))
             found.append(Figure(f"{which}: {of} query, after one of the other model", round(turn_ms, 4), "ms"))
-        waited = median(each.waited_share for each in trial.rounds)
+        waited = median(each.waited_share for each in rounds)
         label = f"{which}: most of a measurement's time that other work had its core"
         found.append(Figure(label, round(100 * waited, 1), "%"))
     return found
 
 
-def _errors(trial: Trial, name: str, by: str) -> tuple[float, float]:
+def _errors(rounds: Sequence[Round], name: str, by: str) -> tuple[float, float]:
     """Median over rounds, and that of what each is off either way; in percent."""
-    errors = [100 * each.error(name, by) for each in trial.rounds]
+    errors = [100 * each.error(name, by) for each in rounds]
     return round(median(errors), 1), round(median(map(abs, errors)), 1)
+
+
+class _Played(NamedTuple):
+    """What came, and what each query took.
+
+    Attributes:
+        arrivals_s, took_s: (n,)
+        kinds: (n,) 0 is the edge variant, 1 the full model.
+        waited_share: see `Round`.
+    """
+
+    load: float
+    rate_per_s: float
+    arrivals_s: NDArray[np.float64]
+    kinds: NDArray[np.intp]
+    took_s: NDArray[np.float64]
+    waited_share: float
 
 
 def _trial(pair: Pair, bundle: Bundle, threads: int, count: int) -> Trial:
     rounds = []
     before = _profiled(pair, bundle, threads)
     for seed in range(count):
-        mean_s = sum(share * point.query.mean_ms for share, point in zip(_SHARES, before, strict=True)) / 1000
-        rate_per_s = _UTILISATION / mean_s
-        queries = int(np.clip(_RUN_S * rate_per_s, *_QUERIES))
-        random = np.random.default_rng([7, seed])
-        arrivals_s = np.cumsum(random.exponential(1 / rate_per_s, queries))
-        kinds = (random.random(queries) < _FULL_SHARE).astype(np.intp)
-        waited_s = -_waited_s()
-        took_s = _run(bundle, before, arrivals_s, kinds)
-        waited_s += _waited_s()
+        loads = (_LOAD, *_OTHER_LOADS) if seed % _OTHERS_EVERY == 0 else (_LOAD,)
+        played = [_played(bundle, before, load, seed) for load in loads]
         after = _profiled(pair, bundle, threads)
-        measured = np.quantile(1000 * took_s, (0.5, 0.99))
-        predicted = np.mean([_predicted(points, arrivals_s, kinds) for points in (before, after)], axis=0)
-        other = predict([Stream(point, share * rate_per_s) for point, share in zip(before, _SHARES, strict=True)])
-        rounds.append(
-            Round(
-                queries=queries,
-                rate_per_s=round(rate_per_s, 2),
-                edge_ms=_beside_ms(before[0], "queued_ms"),
-                full_ms=_beside_ms(before[1], "queued_ms"),
-                edge_turn_ms=_beside_ms(before[0], "queued_turned_ms"),
-                full_turn_ms=_beside_ms(before[1], "queued_turned_ms"),
-                measured_p50_ms=round(float(measured[0]), 4),
-                measured_p99_ms=round(float(measured[1]), 4),
-                predicted_p50_ms=round(float(predicted[0]), 4),
-                predicted_p99_ms=round(float(predicted[1]), 4),
-                other_p50_ms=round(other.p50_ms, 4),
-                other_p99_ms=round(other.p99_ms, 4),
-                profile_waited_share=max(point.waited_share for point in (*before, *after)),
-                run_waited_share=round(waited_s / float(arrivals_s[-1]), 4),
-            )
-        )
+        rounds += [_round(before, after, one) for one in played]
         before = after
     return Trial(pair.name, threads, rounds)
+
+
+def _played(bundle: Bundle, points: list[Point], load: float, seed: int) -> _Played:
+    mean_s = sum(share * point.query.mean_ms for share, point in zip(_SHARES, points, strict=True)) / 1000
+    rate_per_s = load / mean_s
+    queries = int(np.clip(_RUN_S * rate_per_s, *_QUERIES))
+    random = np.random.default_rng([7, seed])
+    arrivals_s = np.cumsum(random.exponential(1 / rate_per_s, queries))
+    kinds = (random.random(queries) < _FULL_SHARE).astype(np.intp)
+    waited_s = -_waited_s()
+    took_s = _run(bundle, points, arrivals_s, kinds)
+    waited_s += _waited_s()
+    return _Played(load, rate_per_s, arrivals_s, kinds, took_s, waited_s / float(arrivals_s[-1]))
+
+
+def _round(before: list[Point], after: list[Point], played: _Played) -> Round:
+    measured = np.quantile(1000 * played.took_s, (0.5, 0.99))
+    predicted = np.mean([_predicted(points, played.arrivals_s, played.kinds) for points in (before, after)], axis=0)
+    rates = [share * played.rate_per_s for share in _SHARES]
+    other = predict([Stream(point, rate_per_s) for point, rate_per_s in zip(before, rates, strict=True)])
+    return Round(
+        load=played.load,
+        queries=len(played.kinds),
+        rate_per_s=round(played.rate_per_s, 2),
+        edge_ms=_beside_ms(before[0], "queued_ms"),
+        full_ms=_beside_ms(before[1], "queued_ms"),
+        edge_turn_ms=_beside_ms(before[0], "queued_turned_ms"),
+        full_turn_ms=_beside_ms(before[1], "queued_turned_ms"),
+        measured_p50_ms=round(float(measured[0]), 4),
+        measured_p99_ms=round(float(measured[1]), 4),
+        predicted_p50_ms=round(float(predicted[0]), 4),
+        predicted_p99_ms=round(float(predicted[1]), 4),
+        other_p50_ms=round(other.p50_ms, 4),
+        other_p99_ms=round(other.p99_ms, 4),
+        profile_waited_share=max(point.waited_share for point in (*before, *after)),
+        run_waited_share=round(played.waited_share, 4),
+    )
 
 
 def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:

@@ -20,6 +20,8 @@ from firstline_core.profile.profile import Point, Profile
 from firstline_core.profile.words import DISTURBED
 
 _FULL = 1.0
+_FEW = 0.01
+"""Of the highest rate: so seldom that a machine rests between two queries."""
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
@@ -62,7 +64,8 @@ def predict_command(
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    for warning in (_disturbed(streams), _unmeasured(streams)):
+    seldom = "" if not factor or within is None else _seldom(streams, factor, within)
+    for warning in (_disturbed(streams), _unmeasured(streams), seldom):
         if warning:
             typer.echo(warning, err=True)
     if output is Output.JSON:
@@ -154,6 +157,14 @@ def _unmeasured(streams: Sequence[Stream]) -> str:
     if len(named) < 2 or any(other in named for _, other in pairs):
         return ""
     return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
+
+
+def _seldom(streams: Sequence[Stream], factor: float, within_ms: float) -> str:
+    """What breaks the bound though less comes: a machine that rests is slow to wake."""
+    few = predict([stream._replace(rate_per_s=_FEW * factor * stream.rate_per_s) for stream in streams])
+    if few.p99_ms <= within_ms:
+        return ""
+    return f"warning: queries that come seldom find the machine asleep, and their p99 is {few.p99_ms:.3g} ms."
 
 
 def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:

@@ -11,8 +11,9 @@ from support.profiles import point
 
 from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
+from firstline_core.profile.loads import times_at
 from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn, utilisation
-from firstline_core.profile.profile import Beside
+from firstline_core.profile.profile import HALF_LOAD, Beside, Light
 
 LOADS = st.floats(0.1, 0.6)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -115,6 +116,47 @@ def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_pe
     there, here = 9 * (1 - own_share) / (own_share + 9 * (1 - own_share)), 9 * other_per_s / (1 + 9 * other_per_s)
     after = other_per_s / (1 + other_per_s)
     assert mine_s == pytest.approx(0.001 * (1 + after + (1 - after) * here / there), rel=1e-6)
+
+
+@pytest.mark.parametrize("other", ["edge", "slow"])
+def test_where_little_comes_a_query_takes_what_such_queries_took(other: str) -> None:
+    """Beside another model as many times that as it costs at half load."""
+    light = replace(
+        point(query_ms=1.0, variant="edge"), light=Light(0.1, 3.0, 2.0), beside=Beside("slow", 1.5, 1.5, 2.0, 2.0)
+    )
+    slow = point(query_ms=1.0, variant="slow")
+    arrivals_ms, kinds = np.array([0.0, 0.5, 100.0, 199.0, 300.0]), np.array([0, 0, 0, 0, 0])
+    took = replayed(
+        [light, slow], arrivals_ms, np.where(arrivals_ms == 199.0, other == "slow", kinds), servers=1, seed=0
+    )
+    if other == "edge":
+        assert took.tolist() == pytest.approx([3.0, 4.5, 3.0, 3.0, 3.0])
+    else:
+        assert took[3:].tolist() == pytest.approx([1.0, 2 * 3.0])
+
+
+@given(load=st.floats(0.0, 2.0), light_ms=st.floats(0.5, 5.0), queued_ms=st.floats(0.5, 1.6))
+def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
+    load: float, light_ms: float, queued_ms: float
+) -> None:
+    known = replace(point(query_ms=1.0), queued=distribution([queued_ms / 1000]), light=Light(0.1, light_ms, light_ms))
+    found = times_at(load, known)
+    full = min(1 / queued_ms, 1.0)  # to wait is never quicker than what nobody waits for
+    between = sorted((light_ms / queued_ms, 1.0, full) if load < HALF_LOAD else (1.0, full))
+    assert 0.999 * between[0] <= found.queued <= 1.001 * between[-1]
+    assert times_at(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
+    assert times_at(HALF_LOAD, known) == (1.0, 1.0)
+    assert times_at(1.0, known).queued == times_at(2.0, known).queued == pytest.approx(full, rel=1e-3)
+
+
+def test_between_two_loads_what_is_done_in_a_second_grows_straight() -> None:
+    known = replace(point(query_ms=1.0), light=Light(0.1, rested_ms=4.0))
+    assert 1 / times_at(0.3, known).rested == pytest.approx((1 / 4 + 1) / 2)
+    assert times_at(0.3, known).queued == times_at(0.3, known).rested  # for nobody has seen one that waited
+
+
+def test_where_no_light_load_was_measured_it_is_as_half_of_the_load() -> None:
+    assert times_at(0.01, replace(point(query_ms=1.0), queued=distribution([0.0015]))) == (1.0, 1.0)
 
 
 def test_what_another_model_costs_is_of_that_model_alone() -> None:

@@ -17,6 +17,7 @@ from firstline_core.profile.profile import (
     LIMIT_BYTES,
     Beside,
     Key,
+    Light,
     Moved,
     Operator,
     Point,
@@ -64,6 +65,7 @@ POINTS = st.builds(
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
     beside=st.none() | st.builds(Beside, st.just("full"), *4 * [st.none() | _AMOUNTS]),
+    light=st.none() | st.builds(Light, st.floats(0.01, 0.49), *2 * [st.none() | _AMOUNTS]),
     course=st.none() | st.builds(Course, _AMOUNTS, st.binary(min_size=1, max_size=20)),
     server=st.none() | st.builds(Server, _AMOUNTS, _AMOUNTS, _SOME),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
@@ -108,12 +110,14 @@ def test_who_was_measured_beside_another_before_shares_were_told_was_asked_as_of
 def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profile) -> None:
     said = msgspec.to_builtins(profile) | {"format": 2}
     for one in said["points"]:
-        del one["course"], one["beside"]
+        del one["course"], one["beside"], one["light"]
         one["switched"] = one["query"]
     found = decode(msgspec.json.encode(said), "a file")
     assert found.format == FORMAT
     assert found.outdated == profile.outdated
-    assert found.points == tuple(msgspec.structs.replace(one, course=None, beside=None) for one in profile.points)
+    assert found.points == tuple(
+        msgspec.structs.replace(one, course=None, beside=None, light=None) for one in profile.points
+    )
 
 
 @given(PROFILES)

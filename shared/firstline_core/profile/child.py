@@ -36,7 +36,7 @@ from firstline_core.profile.distribution import distribution
 from firstline_core.profile.energy import EnergyMeter
 from firstline_core.profile.operators import operators
 from firstline_core.profile.own_process import has_room, peak, reset_peak, waited_s
-from firstline_core.profile.profile import Beside, Key, Moved, Operator, Point, Server, WarmUp
+from firstline_core.profile.profile import Beside, Key, Light, Moved, Operator, Point, Server, WarmUp
 from firstline_core.profile.throttled import heat
 from firstline_core.routing.tariff import Tariff
 from firstline_core.runtime.litert import delegates as tflite_delegates
@@ -45,9 +45,14 @@ from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
-_SHARES = {"query": 0.2, "loaded": 0.3, "beside": 0.3, "server": 0.1, "operators": 0.1}
+_SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "beside": 0.25, "server": 0.1, "operators": 0.05}
 """Of a point's seconds: what a service meets most has the most samples."""
 _FEWEST = 5
+_LIGHT_LOAD = 0.1
+"""Of what comes a thing at a time. Less is hardly slower, and would be few queries in the seconds there are."""
+_LIGHT_QUERIES = 8
+_LIGHT_LONGER = 4.0
+"""Times the seconds there are, that so many queries may take under a light load."""
 ESCALATED = 0.2
 """Of the queries of an edge variant and the full model together, the full model's, where one is measured beside the
 other: a model that is seldom asked is slower, as its threads have slept for longer."""
@@ -120,6 +125,7 @@ def measure(job: Job) -> Point:
         steady = distribution(whole[warm:])
         warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
         under_load = scenarios.loaded((query,), steady.p50_ms / 1000, job.seconds * _SHARES["loaded"])
+        light = _light(query, steady.p50_ms / 1000, job.seconds * _SHARES["light"]) if job.key.of_one_row else None
         found_server: Server | None = None
         if job.key.batch == 1:
             found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
@@ -136,6 +142,7 @@ def measure(job: Job) -> Point:
         query=steady,
         rested=distribution(under_load.of(waited=False)),
         queued=distribution(queued) if (queued := under_load.of(waited=True)) else None,
+        light=light,
         course=course(under_load.seconds, under_load.waited, under_load.span_s) if job.key.of_one_row else None,
         beside=beside,
         prepare=distribution(times.prepare[warm : warm + measured]),
@@ -203,6 +210,14 @@ def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], N
         times.prepare.append(prepared_s - began_s)
 
     return query
+
+
+def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light | None:
+    """Under a light load; None where queries are too long for these seconds, and rests matter less."""
+    least = _LIGHT_QUERIES if _LIGHT_QUERIES * query_s / _LIGHT_LOAD <= _LIGHT_LONGER * seconds else 0
+    found = scenarios.loaded((query,), query_s, seconds, load=_LIGHT_LOAD, least=least)
+    rested_ms, queued_ms = (_usual_ms(found.of(waited=waited)) for waited in (False, True))
+    return Light(_LIGHT_LOAD, rested_ms, queued_ms) if rested_ms is not None else None
 
 
 def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job) -> Beside | None:

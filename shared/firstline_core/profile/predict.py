@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.profile.distribution import Distribution
+from firstline_core.profile.loads import times, times_at
 from firstline_core.profile.profile import Point
 
 Times = NDArray[np.float64]
@@ -24,9 +25,8 @@ QUERIES = 20_000
 """Of which p99 leaves 200 beyond it."""
 _WARM_UP = 0.1
 _LEAST_LOAD = 0.001
+_STEP = 0.9
 _PRECISION = 0.01
-_MOST_TIMES = 100.0
-"""No model makes another one slower, or quicker, by more; a profile that says so is no reason to stop."""
 
 
 class Stream(NamedTuple):
@@ -78,23 +78,30 @@ def predict(streams: Sequence[Stream], *, servers: int = 1, queries: int = QUERI
 
 
 def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
-    """See `Prediction`. Where a queue grows every query has to wait, so that it is served as `replayed` has those.
+    """See `Prediction`. Where a queue grows no server rests, so that queries take what `replayed` has at full load.
 
     Args:
         streams: at least one.
         servers: how many queries run at once.
     """
     rates = [stream.rate_per_s for stream in streams]
+    return _utilisation([stream.point for stream in streams], rates, servers)
+
+
+def _utilisation(points: Sequence[Point], rates_per_s: Sequence[float], servers: int) -> float:
     busy_ms_per_s = 0.0
-    for rate_per_s, one in zip(rates, _mixed([stream.point for stream in streams], rates), strict=True):
-        taken, after = one.waited(), rates[one.beside] / sum(rates) if one.beside is not None else 0.0
-        times = after * taken.after_beside + (1 - after) * taken.elsewhere
-        busy_ms_per_s += rate_per_s * taken.alone.mean_ms * times
+    for rate_per_s, one in zip(rates_per_s, _mixed(points, rates_per_s), strict=True):
+        taken = one.waited(load=1.0)
+        after = rates_per_s[one.beside] / sum(rates_per_s) if one.beside is not None else 0.0
+        usual = after * taken.after_beside + (1 - after) * taken.elsewhere
+        busy_ms_per_s += rate_per_s * taken.alone.mean_ms * usual
     return busy_ms_per_s / 1000 / servers
 
 
 def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) -> float:
-    """By how much the streams' rates may be multiplied before p99 exceeds a bound, to 1 %; 0 where any rate does.
+    """The most by which the streams' rates may be multiplied so that p99 is within a bound, to 1 %; 0 where nothing is.
+
+    Far lower rates may break it: what comes seldom finds the machine asleep.
 
     Args:
         streams: at least one, and a query of one of them takes some time.
@@ -102,17 +109,16 @@ def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) ->
         servers: how many queries run at once.
     """
 
-    def predicted(factor: float) -> Prediction:
-        return predict([one._replace(rate_per_s=factor * one.rate_per_s) for one in streams], servers=servers)
-
     def keeps(factor: float) -> bool:
-        found = predicted(factor)
+        found = predict([one._replace(rate_per_s=factor * one.rate_per_s) for one in streams], servers=servers)
         return found.utilisation < 1 and found.p99_ms <= within_ms
 
     full = 1 / utilisation(streams, servers=servers)
-    low, high = _LEAST_LOAD * full, full
-    if not keeps(low):
-        return 0.0
+    low = high = full
+    while not keeps(low):
+        if low < _LEAST_LOAD * full:
+            return 0.0
+        low, high = _STEP * low, low
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
@@ -124,7 +130,8 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
 
     Args:
         points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
-            (`query` where that is not known); among several kinds as many times that as `beside` says.
+            (`query` where that is not known); among several kinds as many times that as `beside` says, and as many as
+            `times_at` says of how many come.
         arrivals_ms: (n,) ascending.
         kinds: (n,) places in `points`.
         servers: how many queries run at once.
@@ -134,13 +141,15 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     # Of several servers each has a query before of its own, which is of another kind as often as the one that came.
     before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
-    rates = np.bincount(kinds, minlength=len(points)).tolist()
+    span_s = max(float(arrivals_ms[-1] - arrivals_ms[0]), 1e-6) / 1000
+    rates = (np.bincount(kinds, minlength=len(points)) / span_s).tolist()
+    load = _utilisation(points, rates, servers)
     for kind, one in enumerate(_mixed(points, rates)):
         of_kind = kinds == kind
         turned = before[of_kind] == (-2 if one.beside is None else one.beside)
-        for times, taken in ((free, one.free()), (waited, one.waited())):
+        for found, taken in ((free, one.free(load)), (waited, one.waited(load))):
             factors = np.where(turned, taken.after_beside, taken.elsewhere)
-            times[of_kind] = taken.alone.at(shares[of_kind]) * factors
+            found[of_kind] = taken.alone.at(shares[of_kind]) * factors
     return sojourn(arrivals_ms, waited, free, servers)
 
 
@@ -153,7 +162,7 @@ def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generat
 
 
 class _Taken(NamedTuple):
-    """What a query takes by itself; how many times that in a mix, after the model beside it, and after all others."""
+    """What a query takes by itself, at half load; how many times that here, after the model beside it, and else."""
 
     alone: Distribution
     after_beside: float = 1.0
@@ -172,30 +181,25 @@ class _InMix(NamedTuple):
     beside: int | None = None
     weight: float = 0.0
 
-    def free(self) -> _Taken:
+    def free(self, load: float) -> _Taken:
         """Of a query that finds a server free."""
         beside = self.point.beside
         own_ms, other_ms = (beside.rested_ms, beside.rested_turned_ms) if beside is not None else (None, None)
-        return self._taken(self.point.rested, own_ms, other_ms)
+        return self._taken(self.point.rested, own_ms, other_ms, times_at(load, self.point).rested)
 
-    def waited(self) -> _Taken:
+    def waited(self, load: float) -> _Taken:
         """Of a query that has to wait."""
         beside = self.point.beside
         own_ms, other_ms = (beside.queued_ms, beside.queued_turned_ms) if beside is not None else (None, None)
-        return self._taken(self.point.queued or self.point.query, own_ms, other_ms)
+        alone = self.point.queued or self.point.query
+        return self._taken(alone, own_ms, other_ms, times_at(load, self.point).queued)
 
-    def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None) -> _Taken:
+    def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float) -> _Taken:
         if self.beside is None:
-            return _Taken(alone)
-        own = _times(own_ms, alone.usual_ms)
-        return _Taken(alone, _times(other_ms, alone.usual_ms, unknown=own), 1 + self.weight * (own - 1))
-
-
-def _times(among_ms: float | None, usual_ms: float, unknown: float = 1.0) -> float:
-    """How many times the usual; `unknown` where there were too few to tell."""
-    if among_ms is None or usual_ms <= 0:
-        return unknown
-    return min(max(among_ms / usual_ms, 1 / _MOST_TIMES), _MOST_TIMES)
+            return _Taken(alone, at_load, at_load)
+        own = times(own_ms, alone.usual_ms)
+        other = times(other_ms, alone.usual_ms, unknown=own)
+        return _Taken(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
 
 
 def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:

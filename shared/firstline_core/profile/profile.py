@@ -41,6 +41,8 @@ LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
 REASON_CHARACTERS = 500
+HALF_LOAD = 0.5
+"""The load of `Point.rested`, `Point.queued` and `Point.beside`: of what keeps a server busy, asked back to back."""
 OPERATORS = 24
 """Most kinds of operators of one point."""
 
@@ -112,6 +114,20 @@ class Beside(Struct, frozen=True):
     own_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
 
 
+class Light(Struct, frozen=True):
+    """Queries as `Point.rested` and `Point.queued`, under a light load: what rests longer is slower to wake.
+
+    `Distribution.usual_ms` of each; None where there were too few.
+
+    Attributes:
+        load: as a share of what keeps a server busy that answers back to back; of the point itself it is `HALF_LOAD`.
+    """
+
+    load: Annotated[float, Meta(gt=0, lt=HALF_LOAD)]
+    rested_ms: Milliseconds | None = None
+    queued_ms: Milliseconds | None = None
+
+
 class WarmUp(Struct, frozen=True):
     """From nothing to steady.
 
@@ -171,6 +187,8 @@ class Point(Struct, frozen=True):
         rested: the same after a rest of two queries in the mean, from when it was due: threads sleep, timers are late.
         queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
             warms. None where none had to wait, as in profiles of before it was measured.
+        light: under a lighter load. Of one row and a warm machine; None elsewhere, where queries take too long for
+            that, and in profiles of before it was measured.
         course: of `rested` and `queued`, in which order they were slow. Of one row and a warm machine; None elsewhere,
             and in profiles of before it was kept.
         beside: of batch 1 alone; None where it was not measured, as in profiles of before it was.
@@ -210,6 +228,7 @@ class Point(Struct, frozen=True):
     operators_absent: Text = ""
     beside: Beside | None = None
     queued: Distribution | None = None
+    light: Light | None = None
     course: Course | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0

@@ -9,12 +9,11 @@ from statistics import median
 from typing import NamedTuple
 
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Server
+from firstline_core.profile.profile import HALF_LOAD, Server
 
 Query = Callable[[], None]
 
 _MOST = 20_000
-_LOAD = 0.5
 _LOADS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Of the Server scenario, as shares of what back to back queries make busy: the highest that keeps the bound."""
 _BOUND = 5.0
@@ -66,18 +65,25 @@ class Loaded(NamedTuple):
 
 
 def loaded(
-    queries: Sequence[Query], query_s: float, seconds: float, *, shares: Sequence[float] | None = None, least: int = 5
+    queries: Sequence[Query],
+    query_s: float,
+    seconds: float,
+    *,
+    load: float = HALF_LOAD,
+    shares: Sequence[float] | None = None,
+    least: int = 5,
 ) -> Loaded:
-    """Queries as a Poisson process, of which half would keep a server busy that answers back to back.
+    """Queries as a Poisson process.
 
     Args:
         queries: one kind or several.
         query_s: that one takes back to back, mean over queries as they come.
         seconds: to measure for.
+        load: how many come, as a share of what keeps a server busy that answers back to back.
         shares: of each kind; None for as many queries of each.
         least: queries that find the server free, in any case.
     """
-    rate_per_s = _LOAD / query_s
+    rate_per_s = load / query_s
     took_s: list[float] = []
     waited: list[bool] = []
     kinds: list[int] = []

@@ -14,7 +14,7 @@ from support.bundles import variant_bundle
 
 from firstline_core.profile import child
 from firstline_core.profile.child import Job
-from firstline_core.profile.profile import Key
+from firstline_core.profile.profile import HALF_LOAD, Key
 
 
 def job(bundle_path: Path) -> Job:
@@ -52,3 +52,19 @@ def test_a_bundle_that_is_gone_is_one_sentence(
     assert child.main() == 1
     said = capsys.readouterr()
     assert "manifest.json" in said.err and len(said.err.splitlines()) == 1 and said.out == ""
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_light_load_is_measured_of_one_row(tmp_path: Path, batch: int) -> None:
+    wanted = job(tmp_path / "bundle")
+    point = child.measure(replace(wanted, key=replace(wanted.key, batch=batch), seconds=1.0))
+    assert (point.light is not None) == (batch == 1)
+    if point.light is not None:
+        assert point.light.load < HALF_LOAD
+        assert point.light.rested_ms is not None and point.light.rested_ms > 0
+
+
+def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(tmp_path: Path) -> None:
+    wanted = job(tmp_path / "bundle")
+    point = child.measure(replace(wanted, seconds=1e-6))
+    assert point.light is None and point.query.count >= 5

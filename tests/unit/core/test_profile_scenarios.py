@@ -76,10 +76,12 @@ def test_of_several_kinds_each_comes_as_often_as_is_asked(clock: Clock) -> None:
     assert found.kinds.count(1) / len(found.kinds) == pytest.approx(0.2, rel=0.2)
 
 
-def test_half_of_what_can_be_done_is_asked_for(clock: Clock) -> None:
-    found = loaded((clock.query(1.0, 1.0),), 1.0, 4_000.0)
-    assert len(found.seconds) == pytest.approx(2_000, rel=0.15)
-    assert len(found.of(waited=False)) / 2_000 == pytest.approx(0.5, rel=0.2)  # of an M/D/1 queue: one less the load
+@pytest.mark.parametrize("load", [0.1, 0.5])
+def test_so_much_of_what_can_be_done_is_asked_for(clock: Clock, load: float) -> None:
+    found = loaded((clock.query(1.0, 1.0),), 1.0, 4_000.0, load=load)
+    assert len(found.seconds) == pytest.approx(4_000 * load, rel=0.2)
+    free = len(found.of(waited=False)) / len(found.seconds)
+    assert free == pytest.approx(1 - load, rel=0.2)  # of an M/D/1 queue: one less the load
 
 
 def test_a_server_that_never_catches_up_ends_in_time_and_was_rested_all_the_same(clock: Clock) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from firstline.cli.app import app
 from firstline_core.profile.course import Course
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Beside, Profile, encode
+from firstline_core.profile.profile import Beside, Light, Profile, encode
 
 
 @pytest.fixture
@@ -77,6 +77,15 @@ def test_what_the_profile_does_not_tell_is_said(tmp_path: Path, stated: Profile)
     assert not predicted(tmp_path, known, "edge=1").stderr
     beside = replace(stated, points=tuple(replace(one, beside=Beside("full")) for one in moments))
     assert not predicted(tmp_path, beside, "edge=1", "full=1").stderr
+
+
+def test_a_bound_that_holds_for_many_and_not_for_few_is_told_with_what_few_take(tmp_path: Path) -> None:
+    moments = Course(1000.0, b"\x80")
+    edge = replace(point(2.0), light=Light(0.1, rested_ms=20.0, queued_ms=18.0), course=moments)
+    found = predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "12")
+    assert "p99 is within 12 ms up to edge" in found.stdout
+    assert "warning: queries that come seldom find the machine asleep, and their p99 is " in found.stderr
+    assert not predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "60").stderr
 
 
 @pytest.mark.parametrize(
