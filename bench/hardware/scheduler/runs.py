@@ -23,7 +23,7 @@ from hardware.scheduler.load import answered_per_s, batched, play
 from hardware.scheduler.site import Gateway, Site, engine, site
 from hardware.scheduler.turns import Turns
 
-REPEATS = 3
+REPEATS, _FULL_REPEATS = 3, 2
 _WARM_S, _RUN_S, _STOPPED_S = 1.0, 6.0, (1.0, 3.5)
 _LOAD = 0.6
 # So many clients who never pause, for each executor: four set the rate of the other runs, sixteen keep it full.
@@ -55,7 +55,8 @@ class Told:
 
     Args:
         capacity_per_s: what four clients who never pause are answered by each executor alone.
-        full_per_s: the same of sixteen for each executor; also of both.
+        full_per_s: the same of sixteen for each executor; also of both at once, dispatched and "apart": each with
+            sixteen clients of its own, so that nothing is lost by dispatching.
     """
 
     cores: int
@@ -82,8 +83,10 @@ async def _measure(found: Site) -> Told:
         print(f"scheduler: {repeat + 1} of {REPEATS}", file=sys.stderr, flush=True)
         runs += [await _run(found, policy, steady) for policy in ("dispatcher", "here", "far", "turns")]
         runs += [await _run(found, policy, stopped, stops=True) for policy in ("dispatcher", "far", "turns")]
-        for name, names in (("here", ["here"]), ("far", ["far"]), ("dispatcher", ["here", "far"])):
-            full.setdefault(name, []).append(await _full(found, names, _MANY))
+        for _ in range(_FULL_REPEATS):
+            for name, names in (("here", ["here"]), ("far", ["far"]), ("dispatcher", ["here", "far"])):
+                full.setdefault(name, []).append(await _full(found, names, _MANY))
+            full.setdefault("apart", []).append(await _apart(found))
     policies = dict.fromkeys(run.policy for run in runs)
     return Told(
         cores=len(found.cores),
@@ -98,6 +101,12 @@ async def _measure(found: Site) -> Told:
 async def _full(found: Site, names: Sequence[str], clients: int) -> float:
     async with engine(found, names) as opened:
         return await answered_per_s(batched(_executor(opened, names)), clients * len(names))
+
+
+async def _apart(found: Site) -> float:
+    async with engine(found, ["here"]) as here, engine(found, ["far"]) as far:
+        both = (batched(opened.members[0].executor) for opened in (here, far))
+        return sum(await asyncio.gather(*(answered_per_s(ask, _MANY) for ask in both)))
 
 
 def _executor(opened: Dispatcher, names: Sequence[str]) -> Executor:

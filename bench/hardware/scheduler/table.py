@@ -19,7 +19,7 @@ def figures(runs: Sequence[Run], full_per_s: Mapping[str, float], shared: Sequen
 
     Args:
         runs: each policy's, with and without one stopped.
-        full_per_s: what is answered where clients never pause: by each executor alone, and by both.
+        full_per_s: what is answered where clients never pause: by each executor alone, by both, and by both apart.
         shared: with the other gateway quiet, and at its work.
     """
     steady = {run.policy: run for run in runs if not run.policy.endswith(_STOPPED)}
@@ -48,11 +48,13 @@ def _stopped(runs: Mapping[str, Run]) -> list[Figure]:
 
 
 def _full(full_per_s: Mapping[str, float]) -> list[Figure]:
-    both, alone = full_per_s["dispatcher"], (full_per_s["here"], full_per_s["far"])
+    both, apart, alone = full_per_s["dispatcher"], full_per_s["apart"], (full_per_s["here"], full_per_s["far"])
     found = [Figure(f"full, {name} alone", full_per_s[name], "requests/s") for name in ("here", "far")]
     found.append(Figure("full, both", both, "requests/s", "more than the better one alone", both > max(alone)))
     share = round(100 * both / sum(alone), 1)
-    return [*found, Figure("full, both to the sum of each alone", share, "%", "at least 90", share >= 90)]
+    found.append(Figure("full, both to the sum of each alone", share, "%", "at least 90", share >= 90))
+    found.append(Figure("full, both at once, each with its own clients", apart, "requests/s"))
+    return [*found, Figure("full, both to both with their own clients", round(100 * both / apart, 1), "%")]
 
 
 def _shared(runs: Sequence[Shared]) -> list[Figure]:

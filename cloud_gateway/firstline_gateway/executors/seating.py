@@ -87,7 +87,9 @@ class Look(Protocol):
         """Whether there may be no seat for a model, free or not: it has a budget everywhere, or nobody runs it."""
         ...
 
-    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
+    def seat(
+        self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, shares: bool = False
+    ) -> Seat | NoSeat:
         """The next batch's.
 
         Args:
@@ -95,6 +97,7 @@ class Look(Protocol):
             rows: that wait.
             max_rows: of a batch.
             least_rows: of the batch: those of the first request.
+            shares: whether another batch may begin beside it, so that rows may be left to that.
         """
         ...
 

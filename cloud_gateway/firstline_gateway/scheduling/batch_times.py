@@ -55,6 +55,10 @@ class BatchTimes:
         self._batches += 1
         self._tried[size] = self._batches
 
+    def has_tried(self, rows: int) -> bool:
+        """Whether a batch of the size of these rows ran, or was measured."""
+        return _size_of(rows) in self._tried
+
     def seconds(self, rows: int) -> float:
         """What a batch is expected to take; 0 where nothing is known of the model."""
         size = _size_of(rows)

@@ -25,6 +25,7 @@ from firstline_gateway.scheduling.batch_times import BatchTimes
 from firstline_gateway.scheduling.batches import Choice, choose, level
 from firstline_gateway.scheduling.course import course
 from firstline_gateway.scheduling.feeding import Line
+from firstline_gateway.scheduling.running import Running
 from firstline_gateway.scheduling.waiting import Parts, Tally, Waiting
 
 # No sooner than that is looked again for what waits for a budget.
@@ -161,7 +162,7 @@ class Late:
             return _NOTHING, None, self._tell_bounded(look, now_s)
         again_s, waiting, full = math.inf, list(self._queue), self._running.full()
         while waiting:
-            seats = _Seats(look, waiting, self._max_rows)
+            seats = _Seats(look, waiting, self._max_rows, self._running)
             choice = choose(
                 waiting, seats, now_s=now_s, margin_s=self._margin.seconds, max_rows=self._max_rows, full=full
             )
@@ -247,11 +248,12 @@ def _least_rows(of_model: Sequence[Waiting]) -> int:
 class _Seats(dict[ModelKey, Times]):
     """What batches take, by model, where the next one of it is to run; found as it is asked for."""
 
-    def __init__(self, look: Look, waiting: Sequence[Waiting], max_rows: int) -> None:
+    def __init__(self, look: Look, waiting: Sequence[Waiting], max_rows: int, running: Running) -> None:
         super().__init__()
         self._look = look
         self._waiting = waiting
         self._max_rows = max_rows
+        self._running = running
         self._found: dict[ModelKey, Seat | NoSeat] = {}
 
     def of(self, key: ModelKey) -> Seat | NoSeat:
@@ -260,7 +262,10 @@ class _Seats(dict[ModelKey, Times]):
             return self._found[key]
         of_model = [item for item in self._waiting if item.key == key]
         rows = sum(item.request.rows for item in of_model)
-        seat = self._found[key] = self._look.seat(key, rows, self._max_rows, _least_rows(of_model))
+        # Where another model waits, it is that which the other executor is for.
+        shares = len(of_model) == len(self._waiting) and not self._running.is_full(key, more=2)
+        seat = self._look.seat(key, rows, self._max_rows, _least_rows(of_model), shares=shares)
+        self._found[key] = seat
         return seat
 
     def __missing__(self, key: ModelKey) -> Times:

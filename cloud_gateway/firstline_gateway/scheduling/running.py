@@ -52,10 +52,9 @@ class Running:
         """Models that run as many batches as they may."""
         return {key for key in self._of_model if self.is_full(key)}
 
-    def is_full(self, key: ModelKey) -> bool:
-        """Whether a model runs as many batches as it may."""
-        most = self._concurrency(key)
-        return 0 < most <= self._of_model[key]
+    def is_full(self, key: ModelKey, more: int = 1) -> bool:
+        """Whether a model may not run so many batches more."""
+        return 0 < self._concurrency(key) < self._of_model[key] + more
 
     def is_bound(self, key: ModelKey, slots: int) -> bool:
         """Whether a model may not run in as many slots as there are."""

@@ -50,8 +50,9 @@ SIZES = (1, 2, 4, 8, 16, 32)
 class Gains(NothingToLoad):
     """Takes some seconds for each batch, and some for each row, as often side by side as it has slots."""
 
-    def __init__(self, clock: SimulatedClock, speed: float, slots: int = 1) -> None:
+    def __init__(self, clock: SimulatedClock, speed: float, slots: int = 1, row_s: float = 0.002) -> None:
         super().__init__(slots)
+        self._row_s = row_s
         self._clock = clock
         self._free = asyncio.Semaphore(slots)
         self.speed = speed
@@ -60,7 +61,7 @@ class Gains(NothingToLoad):
         self.batches: list[int] = []
 
     def seconds(self, rows: int) -> float:
-        return (0.004 + 0.002 * rows) / self.speed
+        return (0.004 + self._row_s * rows) / self.speed
 
     async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         rows = sum(len(tensor.array) for tensor in inputs)
@@ -84,9 +85,11 @@ class Bench:
         rows: int = 32,
         patience_s: float = 10.0,
         sessions: int = 1,
+        concurrency: int = 0,
+        row_s: float = 0.002,
     ) -> None:
         self.clock = SimulatedClock()
-        self.executors = [Gains(self.clock, speed) for speed in speeds]
+        self.executors = [Gains(self.clock, speed, row_s=row_s) for speed in speeds]
         self.members = [
             Member(
                 str(number),
@@ -110,6 +113,7 @@ class Bench:
             self.engine if len(speeds) > 1 else self.executors[0],
             clock=self.clock,
             bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
+            concurrency=lambda key: concurrency,
         )
 
     async def submit(
@@ -147,6 +151,34 @@ class Bench:
         return sorted(took_s)
 
 
+async def answered_per_s(bench: Bench, clients: int, seconds: float = 3.0) -> float:
+    """What clients are answered that ask without a pause, once all is known."""
+    answered = 0
+
+    async def client() -> None:
+        nonlocal answered
+        while True:
+            await bench.batcher.submit(SERVED.key, request_of(1.0))
+            answered += 1
+
+    async def played(for_s: float) -> int:
+        before, end_s = answered, bench.clock.monotonic_s() + for_s
+        while bench.clock.monotonic_s() < end_s:
+            await bench.clock.advance(0.001)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return answered - before
+
+    await bench.until(await bench.submit())  # of what was never measured, nobody is let in while others wait
+    tasks = [asyncio.create_task(client()) for _ in range(clients)]
+    await played(2.0)
+    try:
+        return await played(seconds) / seconds
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 def leave_alone(member: Member, key: ModelKey) -> None:
     for _ in range(3):
         member.standing(key).failed(0.0)
@@ -179,6 +211,63 @@ async def test_a_slow_one_is_left_free_where_the_fast_one_is_done_sooner_with_al
     assert bench.batcher.depth == 3
     await bench.until(*tasks)
     assert [executor.batches for executor in bench.executors] == [[1, 3], [1]], "together; and one copy to learn by"
+
+
+async def test_who_is_free_leaves_to_another_one_what_both_have_done_sooner() -> None:
+    bench = Bench(1.0, 1.0)
+    first = [await bench.submit(), await bench.submit()]
+    waiting = [await bench.submit() for _ in range(20)]
+    await bench.until(*first, *waiting)
+    assert all(9 <= executor.batches[-1] <= 12 for executor in bench.executors)
+
+
+async def test_who_would_be_done_later_with_a_part_than_another_one_with_all_gets_none() -> None:
+    bench = Bench(1.0, 0.05)
+    first = await bench.submit()
+    waiting = [await bench.submit() for _ in range(10)]
+    await bench.until(first, *waiting)
+    assert bench.executors[0].batches == [1, 10]
+
+
+async def test_who_gains_nothing_by_a_part_takes_all() -> None:
+    """As many rows take what one takes."""
+    bench = Bench(1.0, 1.0, row_s=0.0)
+    tasks = [await bench.submit() for _ in range(20)]
+    await bench.until(*tasks)
+    assert sorted(rows for executor in bench.executors for rows in executor.batches)[-1] >= 18
+
+
+async def test_where_a_model_runs_one_batch_at_a_time_nothing_is_left_for_another_one() -> None:
+    bench = Bench(1.0, 1.0, concurrency=1)
+    tasks = [await bench.submit() for _ in range(9)]
+    await bench.until(*tasks)
+    assert bench.executors[0].batches[:2] == [1, 8] or bench.executors[1].batches[-1] == 8
+
+
+async def test_where_another_model_waits_nothing_is_left_for_its_executor() -> None:
+    bench = Bench(1.0, 1.0)
+    first = [await bench.submit(), await bench.submit(served=FRUGAL)]
+    waiting = [await bench.submit(served=served) for served in (SERVED, FRUGAL) for _ in range(8)]
+    await bench.until(*first, *waiting)
+    assert all(executor.batches[-1] >= 8 for executor in bench.executors)
+
+
+async def test_two_that_never_rest_answer_nearly_what_each_does_alone() -> None:
+    alone_per_s, both_per_s = await answered_per_s(Bench(1.0), 16), await answered_per_s(Bench(1.0, 1.0), 32)
+    assert both_per_s >= 0.9 * 2 * alone_per_s
+
+
+async def test_what_two_rows_take_is_tried_where_one_is_all_that_is_in_time() -> None:
+    """Else they are taken to gain nothing, and nobody ever learns otherwise."""
+    bench = Bench(1.0, 0.4)
+    slow = bench.members[1]
+    slow.place(SERVED, Costs(seconds={1: bench.executors[1].seconds(1)}))
+    await bench.until(await bench.submit())
+    await bench.clock.advance(0.1)  # a copy of it has ended, too
+    tasks = [await bench.submit() for _ in range(4)]  # three of them would be done by the quick one after 16 ms
+    await bench.until(*tasks)
+    assert bench.executors[1].batches == [1, 2]
+    assert slow.has_tried(SERVED.key, 2) and not slow.has_tried(SERVED.key, 4)
 
 
 async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:

@@ -58,6 +58,10 @@ class Forecast:
         """The largest batch, up to `max_rows`, that pays there; see `BatchTimes`."""
         return self._usual.worthwhile_rows(max_rows)
 
+    def has_tried(self, rows: int) -> bool:
+        """Whether a batch of the size of these rows ran, or was measured."""
+        return self._usual.has_tried(rows)
+
     def observe(self, rows: int, took_s: float, *, wait_s: float, pace: float, now_s: float) -> None:
         """Learns from a batch that ended.
 

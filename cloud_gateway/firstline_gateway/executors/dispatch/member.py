@@ -69,6 +69,7 @@ class Member:
         self.running: list[Running] = []
         self.outcomes: Counter[str] = Counter()
         self.threads = executor if isinstance(executor, TakesAhead) else None
+        self._in_process = isinstance(executor, InProcess)  # dear to ask, and asked for each request
         self._copies = CopyTime()
         self._costs = costs
         self._sessions = sessions
@@ -169,7 +170,7 @@ class Member:
             return 0
         if self._sessions:
             return min(self.executor.slots, self._sessions)
-        if isinstance(self.executor, InProcess):
+        if self._in_process:
             return self.executor.slots
         pace = min((placed.forecast.pace for placed in self._placed.values()), default=1.0)
         return max(1, int(self.executor.slots / max(1.0, pace)))
@@ -186,7 +187,7 @@ class Member:
             held: batches that are to come before it.
             ahead: as well as those that run there, as many may be on their way, where it is not in this process.
         """
-        more = self._sessions if ahead and not isinstance(self.executor, InProcess) else 0
+        more = self._sessions if ahead and not self._in_process else 0
         return len(self.running) + held < min(self.slots + more, max(self.slots, self.executor.slots))
 
     def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
@@ -206,6 +207,10 @@ class Member:
     def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
         """The largest batch that pays there."""
         return self._placed[key].forecast.worthwhile_rows(max_rows)
+
+    def has_tried(self, key: ModelKey, rows: int) -> bool:
+        """Whether a batch of the size of these rows ran there, or was measured."""
+        return self._placed[key].forecast.has_tried(rows)
 
     def rows_per_s(self, key: ModelKey, rows: int) -> float:
         """What it does of a model, in batches of at most so many rows; 0 where nothing is known."""

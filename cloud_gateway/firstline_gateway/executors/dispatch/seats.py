@@ -3,14 +3,15 @@
 Whoever is free and slow is worth it only where it is done before those who are busy would be: the "slow server
 problem" (Lin and Kumar, IEEE TAC 1984: a slow server is used from a length of the queue on). What waits grows together
 meanwhile, which for models that gain by batches is worth more than to begin at once; so whoever is free and slow gets
-as many rows of it as it has done by the time at which the busy one would be done with all.
+as many rows of it as it has done by the time at which the busy one would be done with all. Likewise whoever is free and
+quick leaves to another one, free or nearly so, what both have done sooner than one of them alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.seating import Lane, NoSeat
 from firstline_gateway.executors.seating import Seat as AnySeat
+from firstline_gateway.scheduling.batch_times import GAIN
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 
@@ -118,7 +120,9 @@ class Look:
     def is_bounded(self, key: ModelKey) -> bool:
         return all(member.has_budget or member.trouble(key) for member in self._members)
 
-    def seat(self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1) -> Seat | NoSeat:
+    def seat(
+        self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, shares: bool = False
+    ) -> Seat | NoSeat:
         there = [member for member in self._members if not member.trouble(key)]
         if not there:
             return nowhere.away(self._members, key)
@@ -139,6 +143,8 @@ class Look:
         # Whoever is left alone is asked where nobody else is there, one batch of the model at a time.
         held = math.ceil(self._held[best.name])
         if self._has_room(best.name, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
+            if shares and best.trusted and least_rows < rows == most and self._has_room(best.name):
+                most = self._part(best, key, (least_rows, rows), sizes)
             return Seat(best.name, key, True, SeatTimes(best.name, key, most), self._run)
         others = [
             member for member in sizes if member is not best.name and member.takes_now(key) and self._has_room(member)
@@ -160,6 +166,28 @@ class Look:
             others_s=soonest_s - best.done_s if others else math.inf,
             grows=not is_full and best.trusted and self._has_room(best.name, ahead=True),
         )
+
+    def _part(self, best: Candidate[Member], key: ModelKey, between: tuple[int, int], among: Iterable[Member]) -> int:
+        """Of all rows those with which the best ends together with another one that takes the rest.
+
+        All of them, where both together are not done notably sooner. Of several others each makes the part smaller.
+        """
+        least, most = between
+        found, done_s = most, best.done_s / GAIN
+        for other in among:
+            if other is best.name or not other.takes_now(key):
+                continue
+            fewest, enough = least, found
+            while fewest < enough:
+                part = (fewest + enough) // 2
+                rest, mine = self._candidate(other, key, most - part), self._candidate(best.name, key, part)
+                if rest.fits and rest.done_s <= mine.done_s:
+                    enough = part
+                else:
+                    fewest = part + 1
+            if enough < found and self._candidate(best.name, key, enough).done_s <= done_s:
+                found = enough
+        return found
 
     def lanes(self, key: ModelKey) -> list[Lane]:
         lanes = []
@@ -256,12 +284,19 @@ class Look:
     def _largest(
         self, member: Member, key: ModelKey, between: tuple[int, int], than: Candidate[Member] | None = None
     ) -> tuple[int, Candidate[Member]] | None:
-        """The most rows, and what they take, that are within its budgets there, and done no later than another one."""
+        """The most rows, and what they take, that are within its budgets there, and done no later than another one.
+
+        Two where that is one, and nobody knows what two take: what was never tried is taken to gain nothing by being a
+        batch, so that one by one would be all that it ever gets.
+        """
         for fewer in _sizes(*between):
             found = self._candidate(member, key, fewer)
             if not found.fits:
                 continue
             if than is None or (found.trusted >= than.trusted and found.done_s <= than.done_s):
+                if fewer == 1 < between[1] and not member.has_tried(key, 2):
+                    two = self._candidate(member, key, 2)
+                    return (2, two) if two.fits else (1, found)
                 return fewer, found
         return None
 
