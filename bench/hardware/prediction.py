@@ -57,7 +57,7 @@ class Round(Struct):
     Attributes:
         load: what came, as a share of what keeps a server busy that answers back to back.
         edge_ms, full_ms: usual time of a query that waited for one of its own model, among those of both; of the
-            profile before.
+            profile before, None where it had too few of them.
         edge_turn_ms, full_turn_ms: for one of the other model, likewise.
         waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
         other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
@@ -66,10 +66,10 @@ class Round(Struct):
     load: float
     queries: int
     rate_per_s: float
-    edge_ms: float
-    full_ms: float
-    edge_turn_ms: float
-    full_turn_ms: float
+    edge_ms: float | None
+    full_ms: float | None
+    edge_turn_ms: float | None
+    full_turn_ms: float | None
     measured_p50_ms: float
     measured_p99_ms: float
     predicted_p50_ms: float
@@ -127,9 +127,10 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
                     error, _ = _errors(of_load, name, "predicted")
                     found.append(Figure(f"{which}: predicted {name} at {100 * load:g} % load, off by", error, "%"))
         for of in ("edge", "full"):
-            alone_ms, turn_ms = (median(getattr(each, f"{of}{name}_ms") for each in rounds) for name in ("", "_turn"))
-            found.append(Figure(f"{which}: {of} query, after another of its own", round(alone_ms, 4), "ms"))
-            found.append(Figure(f"{which}: {of} query, after one of the other model", round(turn_ms, 4), "ms"))
+            for name, what in (("", "another of its own"), ("_turn", "one of the other model")):
+                known = [ms for each in rounds if (ms := getattr(each, f"{of}{name}_ms")) is not None]
+                if known:
+                    found.append(Figure(f"{which}: {of} query, after {what}", round(median(known), 4), "ms"))
         waited = median(each.waited_share for each in rounds)
         label = f"{which}: most of a measurement's time that other work had its core"
         found.append(Figure(label, round(100 * waited, 1), "%"))
@@ -229,9 +230,9 @@ def _predicted(
     return found
 
 
-def _beside_ms(point: Point, name: str) -> float:
+def _beside_ms(point: Point, name: str) -> float | None:
     found: float | None = getattr(point.beside, name, None)
-    return float("nan") if found is None else found
+    return found
 
 
 def _run(

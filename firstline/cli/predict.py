@@ -16,12 +16,12 @@ from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
 from firstline_core.errors import ConfigError
 from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
-from firstline_core.profile.profile import Point, Profile
+from firstline_core.profile.profile import HALF_LOAD, Point, Profile
 from firstline_core.profile.words import DISTURBED
 
 _FULL = 1.0
-_FEW = 0.01
-"""Of the highest rate: so seldom that a machine rests between two queries."""
+_FEWER = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
+"""Of the highest rate, where it is looked whether less keeps the bound as well."""
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
@@ -64,8 +64,8 @@ def predict_command(
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    seldom = "" if not factor or within is None else _seldom(streams, factor, within)
-    for warning in (_disturbed(streams), _unmeasured(streams), seldom):
+    seldom = "" if not factor or within is None else _seldom(streams, factor, within, servers)
+    for warning in (_disturbed(streams), _unmeasured(streams, foreseen), seldom):
         if warning:
             typer.echo(warning, err=True)
     if output is Output.JSON:
@@ -141,7 +141,7 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     )
 
 
-def _unmeasured(streams: Sequence[Stream]) -> str:
+def _unmeasured(streams: Sequence[Stream], foreseen: Prediction) -> str:
     """What is counted as nothing, since the profile does not tell it."""
     named = [stream.point.key.variant for stream in streams]
     lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
@@ -151,26 +151,39 @@ def _unmeasured(streams: Sequence[Stream]) -> str:
             "long waits will be longer than is said; firstline profile --anew measures them."
         )
     pairs = {
-        (stream.point.key.variant, stream.point.beside.variant if stream.point.beside is not None else "")
+        (stream.point.key.variant, beside.variant)
         for stream in streams
+        if (beside := stream.point.beside) is not None and beside.is_known
     }
-    if len(named) < 2 or any(other in named for _, other in pairs):
-        return ""
-    return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
+    if len(named) > 1 and not any(other in named for _, other in pairs):
+        return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
+    awake = [stream.point.key.variant for stream in streams if stream.point.light is None]
+    if awake and foreseen.utilisation < HALF_LOAD:
+        return (
+            f"warning: of {', '.join(awake)} no light load was measured; what comes seldom takes longer than is said."
+        )
+    return ""
 
 
-def _seldom(streams: Sequence[Stream], factor: float, within_ms: float) -> str:
+def _seldom(streams: Sequence[Stream], factor: float, within_ms: float, servers: int) -> str:
     """What breaks the bound though less comes: a machine that rests is slow to wake."""
-    few = predict([stream._replace(rate_per_s=_FEW * factor * stream.rate_per_s) for stream in streams])
-    if few.p99_ms <= within_ms:
-        return ""
-    return f"warning: queries that come seldom find the machine asleep, and their p99 is {few.p99_ms:.3g} ms."
+    for share in _FEWER:
+        fewer = [stream._replace(rate_per_s=share * factor * stream.rate_per_s) for stream in streams]
+        p99_ms = predict(fewer, servers=servers).p99_ms
+        if p99_ms > within_ms:
+            where = f"where fewer come they find the machine asleep: at {_rates(fewer)} p99 is {p99_ms:.3g} ms"
+            return f"warning: {where}, not within {within_ms:g}."
+    return ""
+
+
+def _rates(streams: Sequence[Stream]) -> str:
+    return ", ".join(f"{stream.point.key.variant} {stream.rate_per_s:.3g}/s" for stream in streams)
 
 
 def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:
     if factor == 0:
         return f"No rate keeps p99 within {within_ms:g} ms."
-    rates = ", ".join(f"{stream.point.key.variant} {factor * stream.rate_per_s:.3g}/s" for stream in streams)
+    rates = _rates([stream._replace(rate_per_s=factor * stream.rate_per_s) for stream in streams])
     return f"p99 is within {within_ms:g} ms up to {rates}."
 
 

@@ -65,6 +65,7 @@ def _mixes(draw: st.DrawFn) -> list[Stream]:
                 point(1.0, variant=mine),
                 queued=distribution([draw(times) / 1000]),
                 beside=Beside(other, draw(times), draw(times), draw(times), draw(times), draw(st.floats(0.01, 0.99))),
+                light=draw(st.none() | st.builds(Light, st.floats(0.05, 0.45), times, times)),
             ),
             rate_per_s,
         )
@@ -135,7 +136,7 @@ def test_where_little_comes_a_query_takes_what_such_queries_took(other: str) -> 
         assert took[3:].tolist() == pytest.approx([1.0, 2 * 3.0])
 
 
-@given(load=st.floats(0.0, 2.0), light_ms=st.floats(0.5, 5.0), queued_ms=st.floats(0.5, 1.6))
+@given(load=st.floats(0.0, 2.0), light_ms=st.floats(0.5, 4.0), queued_ms=st.floats(0.5, 1.6))
 def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
     load: float, light_ms: float, queued_ms: float
 ) -> None:
@@ -146,6 +147,7 @@ def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
     assert 0.999 * between[0] <= found.queued <= 1.001 * between[-1]
     assert times_at(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
     assert times_at(HALF_LOAD, known) == (1.0, 1.0)
+    assert times_at(1.0, known).rested == times_at(1.0, known).queued
     assert times_at(1.0, known).queued == times_at(2.0, known).queued == pytest.approx(full, rel=1e-3)
 
 
@@ -174,6 +176,7 @@ def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, qu
             query=distribution([0.0 if no_time else 0.001]),
             queued=distribution([queued_s]),
             beside=Beside(other, beside_ms, beside_ms, None, beside_ms),
+            light=Light(1e-9, beside_ms, queued_s),
         )
         for mine, other in (("a", "b"), ("b", "a"))
     ]
@@ -187,11 +190,34 @@ def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
-def test_a_turn_that_was_measured_counts_though_nothing_else_was() -> None:
+def test_a_turn_that_was_measured_counts_for_all_though_nothing_else_was() -> None:
+    """The nearer the mix is to that which was measured: half of it is the other's, as there."""
     turned = replace(point(query_ms=1.0), beside=Beside("other", queued_turned_ms=1.5))
     other = point(query_ms=1.0, variant="other")
     took = replayed([turned, other], np.array([0.0, 0.5, 0.6, 0.7]), np.array([1, 0, 0, 1]), servers=1, seed=0)
-    assert took.tolist() == pytest.approx([1.0, 2.0, 2.9, 3.8])
+    assert took.tolist() == pytest.approx([1.0, 2.0, 3.4, 4.3])
+
+
+def test_one_alone_is_no_load_and_none_is_nothing() -> None:
+    asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
+    assert replayed([asleep], np.array([7.0]), np.zeros(1, np.intp), servers=1, seed=0).tolist() == pytest.approx([3.0])
+    assert replayed([asleep], np.empty(0), np.empty(0, np.intp), servers=1, seed=0).tolist() == []
+
+
+def test_what_two_servers_share_is_half_the_load_of_each() -> None:
+    asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
+    arrivals_ms, kinds = np.arange(101) * 5.0, np.zeros(101, np.intp)
+    one, two = (replayed([asleep], arrivals_ms, kinds, servers=servers, seed=0)[-1] for servers in (1, 2))
+    assert one == pytest.approx(2.0, rel=0.02) and two == pytest.approx(3.0, rel=0.02)
+
+
+@FEW
+@given(within_ms=st.floats(6.5, 60.0))
+def test_the_highest_rate_is_beyond_where_the_machine_is_asleep(within_ms: float) -> None:
+    known = replace(point(query_ms=1.0), queued=distribution([0.0012]), light=Light(0.1, 3.6, 3.6))
+    found, rates = highest([Stream(known, 1.0)], within_ms), np.arange(50.0, 1000.0, 50.0)
+    keep = [rate for rate in rates.tolist() if predict([Stream(known, rate)]).p99_ms <= within_ms]
+    assert not keep or found >= 0.85 * max(keep)
 
 
 def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:

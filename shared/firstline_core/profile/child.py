@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -124,13 +124,14 @@ def measure(job: Job) -> Point:
         whole = times.whole()
         steady = distribution(whole[warm:])
         warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
-        under_load = scenarios.loaded((query,), steady.p50_ms / 1000, job.seconds * _SHARES["loaded"])
-        light = _light(query, steady.p50_ms / 1000, job.seconds * _SHARES["light"]) if job.key.of_one_row else None
+        mean_s = steady.mean_ms / 1000
+        under_load = scenarios.loaded((query,), mean_s, job.seconds * _SHARES["loaded"])
+        light = _light(query, mean_s, job.seconds * _SHARES["light"]) if job.key.of_one_row else None
         found_server: Server | None = None
         if job.key.batch == 1:
             found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
         peak_bytes = peak(before_bytes)
-        beside = _beside(bundle, query, steady.p50_ms / 1000, job)
+        beside = _beside(bundle, query, mean_s, job)
         prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
     finally:
         loaded.close()
@@ -213,11 +214,12 @@ def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], N
 
 
 def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light | None:
-    """Under a light load; None where queries are too long for these seconds, and rests matter less."""
-    least = _LIGHT_QUERIES if _LIGHT_QUERIES * query_s / _LIGHT_LOAD <= _LIGHT_LONGER * seconds else 0
-    found = scenarios.loaded((query,), query_s, seconds, load=_LIGHT_LOAD, least=least)
+    """Under a light load; None where queries are too long for these seconds."""
+    if _LIGHT_QUERIES * query_s / _LIGHT_LOAD > _LIGHT_LONGER * seconds:
+        return None
+    found = scenarios.loaded((query,), query_s, seconds, load=_LIGHT_LOAD, least=_LIGHT_QUERIES)
     rested_ms, queued_ms = (_usual_ms(found.of(waited=waited)) for waited in (False, True))
-    return Light(_LIGHT_LOAD, rested_ms, queued_ms) if rested_ms is not None else None
+    return Light(_LIGHT_LOAD, rested_ms, queued_ms)
 
 
 def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job) -> Beside | None:
@@ -235,7 +237,7 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
         times, seconds = _Times(), job.seconds * _SHARES["beside"]
         others = _timed(loaded, queried(bundle, loaded, 1), times)
         scenarios.single_stream(others, seconds / 10)
-        mean_s = own_share * query_s + (1 - own_share) * median(times.whole())
+        mean_s = own_share * query_s + (1 - own_share) * fmean(times.whole())
         found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
         rested, queued, rested_turned, queued_turned = (
             _usual_ms(found.of(waited=waited, turned=turned))

@@ -17,6 +17,8 @@ MOST_TIMES = 100.0
 _QUICKEST = 0.6
 """Of what a query takes at half load, the least that it is taken to take at full load: by half (`HALF_LOAD`) and less,
 queues would grow without end before it."""
+_BUSIEST = 0.9
+"""Of the time, the most that a light load is taken to keep a server busy, for the same reason."""
 
 
 class Times(NamedTuple):
@@ -34,13 +36,14 @@ def times_at(load: float, point: Point) -> Times:
         point: without `light`, less than half load is as half.
     """
     queued = point.queued or point.query
+    full = min(max(times(point.query.usual_ms, queued.usual_ms), _QUICKEST), 1.0)
     if point.light is None:
         lightest, rested, waited = 0.0, 1.0, 1.0
     else:
         lightest = point.light.load
-        rested = times(point.light.rested_ms, point.rested.usual_ms)
-        waited = times(point.light.queued_ms, queued.usual_ms, unknown=rested)
-    full = min(max(times(point.query.usual_ms, queued.usual_ms), _QUICKEST), 1.0)
+        most = _BUSIEST * full / lightest
+        rested = min(times(point.light.rested_ms, point.rested.usual_ms), most)
+        waited = min(times(point.light.queued_ms, queued.usual_ms, unknown=rested), most)
     loads = (lightest, HALF_LOAD, 1.0)
     return Times(*(1 / float(np.interp(load, loads, (1 / light, 1.0, 1 / full))) for light in (rested, waited)))
 

@@ -101,7 +101,8 @@ def _utilisation(points: Sequence[Point], rates_per_s: Sequence[float], servers:
 def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) -> float:
     """The most by which the streams' rates may be multiplied so that p99 is within a bound, to 1 %; 0 where nothing is.
 
-    Far lower rates may break it: what comes seldom finds the machine asleep.
+    Lower rates may break it: what comes seldom finds the machine asleep. Where only rates between them keep it, whose
+    highest is less than a ninth more than their lowest, they may be missed.
 
     Args:
         streams: at least one, and a query of one of them takes some time.
@@ -137,14 +138,16 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
         servers: how many queries run at once.
         seed: of luck.
     """
+    if not len(arrivals_ms):
+        return np.empty(0)
     shares = _luck(points, arrivals_ms, np.random.default_rng([seed, 1]))
     # Of several servers each has a query before of its own, which is of another kind as often as the one that came.
     before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
-    span_s = max(float(arrivals_ms[-1] - arrivals_ms[0]), 1e-6) / 1000
-    rates = (np.bincount(kinds, minlength=len(points)) / span_s).tolist()
-    load = _utilisation(points, rates, servers)
-    for kind, one in enumerate(_mixed(points, rates)):
+    counts = np.bincount(kinds, minlength=len(points)).tolist()
+    span_s = max(float(arrivals_ms[-1] - arrivals_ms[0]) / 1000, 1e-9)
+    load = _utilisation(points, counts, servers) / span_s if len(kinds) > 1 else 0.0
+    for kind, one in enumerate(_mixed(points, counts)):
         of_kind = kinds == kind
         turned = before[of_kind] == (-2 if one.beside is None else one.beside)
         for found, taken in ((free, one.free(load)), (waited, one.waited(load))):
@@ -197,7 +200,7 @@ class _InMix(NamedTuple):
     def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float) -> _Taken:
         if self.beside is None:
             return _Taken(alone, at_load, at_load)
-        own = times(own_ms, alone.usual_ms)
+        own = times(own_ms, alone.usual_ms, unknown=times(other_ms, alone.usual_ms))
         other = times(other_ms, alone.usual_ms, unknown=own)
         return _Taken(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
 
@@ -215,7 +218,8 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
             continue
         own_share = beside.own_share
         others_ms = (1 - own_share) * points[other].query.mean_ms
-        there = others_ms / (own_share * point.query.mean_ms + others_ms)
+        both_ms = own_share * point.query.mean_ms + others_ms
+        there = others_ms / both_ms if others_ms > 0 else 1.0
         found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there)))
     return found
 

@@ -113,6 +113,12 @@ class Beside(Struct, frozen=True):
     queued_turned_ms: Milliseconds | None = None
     own_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any of the times is."""
+        times = (self.rested_ms, self.queued_ms, self.rested_turned_ms, self.queued_turned_ms)
+        return any(each is not None for each in times)
+
 
 class Light(Struct, frozen=True):
     """Queries as `Point.rested` and `Point.queued`, under a light load: what rests longer is slower to wake.

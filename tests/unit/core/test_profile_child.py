@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from support.bundles import variant_bundle
 
-from firstline_core.profile import child
+from firstline_core.profile import child, scenarios
 from firstline_core.profile.child import Job
 from firstline_core.profile.profile import HALF_LOAD, Key
 
@@ -64,7 +64,35 @@ def test_a_light_load_is_measured_of_one_row(tmp_path: Path, batch: int) -> None
         assert point.light.rested_ms is not None and point.light.rested_ms > 0
 
 
-def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(tmp_path: Path) -> None:
-    wanted = job(tmp_path / "bundle")
-    point = child.measure(replace(wanted, seconds=1e-6))
-    assert point.light is None and point.query.count >= 5
+def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[float] = []
+
+    def noted(*arguments: object, load: float = HALF_LOAD, **more: object) -> scenarios.Loaded:
+        loads.append(load)
+        return loaded(*arguments, load=load, **more)  # type: ignore[arg-type]
+
+    loaded = scenarios.loaded
+    monkeypatch.setattr(scenarios, "loaded", noted)
+    point = child.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
+    assert point.light is None and point.query.count >= 5 and loads == [HALF_LOAD]
+
+
+@pytest.mark.parametrize(("variant", "other", "share"), [("small", "full", 0.8), ("full", "small", 0.2)])
+def test_one_query_in_five_is_the_full_models_whoever_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, other: str, share: float
+) -> None:
+    bundle, shares = variant_bundle(tmp_path / "bundle", "small"), []
+
+    def noted(*arguments: object, **more: object) -> scenarios.Loaded:
+        shares.append(more.get("shares"))
+        return loaded(*arguments, **more)  # type: ignore[arg-type]
+
+    loaded = scenarios.loaded
+    monkeypatch.setattr(scenarios, "loaded", noted)
+    model = next(model for model in bundle.manifest.models if model.id == variant)
+    wanted = Job(str(bundle.path), Key(variant, model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1, beside=other)
+    point = child.measure(wanted)
+    assert point.beside is not None and point.beside.own_share == pytest.approx(share)
+    assert shares[-1] == pytest.approx((share, 1 - share))

@@ -73,19 +73,30 @@ def test_what_the_profile_does_not_tell_is_said(tmp_path: Path, stated: Profile)
     assert "of edge, full the profile knows no slow moments" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
     moments = [replace(one, course=Course(1000.0, b"\x80")) for one in stated.points]
     known = replace(stated, points=tuple(moments))
-    assert "what edge, full cost each other was not measured" in predicted(tmp_path, known, "edge=1", "full=1").stderr
-    assert not predicted(tmp_path, known, "edge=1").stderr
-    beside = replace(stated, points=tuple(replace(one, beside=Beside("full")) for one in moments))
-    assert not predicted(tmp_path, beside, "edge=1", "full=1").stderr
+    assert "of edge no light load was measured" in predicted(tmp_path, known, "edge=1").stderr
+    assert not predicted(tmp_path, known, "edge=60").stderr
+    moments = [replace(one, light=Light(0.1, 12.0)) for one in moments]
+    assert not predicted(tmp_path, replace(stated, points=tuple(moments)), "edge=1").stderr
+    for beside, told in ((Beside("full"), True), (Beside("full", 1.0), False)):
+        both = replace(stated, points=tuple(replace(one, beside=beside) for one in moments))
+        said = predicted(tmp_path, both, "edge=1", "full=1").stderr
+        assert ("what edge, full cost each other was not measured" in said) == told
+        assert bool(said) == told
 
 
 def test_a_bound_that_holds_for_many_and_not_for_few_is_told_with_what_few_take(tmp_path: Path) -> None:
     moments = Course(1000.0, b"\x80")
-    edge = replace(point(2.0), light=Light(0.1, rested_ms=20.0, queued_ms=18.0), course=moments)
+    edge = replace(point(2.0), light=Light(0.1, rested_ms=6.0, queued_ms=5.0), course=moments)
     found = predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "12")
-    assert "p99 is within 12 ms up to edge" in found.stdout
-    assert "warning: queries that come seldom find the machine asleep, and their p99 is " in found.stderr
+    assert "p99 is within 12 ms up to edge 3" in found.stdout
+    assert "warning: where fewer come they find the machine asleep: at edge " in found.stderr
+    assert found.stderr.rstrip().endswith(" ms, not within 12.")
     assert not predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "60").stderr
+
+
+def test_many_servers_are_asleep_no_more_than_one(tmp_path: Path, stated: Profile) -> None:
+    found = predicted(tmp_path, stated, "edge=2000", "--servers", "64", "--within", "50")
+    assert found.stdout and "asleep" not in found.stderr
 
 
 @pytest.mark.parametrize(
