@@ -65,7 +65,7 @@ def predict_command(
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
     seldom = "" if not factor or within is None else _seldom(streams, factor, within, servers)
-    for warning in (_disturbed(streams), _unmeasured(streams, foreseen), seldom):
+    for warning in (_disturbed(streams), _unmeasured(streams, foreseen, within), seldom):
         if warning:
             typer.echo(warning, err=True)
     if output is Output.JSON:
@@ -141,7 +141,7 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     )
 
 
-def _unmeasured(streams: Sequence[Stream], foreseen: Prediction) -> str:
+def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: float | None) -> str:
     """What is counted as nothing, since the profile does not tell it."""
     named = [stream.point.key.variant for stream in streams]
     lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
@@ -158,7 +158,7 @@ def _unmeasured(streams: Sequence[Stream], foreseen: Prediction) -> str:
     if len(named) > 1 and not any(other in named for _, other in pairs):
         return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
     awake = [stream.point.key.variant for stream in streams if stream.point.light is None]
-    if awake and foreseen.utilisation < HALF_LOAD:
+    if awake and (within_ms is not None or foreseen.utilisation < HALF_LOAD):
         return (
             f"warning: of {', '.join(awake)} no light load was measured; what comes seldom takes longer than is said."
         )
@@ -171,8 +171,7 @@ def _seldom(streams: Sequence[Stream], factor: float, within_ms: float, servers:
         fewer = [stream._replace(rate_per_s=share * factor * stream.rate_per_s) for stream in streams]
         p99_ms = predict(fewer, servers=servers).p99_ms
         if p99_ms > within_ms:
-            where = f"where fewer come they find the machine asleep: at {_rates(fewer)} p99 is {p99_ms:.3g} ms"
-            return f"warning: {where}, not within {within_ms:g}."
+            return f"warning: fewer do not keep that: at {_rates(fewer)} p99 is {p99_ms:.3g} ms."
     return ""
 
 

@@ -143,7 +143,13 @@ class Look:
         # Whoever is left alone is asked where nobody else is there, one batch of the model at a time.
         held = math.ceil(self._held[best.name])
         if self._has_room(best.name, ahead=is_full) if best.trusted else best.name.room_for_a_trial(key, held):
-            if shares and best.trusted and least_rows < rows == most and self._has_room(best.name):
+            if (
+                shares
+                and best.trusted
+                and best.run_s is not None
+                and least_rows < rows == most
+                and self._has_room(best.name)
+            ):
                 most = self._part(best, key, (least_rows, rows), sizes)
             return Seat(best.name, key, True, SeatTimes(best.name, key, most), self._run)
         others = [
@@ -170,7 +176,8 @@ class Look:
     def _part(self, best: Candidate[Member], key: ModelKey, between: tuple[int, int], among: Iterable[Member]) -> int:
         """Of all rows those with which the best ends together with another one that takes the rest.
 
-        All of them, where both together are not done notably sooner. Of several others each makes the part smaller.
+        All of them, where both together are not done notably sooner. Of several others the quickest counts, with all
+        the rest.
         """
         least, most = between
         found, done_s = most, best.done_s / GAIN
