@@ -49,7 +49,7 @@ _SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "beside": 0.25, "server": 
 """Of a point's seconds: what a service meets most has the most samples."""
 _FEWEST = 5
 _LIGHT_LOAD = 0.1
-"""Of what comes a thing at a time. Less is hardly slower, and would be few queries in the seconds there are."""
+"""Less would be few queries in the seconds there are; what comes even more seldom takes longer yet."""
 _LIGHT_QUERIES = 8
 _LIGHT_LONGER = 4.0
 """Times the seconds there are, that so many queries may take under a light load."""

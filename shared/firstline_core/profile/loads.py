@@ -12,7 +12,7 @@ import numpy as np
 
 from firstline_core.profile.profile import HALF_LOAD, Point
 
-MOST_TIMES = 100.0
+_MOST_TIMES = 100.0
 """Nothing makes a query slower, or quicker, by more; a profile that says so is no reason to stop."""
 _QUICKEST = 0.6
 """Of what a query takes at half load, the least that it is taken to take at full load: by half (`HALF_LOAD`) and less,
@@ -52,4 +52,4 @@ def times(taken_ms: float | None, usual_ms: float, unknown: float = 1.0) -> floa
     """How many times the usual; `unknown` where there were too few to tell."""
     if taken_ms is None or usual_ms <= 0:
         return unknown
-    return min(max(taken_ms / usual_ms, 1 / MOST_TIMES), MOST_TIMES)
+    return min(max(taken_ms / usual_ms, 1 / _MOST_TIMES), _MOST_TIMES)
