@@ -24,8 +24,8 @@ from support.simulated_load import Asked, Ended, Load
 from firstline_core.errors import QueueFullError
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.scheduling.admission import Admission, Before, Bounds
-from firstline_gateway.scheduling.waiting import Queue, Waiting
+from firstline_gateway.serving.scheduling.admission import Admission, Before, Bounds
+from firstline_gateway.serving.scheduling.waiting import Queue, Waiting
 
 MODEL = ModelKey("m", 1)
 ROW_S, SECONDS, SEEDS = 0.010, 6.0, 3

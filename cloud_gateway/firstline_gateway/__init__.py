@@ -3,10 +3,8 @@
 One request, from the outside in
     api/            HTTP: the Open Inference Protocol, the short way in, the operators' routes
     mqtt            the same requests over MQTT, shared with other gateways
-    dataplane/      one request, whichever transport brought it: resolve, check, batch, answer
+    serving/        one request over any transport: check, admit, batch, execute, answer
     jobs/           requests that are answered later
-    deliveries/     requests that keep a device's promise, each of which takes effect once
-    scheduling/     who comes in, and who runs when
     executors/      where batches run
 
 What it knows

@@ -16,10 +16,6 @@ from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.takeover import take_over
-from firstline_gateway.dataplane.answering import Answering
-from firstline_gateway.dataplane.dataplane import GatewayDataPlane
-from firstline_gateway.dataplane.response_cache import ResponseCache
-from firstline_gateway.deliveries.once import Deliveries
 from firstline_gateway.executors.base import Executor, ExecutorReport
 from firstline_gateway.fleet.wiring import FleetRoom
 from firstline_gateway.identity.identity import Identity
@@ -31,8 +27,12 @@ from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.memory import Load
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
-from firstline_gateway.scheduling.admission import Bounds
-from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.serving.answering import Answering
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
+from firstline_gateway.serving.response_cache import ResponseCache
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers

@@ -80,7 +80,7 @@ async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
 _DIES_BEFORE_IT_ANSWERS = """
 import os, signal, sys
 from firstline_gateway.__main__ import main
-from firstline_gateway.deliveries.once import Deliveries
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
 
 put = Deliveries._put
 

@@ -12,8 +12,8 @@ from support.gateway import GatedExecutor, request_of
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
 from firstline_gateway.executors.base import ModelKey, Probabilities
-from firstline_gateway.scheduling.admission import Bounds
-from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
 
 KEYS = (ModelKey("m", 1), ModelKey("m", 2), ModelKey("n", 1))
 MAX_ROWS = 4

@@ -21,8 +21,8 @@ from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.scheduling.admission import Bounds
-from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
 
 FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
 MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)

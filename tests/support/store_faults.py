@@ -12,10 +12,10 @@ from support.faulty_disk import Recording, run_on
 from firstline_core.errors import ConfigError
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.tables import AUDITS
-from firstline_gateway.deliveries import records
-from firstline_gateway.deliveries.records import DeliveryKey
-from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS
+from firstline_gateway.serving.deliveries import records
+from firstline_gateway.serving.deliveries.records import DeliveryKey
+from firstline_gateway.serving.deliveries.tables import DELIVERIES
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 
@@ -35,8 +35,8 @@ from support.store_faults import FILE
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Status
 from firstline_gateway.contracts import store
-from firstline_gateway.deliveries.once import Deliveries
-from firstline_gateway.deliveries.records import content_of
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
+from firstline_gateway.serving.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.telemetry.metrics import GatewayMetrics

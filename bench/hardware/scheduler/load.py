@@ -13,8 +13,8 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.scheduling.admission import Bounds
-from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
 from hardware.scheduler.site import KEY
 
 PATIENCE_S = 5.0

@@ -2,7 +2,7 @@
 
 A machine that is busy while a model is loaded makes a small one look large, and it would stay off the event loop for as
 long as it is loaded. The other way round nothing is to be done here: a model that becomes slow leaves the loop by what
-its batches take there (`scheduling/inline.py`).
+its batches take there (`serving/scheduling/inline.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from firstline_gateway.scheduling.inline import INLINE_S
+from firstline_gateway.serving.scheduling.inline import INLINE_S
 
 # So much less than what makes a model leave the loop: one in between stays where it is.
 RETURN_S = 0.8 * INLINE_S

@@ -26,10 +26,10 @@ from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.quantities import counted
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.dataplane.dataplane import GatewayDataPlane
 from firstline_gateway.jobs import kept, records
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import Ended, Job
+from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock

@@ -13,7 +13,7 @@ from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import ModelKey
-from firstline_gateway.executors.calibration import measure
+from firstline_gateway.models.calibration import measure
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
 
 log = logger(__name__)

@@ -22,14 +22,14 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
-from firstline_gateway.dataplane.answering import Answering
-from firstline_gateway.dataplane.dataplane import GatewayDataPlane
-from firstline_gateway.deliveries.once import Deliveries
-from firstline_gateway.deliveries.tables import DELIVERIES
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.models.residency.residency import Residency
-from firstline_gateway.scheduling.admission import Bounds
-from firstline_gateway.scheduling.batcher import Batcher
+from firstline_gateway.serving.answering import Answering
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
+from firstline_gateway.serving.deliveries.tables import DELIVERIES
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock

@@ -14,10 +14,10 @@ from support.databases import PostgreSql, empty_sqlite_store
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.backup.backup import back_up, restore
-from firstline_gateway.deliveries import records
-from firstline_gateway.deliveries.records import DeliveryKey, Record
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.jobs.records import Job
+from firstline_gateway.serving.deliveries import records
+from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Identity, Settings, Store
 from firstline_gateway.store.database import Database, open_database
 

@@ -16,10 +16,10 @@ from firstline_core.telemetry import logs
 from firstline_gateway.api import infer
 from firstline_gateway.api.auth import Caller, caller_by, key_text
 from firstline_gateway.api.connection.heads import HEADS_KNOWN, Head
-from firstline_gateway.dataplane.checks import check
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.known import ApiKey
 from firstline_gateway.models.residency.memory import Place
+from firstline_gateway.serving.checks import check
 from firstline_gateway.telemetry.journal import answered_form
 
 # V2 heads of one HTTP head, and so of one length; and of all, up to some 10 KB each.

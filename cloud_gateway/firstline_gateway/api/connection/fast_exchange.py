@@ -18,10 +18,10 @@ from firstline_gateway.api import infer
 from firstline_gateway.api.connection.courses import Course, Known
 from firstline_gateway.api.connection.cycle import Cycle, lines_of
 from firstline_gateway.api.connection.heads import Head
-from firstline_gateway.dataplane.answering import facts_of
 from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.principals import device_of
+from firstline_gateway.serving.answering import facts_of
 from firstline_gateway.telemetry.journal import record
 
 if TYPE_CHECKING:

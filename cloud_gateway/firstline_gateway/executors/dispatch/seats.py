@@ -22,7 +22,7 @@ from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.seating import Lane, NoSeat
 from firstline_gateway.executors.seating import Seat as AnySeat
-from firstline_gateway.scheduling.batch_times import GAIN
+from firstline_gateway.models.batch_times import GAIN
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 

@@ -1,0 +1,10 @@
+"""The path of one request, whichever transport brought it.
+
+Modules
+    data_plane      the state and metadata of the gateway's models, and inference, for every transport
+    answering       one request: resolve the model, check, batch, execute, answer
+    checks          checks of a request against its model's declaration, before it is queued
+    response_cache  answers of earlier requests
+    scheduling/     admission, batches and their order
+    deliveries/     requests that a device repeats until they are answered, each of which takes effect once
+"""

@@ -1,0 +1,178 @@
+"""Has each delivery take effect once: recorded before it is answered, and answered from the record when it comes again.
+
+A device repeats what it got no answer to: the answer may be lost, this process may have died after the commit, or
+another replica may be at work on the same request. Whoever commits first has answered; the others give its answer.
+
+Deliveries age by seconds of service (`store/service.py`): a wall clock that jumps neither forgets what a device may
+still repeat nor keeps what is old. Their number is bounded by the order in which they came. Live escalations leave no
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+from sqlalchemy import Connection
+
+from firstline_core.at_once import in_task
+from firstline_core.clock import Clock
+from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
+from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.identity.principals import device_of
+from firstline_gateway.serving.deliveries import records
+from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
+from firstline_gateway.store.service import ServiceClock, advance
+from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+
+# After a refusal the store is left alone, and no model runs for what could not be kept.
+_REST_S = 1.0
+_RETRY_AFTER_S = 5.0
+_HASHED_AT_ONCE_BYTES = 256 * 1024  # in less time than a thread takes to hand over
+
+Run = Callable[[], Awaitable[InferResponse]]
+
+
+class Deliveries:
+    """Asked on one event loop.
+
+    Args:
+        database: read from.
+        writer: writes to it; both are closed by the caller.
+        settings: how many are kept, and for how long.
+        metrics: gains what became of each.
+        clock: its monotonic time.
+        service: by which they age.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        writer: GroupWriter,
+        settings: Store,
+        *,
+        metrics: GatewayMetrics,
+        clock: Clock,
+        service: ServiceClock,
+    ) -> None:
+        self._writer = writer
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._service = service
+        self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
+        self._rests_until_s = 0.0
+        self._refusal = ""
+        self._readers = Readers(database)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the threads that read; False where the database held one for longer than that."""
+        return self._readers.close(timeout_s)
+
+    async def once(self, request: InferRequest, run: Run) -> InferResponse:
+        """The answer to a delivery: of the first time, whenever that was.
+
+        Args:
+            request: that keeps a device's promise.
+            run: answers it; called where it was not answered before, and not ended where the caller leaves, for the
+                device will ask again.
+
+        Raises:
+            ReusedRequestIdError: the device sent something else under this id.
+            StoreUnavailableError: the answer cannot be kept, so it is none; the device is to ask again.
+            FirstlineError: whatever `run` raises, of which no record is kept.
+        """
+        key = DeliveryKey(device_of(request.principal) or "", request.request_id)
+        content = await self._content(request)
+        known = self._under_way.get(key)
+        if known is None:
+            task = asyncio.ensure_future(self._answer(key, content, run))
+            self._under_way[key] = (content, task)
+            task.add_done_callback(lambda ended: self._end(key, ended))
+        else:
+            self._check(key, known[0], content)
+            task = known[1]
+            self._metrics.delivery("repeated")
+        return replace(await asyncio.shield(task), id=request.id)
+
+    def advance(self) -> asyncio.Future[None]:
+        """Brings the store's clock forward, and forgets what is old; to be called every few seconds.
+
+        Returns:
+            Nothing; or StoreUnavailableError: nothing was forgotten.
+        """
+        here_s = self._service.now_s()
+
+        def forward(connection: Connection) -> float:
+            now_s = advance(connection, here_s)
+            records.forget(connection, now_s - self._settings.deliveries_age_s)
+            return now_s
+
+        return asyncio.wrap_future(self._writer.submit_then(forward, self._service.take_up))
+
+    async def _answer(self, key: DeliveryKey, content: bytes, run: Run) -> InferResponse:
+        found = await self._find(key)
+        if found is not None:
+            self._check(key, found.content, content)
+            self._metrics.delivery("repeated")
+            return found.response() or await run()
+        response = await run()
+        known = await self._put(key, records.recorded(content, response))
+        if known is None:
+            self._metrics.delivery("recorded")
+            return response
+        self._check(key, known.content, content)
+        self._metrics.delivery("repeated")
+        return known.response() or response
+
+    def _end(self, key: DeliveryKey, ended: asyncio.Task[InferResponse]) -> None:
+        del self._under_way[key]
+        if not ended.cancelled():
+            ended.exception()  # looked at here, for all who asked may have left
+
+    def _check(self, key: DeliveryKey, known: bytes, content: bytes) -> None:
+        if known != content:
+            self._metrics.delivery("reused")
+            raise ReusedRequestIdError(
+                f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
+                "own for each request."
+            )
+
+    async def _content(self, request: InferRequest) -> bytes:
+        if request.size_bytes <= _HASHED_AT_ONCE_BYTES:
+            return records.content_of(request)
+        return await asyncio.to_thread(records.content_of, request)
+
+    async def _find(self, key: DeliveryKey) -> Record | None:
+        return await self._ask(lambda: self._readers.ask(lambda connection: records.find(connection, key)))
+
+    async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
+        service_s, limit = self._service.now_s(), self._settings.deliveries_limit
+
+        def put(connection: Connection) -> Record | None:
+            return records.put(connection, key, record, service_s=service_s, limit=limit)
+
+        return await self._ask(lambda: asyncio.wrap_future(self._writer.submit(put)))
+
+    async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
+        """What the store says, unless it refused a moment ago."""
+        if self._clock.monotonic_s() < self._rests_until_s:
+            self._metrics.delivery("refused")
+            raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
+        await in_task()
+        try:
+            async with asyncio.timeout(PATIENCE_S):  # a device sends again what is not answered
+                return await ask()
+        except TimeoutError:
+            refused = silent(self._readers.database)
+        except StoreUnavailableError as error:
+            refused = error
+        self._metrics.delivery("refused")
+        self._refusal = refused.message
+        self._rests_until_s = self._clock.monotonic_s() + _REST_S
+        raise refused

@@ -1,0 +1,148 @@
+"""What is kept of a delivery: whose it was, what it asked and what it was answered, within a caller's transaction.
+
+A record is sealed: SQLite does not see that a disk has changed a byte, and a device would take the answer for the full
+model's. One that is damaged is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, delete, select, update
+
+from firstline_core.errors import FirstlineError, IntegrityError
+from firstline_core.protocol.oip import decode_response, encode_response
+from firstline_core.storage.seals import ChecksumSeal
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.serving.deliveries.tables import DELIVERIES
+from firstline_gateway.store.statements import insert
+
+log = logger(__name__)
+
+ANSWER_LIMIT_BYTES = 64 * 1024
+"""A longer answer is not kept: a repeat is run again, and not recorded again."""
+
+_SEAL = ChecksumSeal()
+
+
+class DeliveryKey(NamedTuple):
+    """A device's own request id."""
+
+    device: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A delivery that was answered.
+
+    Args:
+        content: SHA-256 of what it asked.
+        answer: as V2 carries it, None where it is over the limit.
+        answer_header: bytes of JSON at its start, None where all is JSON.
+    """
+
+    content: bytes
+    answer: bytes | None
+    answer_header: int | None
+
+    def response(self) -> InferResponse | None:
+        """The answer; None where it was not kept, or cannot be read."""
+        if self.answer is None:
+            return None
+        try:
+            return decode_response(self.answer, self.answer_header)
+        except FirstlineError as error:
+            log.error("recorded answer not readable", why=error.message)
+            return None
+
+
+def content_of(request: InferRequest) -> bytes:
+    """SHA-256 of what a request asks: the model, and the inputs to the last bit; not how long it may take."""
+    digest = hashlib.sha256()
+
+    def add(part: bytes) -> None:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+
+    for text in (request.model, request.version, request.full_model_digest):
+        add(text.encode())
+    for tensor in request.inputs:
+        add(f"{tensor.name}\0{tensor.datatype}\0{tensor.shape}".encode())
+        if tensor.array.dtype.hasobject:
+            for element in tensor.array.flat:
+                add(element)
+        else:
+            add(tensor.array.tobytes())
+    return digest.digest()
+
+
+def recorded(content: bytes, response: InferResponse) -> Record:
+    """What is kept of an answer: all of it but how a contract stands, which changes."""
+    if response.answer is not None:
+        response = replace(response, answer=replace(response.answer, contract=None))
+    everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
+    encoded = encode_response(everything, response)
+    if len(encoded.body) > ANSWER_LIMIT_BYTES:
+        return Record(content, None, None)
+    return Record(content, encoded.body, encoded.header_length)
+
+
+def find(connection: Connection, key: DeliveryKey) -> Record | None:
+    """The record of a delivery that was answered; None where there is none, or a damaged one."""
+    table = DELIVERIES.c
+    row = connection.execute(select(table.content, table.answer, table.answer_header).where(*_is(key))).first()
+    if row is None:
+        return None
+    content, sealed, header = row
+    try:
+        answer = _SEAL.open(sealed or b"", _about(key, content, header))
+    except IntegrityError as error:
+        log.error("recorded delivery is damaged", device=key.device, request_id=key.request_id, why=error.message)
+        return None
+    return Record(content, answer or None, header)
+
+
+def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: float, limit: int) -> Record | None:
+    """Keeps a delivery, and the newest `limit` of them.
+
+    Returns:
+        What is kept under the key already; None where this is new.
+    """
+    row = {
+        "device": key.device,
+        "request_id": key.request_id,
+        "content": record.content,
+        "service_s": service_s,
+        "answer": _SEAL.close(record.answer or b"", _about(key, record.content, record.answer_header)),
+        "answer_header": record.answer_header,
+    }
+    added = insert(connection, DELIVERIES).values(row).on_conflict_do_nothing().returning(DELIVERIES.c.sequence)
+    sequence = connection.execute(added).scalar()
+    if sequence is None:
+        known = find(connection, key)
+        if known is None:
+            connection.execute(update(DELIVERIES).where(*_is(key)).values(row))
+        return known
+    # By their order, which no clock can change.
+    connection.execute(delete(DELIVERIES).where(DELIVERIES.c.sequence <= sequence - limit))
+    return None
+
+
+def forget(connection: Connection, before_s: float) -> None:
+    """Forgets the deliveries that were answered before a time of service."""
+    connection.execute(delete(DELIVERIES).where(DELIVERIES.c.service_s < before_s))
+
+
+def _is(key: DeliveryKey) -> tuple[ColumnElement[bool], ...]:
+    return DELIVERIES.c.device == key.device, DELIVERIES.c.request_id == key.request_id
+
+
+def _about(key: DeliveryKey, content: bytes, header: int | None) -> bytes:
+    """What a seal covers beside the answer."""
+    return orjson.dumps((*key, content.hex(), header))

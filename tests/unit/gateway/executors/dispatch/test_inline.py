@@ -1,0 +1,193 @@
+"""Small models on the event loop beside several executors: what they take counts, and what fails moves on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import pytest
+from support.executors import MIB, SERVED, M
+from support.gateway import Doubler, NothingToLoad, doubled, request_of
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
+from firstline_core.types import Array, Tensor
+from firstline_gateway.executors.base import ModelKey, OnExecutor, Outcome, Probabilities
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+
+T = TypeVar("T")
+MODEL_MIB = SERVED.memory_bytes / MIB
+
+
+class Small(Doubler):
+    """Takes a simulated half millisecond; may fail."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__(batch_s={1: 0.0001, 2: 0.0001})
+        self._clock = clock
+        self.error: Exception | None = None
+
+    def run(self, rows: Array) -> Probabilities:
+        self._clock._now_s += 0.0005
+        if self.error is not None:
+            raise self.error
+        return super().run(rows)
+
+    def close(self) -> None:
+        pass
+
+
+class Far(NothingToLoad):
+    """Takes ten milliseconds, or for ever."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.batches = 0
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self.batches += 1
+        await self._clock.sleep(0.01)
+        await self.goes_on.wait()
+        return [doubled(tensor) for tensor in inputs]
+
+
+class Site:
+    def __init__(self, here: Costs, *, memory_mib: float = 0, energy_w: float = 0.0) -> None:
+        self.clock = SimulatedClock()
+        self.model, self.far = Small(self.clock), Far(self.clock)
+        self.local = LocalExecutor({M: cast(LoadedModel, self.model)}, sessions=1, max_batch_rows=32, clock=self.clock)
+        self.members = [
+            Member(name, executor, costs=lambda _, costs=costs: costs, sessions=1, memory=memory, energy=energy)  # type: ignore[misc]
+            for name, executor, costs, memory, energy in (
+                ("here", self.local, here, Memory(int(memory_mib * MIB)), Energy(energy_w)),
+                ("far", self.far, Costs(seconds={1: 0.01}), Memory(0), Energy(0.0)),
+            )
+        ]
+        for member in self.members:
+            member.place(SERVED, member.costs(SERVED))
+        self.dispatcher = Dispatcher(self.members, clock=self.clock)
+        self.late = 0
+        self.batcher = Batcher(
+            self.dispatcher, clock=self.clock, bounds=Bounds(1000, 1 << 30, 10.0, 32), on_late=self._count
+        )
+
+    def _count(self) -> None:
+        self.late += 1
+
+    async def ask(self, value: float = 1.0, timeout_s: float | None = None) -> Probabilities:
+        due_s = None if timeout_s is None else self.clock.monotonic_s() + timeout_s
+        return await self.until(self.batcher.submit(M, request_of(value, deadline_s=due_s)))
+
+    async def until(self, awaited: Awaitable[T]) -> T:
+        asked = asyncio.ensure_future(awaited)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        while not asked.done():
+            await self.clock.advance(0.001)
+        return asked.result()
+
+    def batches(self, name: str) -> dict[str, int]:
+        return next(dict(each.batches) for each in self.dispatcher.report().executors if each.name == name)
+
+    @property
+    def here(self) -> OnExecutor:
+        return self.dispatcher.report().executors[0].models[M]
+
+
+def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of each line what was said last."""
+    return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor left alone executor=here")]
+
+
+async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alone_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    site = Site(Costs())
+    assert (await site.ask(2.0)).tolist() == [[4.0]]
+    assert site.batches("here") == {"answered": 1}
+    site.model.error = InferenceError("CUDA error 700: an illegal memory access was encountered")
+    for _ in range(20):
+        assert (await site.ask(3.0)).tolist() == [[6.0]]
+    assert site.batches("here") == {"answered": 1, "refused": 3}
+    assert "It failed; it is tried again in" in site.here.problem
+    assert site.far.batches == 20
+    assert told_of_being_left_alone(caplog) == [site.model.error.message]
+    await site.dispatcher.close(1)
+
+
+async def test_a_request_that_is_wrong_is_told_so_by_one() -> None:
+    site = Site(Costs())
+    with pytest.raises(InvalidTensorError):
+        await site.ask(-1.0)
+    assert site.batches("here") == {"refused": 1}
+    assert site.far.batches == 0
+    await site.dispatcher.close(1)
+
+
+async def test_what_moved_on_is_told_at_its_deadline_and_at_the_end() -> None:
+    site = Site(Costs())
+    site.model.error = InferenceError("no kernel")
+    site.far.goes_on.clear()
+    with pytest.raises(DeadlineExceededError):
+        await site.ask(timeout_s=0.05)
+    assert site.late == 1
+    waits = asyncio.ensure_future(site.batcher.submit(M, request_of(1.0)))
+    while site.far.batches < 2:  # noqa: ASYNC110 (the executor has no event for it)
+        await asyncio.sleep(0)
+    site.batcher.abandon(NotReadyError("ends"))
+    with pytest.raises(NotReadyError):
+        await waits
+    site.far.goes_on.set()
+    await site.dispatcher.close(1)
+
+
+async def test_joules_count_on_the_loop_as_well() -> None:
+    site = Site(Costs(power_w=10.0))
+    for _ in range(100):
+        await site.ask()
+    assert site.batches("here") == {"answered": 100}
+    assert site.dispatcher.report().executors[0].energy_j == pytest.approx(100 * 10.0 * 0.0005)
+    await site.dispatcher.close(1)
+
+
+@pytest.mark.parametrize(("batch_bytes", "here"), [(1e9, 0), (1e6, 1)])
+async def test_a_batch_beyond_the_memory_runs_elsewhere(batch_bytes: float, here: int) -> None:
+    site = Site(Costs(memory_bytes={1: batch_bytes}), memory_mib=MODEL_MIB + 500)
+    await site.ask()
+    assert (site.batches("here").get("answered", 0), site.far.batches) == (here, 1 - here)
+    await site.dispatcher.close(1)
+
+
+async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> None:
+    site = Site(Costs(memory_bytes={1: 400 * MIB}), memory_mib=MODEL_MIB + 500)
+    inputs = [Tensor("x", np.ones((2, 1), np.float32))]
+    ran = site.dispatcher.run_now(M, inputs, [None])
+    assert site.model.runs == []
+    assert not isinstance(ran, list)
+    await site.until(ran)
+    assert site.far.batches == 1
+    await site.dispatcher.close(1)
+
+
+async def test_what_nobody_foresaw_is_told_and_held_against_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(Costs())
+    site.model.error = ValueError("dimensions")
+    for _ in range(3):
+        with pytest.raises(ValueError, match="dimensions"):
+            await site.ask()
+    assert site.batches("here") == {"failed": 3}
+    assert told_of_being_left_alone(caplog) == ["dimensions"]
+    assert (await site.ask(2.0)).tolist() == [[4.0]]
+    await site.dispatcher.close(1)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.gateway import DIGITS, Doubler, request_of
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SimulatedClock
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, Tensor
+from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_gateway.executors.live_times import WINDOW, LiveTimes
+from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.scheduling.inline import INLINE_S
+
+M = ModelKey("m", 1)
+
+
+class Meeting(Doubler):
+    """A model that returns only once `parties` threads run it at the same moment."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(parties, timeout=10)
+        self.met = False
+        self.closed = False
+
+    def run(self, rows: Array) -> Probabilities:
+        self.met = True
+        self.barrier.wait()
+        return super().run(rows)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
+    model = Meeting(3)
+    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=3, max_batch_rows=4)
+    assert executor.slots == 3
+    tensor = Tensor("x", np.ones((1, 1), np.float32))
+    answers = await asyncio.gather(*(executor.run(M, [tensor], [None]) for _ in range(3)))
+    assert [np.asarray(outcome).tolist() for (outcome,) in answers] == [[[2]]] * 3
+    assert await executor.close(10)
+    assert model.closed
+
+
+async def test_closing_waits_so_long_and_says_what_runs_on() -> None:
+    model = Meeting(2)
+    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4)
+    tensor = Tensor("x", np.ones((1, 1), np.float32))
+    running = executor.run(M, [tensor], [None])
+    while not model.met:  # noqa: ASYNC110 (it is in another thread)
+        await asyncio.sleep(0.001)
+    assert not await executor.close(0)
+    assert not model.closed
+    model.barrier.wait()
+    (outcome,) = await running
+    assert np.asarray(outcome).tolist() == [[2]]
+    assert await executor.close(10)
+    assert model.closed
+
+
+async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Path) -> None:
+    repository = load_repository(DIGITS, RuntimeOptions())
+    executor = LocalExecutor({served.key: served.loaded for served in repository}, sessions=2, max_batch_rows=3)
+    file = tmp_path / "blank.png"
+    Image.new("L", (8, 8), 128).save(file)
+    encoded = np.array([file.read_bytes()], dtype=np.object_)
+    one, bad, four = await executor.run(
+        ModelKey("digits", 1),
+        [
+            Tensor("image", encoded),
+            Tensor("image", np.array([b"not an image"], dtype=np.object_)),
+            Tensor("image", np.repeat(encoded, 4)),
+        ],
+        [None, None, None],
+    )
+    await executor.close(10)
+    assert isinstance(bad, Exception)
+    assert "Row 0" in str(bad) or "row 0" in str(bad)
+    assert np.asarray(one).shape == (1, 10)
+    np.testing.assert_allclose(np.asarray(four), np.repeat(np.asarray(one), 4, axis=0), atol=1e-6)
+
+
+class Taking(Doubler):
+    """A model whose batches take so long, as a simulated clock has it; notes which were run on the event loop."""
+
+    def __init__(self, clock: SimulatedClock, loaded_s: float, takes_s: float) -> None:
+        super().__init__(batch_s={1: loaded_s})
+        self.clock = clock
+        self.takes_s = takes_s
+        self.on_loop: list[bool] = []
+
+    def run(self, rows: Array) -> Probabilities:
+        self.on_loop.append(threading.current_thread() is threading.main_thread())
+        self.clock._now_s += self.takes_s
+        return super().run(rows)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("loaded_s", "takes_s", "ends_on_loop"),
+    [
+        (0.005, 0.0002, True),  # the machine was busy while it was loaded
+        (0.005, 0.0009, False),  # too little to tell: it would leave again
+        (0.005, 0.004, False),
+        (0.0002, 0.0002, True),
+    ],
+)
+async def test_a_model_that_was_loaded_on_a_busy_machine_is_measured_again(
+    loaded_s: float, takes_s: float, ends_on_loop: bool
+) -> None:
+    clock = SimulatedClock()
+    model = Taking(clock, loaded_s, takes_s)
+    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
+    bounds = Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4)
+    batcher = Batcher(executor, clock=clock, bounds=bounds)
+    for value in range(2 * WINDOW):
+        assert (await batcher.submit(M, request_of(float(value)))).tolist() == [[2.0 * value]]
+    begins_on_loop = loaded_s < INLINE_S
+    assert model.on_loop[:WINDOW] == [begins_on_loop] * WINDOW
+    assert model.on_loop[WINDOW:] == [ends_on_loop] * WINDOW
+    assert await executor.close(10)
+
+
+async def test_batches_that_failed_tell_nothing_of_what_a_model_takes() -> None:
+    clock = SimulatedClock()
+    model = Taking(clock, 0.005, 0.0001)
+    executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
+    for _ in range(2 * WINDOW):
+        await executor.run(M, [Tensor("x", np.full((1, 1), -1.0, np.float32))], [None])
+    assert executor.measured(M) == {1: 0.005}
+    assert await executor.close(10)
+
+
+def test_some_quick_batches_suffice_where_others_waited_for_the_lock_and_a_few_do_not() -> None:
+    for quick, small in ((WINDOW // 4 - 1, False), (WINDOW // 4, True)):
+        live = LiveTimes({1: 0.005})
+        for at in range(WINDOW):
+            live.observe(1 + at % 2, 0.0003 if at < quick else 0.006)
+        assert live.measured == ({1: 0.0003, 2: 0.0003} if small else {1: 0.005})

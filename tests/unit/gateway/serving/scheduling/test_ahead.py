@@ -1,0 +1,193 @@
+"""What runs next where every thread is busy: a thread takes it by itself, and until then it may be taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+from support.gateway import Doubler, request_of
+
+from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import DeadlineExceededError, NotReadyError
+from firstline_core.types import Array, InferRequest
+from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_gateway.executors.local import LocalExecutor
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+
+M, N = ModelKey("m", 1), ModelKey("n", 1)
+
+
+class Held(Doubler):
+    """A model that says which row it begins, and ends when the test lets it; twice the rows take it twice as long."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_s={1: 0.013, 2: 0.026})
+        self.begun: queue.Queue[float] = queue.Queue()
+        self.may_end: defaultdict[float, threading.Event] = defaultdict(threading.Event)
+
+    def run(self, rows: Array) -> Probabilities:
+        value = float(rows[0, 0])
+        self.begun.put(value)
+        assert self.may_end[value].wait(10)
+        return super().run(rows)
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """A batcher over threads of its own, all of one model that the test holds."""
+
+    def __init__(self, sessions: int, concurrency: int) -> None:
+        self.clock = SimulatedClock()
+        self.model = Held()
+        loaded = cast(LoadedModel, self.model)
+        self.executor = LocalExecutor({M: loaded, N: loaded}, sessions=sessions, max_batch_rows=4, clock=self.clock)
+        self.rows_run: list[int] = []
+        self.batcher = Batcher(
+            self.executor,
+            clock=self.clock,
+            bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4),
+            concurrency=lambda key: concurrency if key == M else 0,
+            on_batch=self.rows_run.append,
+        )
+
+    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(key, request))
+        await asyncio.sleep(0)
+        return task
+
+    async def begins(self) -> float:
+        return await asyncio.to_thread(self.model.begun.get, timeout=10)
+
+    def end(self, value: float) -> None:
+        self.model.may_end[value].set()
+
+
+@asynccontextmanager
+async def bench_of(sessions: int = 1, concurrency: int = 0) -> AsyncIterator[Bench]:
+    bench = Bench(sessions, concurrency)
+    try:
+        yield bench
+    finally:
+        for value in range(10):
+            bench.end(value)
+        assert await bench.executor.close(10)
+
+
+async def test_a_thread_goes_on_with_what_waits_though_the_event_loop_is_held() -> None:
+    async with bench_of() as bench:
+        first = await bench.submit(request_of(1))
+        assert await bench.begins() == 1
+        rest = [await bench.submit(request_of(float(value))) for value in (2, 3)]
+        assert bench.batcher.depth == 2
+        bench.end(1)
+        assert bench.model.begun.get(timeout=10) == 2  # meanwhile this holds the loop
+        bench.end(2)
+        assert [float((await task)[0, 0]) for task in (first, rest[0])] == [2, 4]
+        assert await bench.begins() == 3
+        bench.end(3)
+        assert float((await rest[1])[0, 0]) == 6
+        assert bench.batcher.depth == 0
+        assert bench.rows_run == [1, 1, 1]
+
+
+async def test_each_thread_goes_on_by_itself() -> None:
+    async with bench_of(sessions=2) as bench:
+        running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4, 5)]
+        assert {await bench.begins(), await bench.begins()} == {1, 2}
+        bench.end(1)
+        bench.end(2)
+        assert {bench.model.begun.get(timeout=10) for _ in range(2)} == {3, 4}  # meanwhile this holds the loop
+        assert bench.model.begun.empty()
+        for value in (3, 4, 5):
+            bench.end(value)
+        answers = await asyncio.gather(*running)
+        assert [float(rows[0, 0]) for rows in answers] == [2, 4, 6, 8, 10]
+        assert bench.batcher.depth == 0 and bench.rows_run == [1] * 5
+
+
+async def test_a_newcomer_who_goes_first_takes_the_place_of_both() -> None:
+    async with bench_of(sessions=2) as bench:
+        running = [await bench.submit(request_of(float(value))) for value in (1, 2, 3, 4)]
+        assert {await bench.begins(), await bench.begins()} == {1, 2}
+        running.append(await bench.submit(request_of(5, priority=1)))
+        bench.end(1)
+        assert await bench.begins() == 5
+        bench.end(2)
+        assert await bench.begins() == 3
+        for value in (3, 4, 5):
+            bench.end(value)
+        await asyncio.gather(*running)
+
+
+async def test_what_comes_later_and_is_due_before_goes_before() -> None:
+    async with bench_of() as bench:
+        running = [await bench.submit(request_of(1))]
+        assert await bench.begins() == 1
+        running += [await bench.submit(request_of(2)), await bench.submit(request_of(3, priority=1))]
+        for value in (1, 3, 2):
+            bench.end(value)
+        assert [await bench.begins() for _ in range(2)] == [3, 2]
+        await asyncio.gather(*running)
+
+
+async def test_nobody_runs_for_a_caller_who_left() -> None:
+    async with bench_of() as bench:
+        first = await bench.submit(request_of(1))
+        assert await bench.begins() == 1
+        second = await bench.submit(request_of(2))
+        second.cancel()
+        await asyncio.wait([second])
+        third = await bench.submit(request_of(3))
+        for value in (1, 2, 3):
+            bench.end(value)
+        assert await bench.begins() == 3
+        await asyncio.gather(first, third)
+        assert bench.model.runs == [1, 1]
+
+
+async def test_what_is_late_before_a_thread_is_free_is_never_begun() -> None:
+    async with bench_of() as bench:
+        first = await bench.submit(request_of(1))
+        assert await bench.begins() == 1
+        second = await bench.submit(request_of(2, deadline_s=bench.clock.monotonic_s() + 60))
+        await bench.clock.advance(61)
+        with pytest.raises(DeadlineExceededError):
+            await second
+        bench.end(1)
+        await first
+        assert bench.model.runs == [1]
+
+
+async def test_a_model_runs_no_more_often_at_once_than_it_may() -> None:
+    async with bench_of(sessions=2, concurrency=1) as bench:
+        tasks = [await bench.submit(request_of(1)), await bench.submit(request_of(2), N)]
+        assert sorted([await bench.begins(), await bench.begins()]) == [1, 2]
+        tasks.append(await bench.submit(request_of(3)))
+        bench.end(2)
+        await tasks[1]
+        assert bench.model.begun.empty()
+        bench.end(1)
+        assert await bench.begins() == 3
+        bench.end(3)
+        await asyncio.gather(*tasks)
+
+
+async def test_a_shutdown_answers_what_was_given_ahead_too() -> None:
+    async with bench_of() as bench:
+        tasks = [await bench.submit(request_of(float(value))) for value in (1, 2)]
+        assert await bench.begins() == 1
+        bench.batcher.abandon(NotReadyError("later"))
+        assert [type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)] == [NotReadyError] * 2
+        bench.end(1)
+        assert await bench.executor.close(10)
+        assert bench.model.runs == [1]

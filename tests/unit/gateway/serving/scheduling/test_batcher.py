@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from support.gateway import GatedExecutor, request_of
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.contract_notes import AuditNote
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
+from firstline_core.telemetry.trace import CURRENT, TraceContext, received
+from firstline_core.types import InferRequest
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+
+M, N = ModelKey("m", 1), ModelKey("n", 1)
+
+
+class Bench:
+    """A batcher over a gated executor on a simulated clock."""
+
+    def __init__(self, slots: int = 1, rows: int = 4, requests: int = 100, size_bytes: int = 1 << 20) -> None:
+        self.clock = SimulatedClock()
+        self.executor = GatedExecutor(slots)
+        self.rows_run: list[int] = []
+        self.late = 0
+        self.batcher = Batcher(
+            self.executor,
+            clock=self.clock,
+            bounds=Bounds(requests=requests, size_bytes=size_bytes, seconds=100.0, batch_rows=rows),
+            on_batch=self.rows_run.append,
+            on_late=self._count,
+        )
+
+    def _count(self) -> None:
+        self.late += 1
+
+    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(key, request))
+        await settled()
+        return task
+
+    async def warm(self, *sizes: int) -> None:
+        """Has batches of so many rows run, so that it is known what batches bring."""
+        for rows in sizes:
+            task = await self.submit(request_of(*[0.0] * rows))
+            await self.release()
+            await task
+        self.executor.batches.clear()
+        self.rows_run.clear()
+
+    async def release(self, position: int = 0, error: BaseException | None = None) -> None:
+        self.executor.release(position, error)
+        await settled()
+
+    @property
+    def batches(self) -> list[list[list[float]]]:
+        return [rows for _, rows in self.executor.batches]
+
+
+async def settled() -> None:
+    """Lets every task run until it waits for something that only the test can give."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer() -> None:
+    bench = Bench()
+    task = await bench.submit(request_of(1, 2))
+    assert bench.batches == [[[1, 2]]]
+    assert bench.clock.sleepers == 0
+    await bench.release()
+    assert (await task).tolist() == [[2], [4]]
+    assert bench.batcher.depth == 0
+
+
+async def test_what_waited_while_the_session_was_busy_is_the_next_batch_in_order() -> None:
+    bench = Bench(rows=4)
+    await bench.warm(1, 2, 4)
+    first = await bench.submit(request_of(1))
+    rest = [await bench.submit(request_of(float(n))) for n in range(2, 8)]
+    assert bench.batcher.depth == 6
+    await bench.release()
+    assert (await first).tolist() == [[2]]
+    assert bench.batches[1] == [[2], [3], [4], [5]]
+    await bench.release()
+    assert bench.batches[2] == [[6], [7]]
+    await bench.release()
+    assert [(await task).tolist() for task in rest] == [[[2 * n]] for n in range(2, 8)]
+    assert bench.rows_run == [1, 4, 2]
+
+
+async def test_a_batch_takes_whole_requests_up_to_its_rows_and_a_large_one_alone() -> None:
+    bench = Bench(rows=4)
+    await bench.warm(1, 2, 4)
+    await bench.submit(request_of(0))
+    await bench.submit(request_of(1, 1, 1))
+    await bench.submit(request_of(2, 2))
+    await bench.submit(request_of(3, 3, 3, 3, 3, 3))
+    for _ in range(4):
+        await bench.release()
+    assert [[len(rows) for rows in batch] for batch in bench.batches] == [[1], [3], [2], [6]]
+
+
+async def test_every_session_is_used_and_never_more() -> None:
+    bench = Bench(slots=2)
+    await bench.warm(1, 2, 4)
+    for n in range(5):
+        await bench.submit(request_of(float(n)))
+    assert bench.batches == [[[0]], [[1]]]
+    await bench.release(1)
+    assert bench.batches[2] == [[2], [3], [4]]
+    assert bench.executor.most_running == 2
+
+
+async def test_an_expired_request_is_dropped_before_it_runs() -> None:
+    bench = Bench()
+    await bench.warm(1)
+    await bench.submit(request_of(0))
+    late = await bench.submit(request_of(1, deadline_s=1.0))
+    in_time = await bench.submit(request_of(2, deadline_s=9.0))
+    await bench.clock.advance(1.0)
+    await bench.release()
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await late
+    assert bench.batches[1:] == [[[2]]]
+    await bench.release()
+    assert (await in_time).tolist() == [[4]]
+    assert bench.late == 1
+    with pytest.raises(DeadlineExceededError):
+        await bench.batcher.submit(M, request_of(1, deadline_s=0.5))
+    assert bench.late == 1  # it was never let in
+
+
+async def test_what_is_let_in_is_answered_at_its_deadline_whether_it_waits_or_runs() -> None:
+    bench = Bench()
+    await bench.warm(1)
+    running = await bench.submit(request_of(0, deadline_s=0.5))
+    late = await bench.submit(request_of(1, deadline_s=1.0))
+    patient = await bench.submit(request_of(2, deadline_s=9.0))
+    assert bench.clock.sleepers == 3
+    await bench.clock.advance(0.4)
+    assert not running.done()
+    await bench.clock.advance(0.1)
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await running
+    await bench.clock.advance(0.5)
+    with pytest.raises(DeadlineExceededError, match="deadline passed"):
+        await late
+    assert (bench.late, bench.batcher.depth) == (2, 1)
+    await bench.release()
+    await bench.release()
+    assert (await patient).tolist() == [[4]]
+    assert bench.clock.sleepers == 0
+    assert bench.batches == [[[0]], [[2]]]
+
+
+async def test_what_cannot_be_done_in_time_any_more_is_not_begun() -> None:
+    bench = Bench()
+    first = await bench.submit(request_of(0))
+    await bench.clock.advance(1.0)
+    await bench.release()
+    await first  # 1 second a row
+    await bench.submit(request_of(1))
+    hopeless = await bench.submit(request_of(2, deadline_s=4.0))
+    await bench.clock.advance(2.5)
+    await bench.release()
+    with pytest.raises(DeadlineExceededError):
+        await hopeless
+    assert bench.batches == [[[0]], [[1]]]
+    assert bench.late == 1
+
+
+async def test_whoever_leaves_takes_the_timer_along() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    leaving = await bench.submit(request_of(1, deadline_s=5.0))
+    assert bench.clock.sleepers == 1
+    leaving.cancel()
+    await settled()
+    assert bench.clock.sleepers == 0
+
+
+async def test_what_is_given_up_is_answered_at_once_and_what_runs_is_not_waited_for() -> None:
+    bench = Bench()
+    tasks = [await bench.submit(request_of(float(n), deadline_s=9.0), key) for n, key in enumerate((M, M, N))]
+    bench.batcher.abandon(NotReadyError("Shutting down."))
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [NotReadyError] * 3
+    assert (bench.batcher.depth, bench.executor.held, bench.clock.sleepers) == (0, 1, 0)
+    await bench.release()
+    assert bench.batches == [[[0]]]
+
+
+async def test_when_all_that_waits_expired_the_session_takes_what_comes_next() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    late = [await bench.submit(request_of(1, deadline_s=1.0), key) for key in (M, N)]
+    await bench.clock.advance(2)
+    await bench.release()
+    assert [type(error) for error in await asyncio.gather(*late, return_exceptions=True)] == [DeadlineExceededError] * 2
+    await bench.submit(request_of(3))
+    assert bench.batches[1:] == [[[3]]]
+
+
+async def test_a_full_queue_refuses_with_the_time_that_it_needs_to_empty() -> None:
+    bench = Bench(rows=1, requests=2)
+    first = await bench.submit(request_of(0))
+    await bench.clock.advance(1.5)
+    await bench.release()
+    await first
+    for _ in range(3):
+        await bench.submit(request_of(1))
+    with pytest.raises(QueueFullError, match="Model 'm' has 2 requests waiting") as caught:
+        await bench.batcher.submit(M, request_of(1))
+    assert caught.value.retry_after_s == pytest.approx(4.5)  # one runs, two wait
+    await bench.submit(request_of(1), N)  # another model has room
+    await bench.release()
+    await bench.submit(request_of(1))
+
+
+async def test_audits_leave_half_of_the_room_to_escalations() -> None:
+    note = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
+    bench = Bench(requests=4)
+    await bench.submit(request_of(0))
+    for _ in range(2):
+        await bench.submit(request_of(1, audit=note))
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        await bench.batcher.submit(M, request_of(1, audit=note))
+    for _ in range(2):
+        await bench.submit(request_of(1))
+    with pytest.raises(QueueFullError, match="4 requests wait"):
+        await bench.batcher.submit(M, request_of(1))
+    small = Bench(size_bytes=16)
+    for _ in range(3):
+        await small.submit(request_of(1))  # one runs, and 8 bytes wait
+    with pytest.raises(QueueFullError, match="8 bytes of requests wait"):
+        await small.batcher.submit(M, request_of(1, audit=note))
+    await small.submit(request_of(1))
+
+
+async def test_the_queue_is_bounded_in_bytes_over_all_models() -> None:
+    bench = Bench(size_bytes=12)
+    await bench.submit(request_of(*range(100)))  # runs at once, however large: nothing waits
+    await bench.submit(request_of(1, 2))
+    with pytest.raises(QueueFullError, match="8 bytes of requests wait") as caught:
+        await bench.batcher.submit(N, request_of(1, 2))
+    assert caught.value.retry_after_s is not None
+    await bench.submit(request_of(1), N)
+
+
+async def test_a_bad_request_fails_alone_in_its_batch() -> None:
+    bench = Bench()
+    await bench.warm(1, 2, 4)
+    await bench.submit(request_of(0))
+    tasks = [await bench.submit(request_of(value)) for value in (1.0, -1.0, 3.0)]
+    await bench.release()
+    await bench.release()
+    good, bad, also_good = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(bad, InvalidTensorError)
+    assert np.array_equal(good, [[2]])  # type: ignore[arg-type]
+    assert np.array_equal(also_good, [[6]])  # type: ignore[arg-type]
+
+
+async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
+    bench = Bench()
+    first = await bench.submit(request_of(0))
+    second = await bench.submit(request_of(1))
+    await bench.release(error=OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        await first
+    await bench.release()
+    assert (await second).tolist() == [[2]]
+
+
+async def test_a_caller_that_leaves_takes_its_request_along() -> None:
+    bench = Bench()
+    await bench.submit(request_of(0))
+    leaving = await bench.submit(request_of(1))
+    staying = await bench.submit(request_of(2))
+    leaving.cancel()
+    await settled()
+    assert bench.batcher.depth == 1
+    await bench.release()
+    assert bench.batches[1] == [[2]]
+    await bench.release()
+    assert (await staying).tolist() == [[4]]
+
+
+async def test_a_caller_may_leave_while_its_request_runs() -> None:
+    bench = Bench()
+    leaving = await bench.submit(request_of(0))
+    leaving.cancel()
+    staying = await bench.submit(request_of(2))
+    await bench.release()
+    await bench.release()
+    assert leaving.cancelled()
+    assert (await staying).tolist() == [[4]]
+
+
+async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
+    bench = Bench(rows=2)
+    await bench.warm(1, 2)
+    tasks = [await bench.submit(request_of(1))]
+    tasks += [
+        await bench.submit(request_of(value, priority=level)) for value, level in ((2, 3), (3, 0), (4, 3), (5, 1))
+    ]
+    for _ in range(3):
+        await bench.release()
+    assert bench.batches == [[[1]], [[5], [3]], [[2], [4]]]
+    await asyncio.gather(*tasks)
+
+
+async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_room() -> None:
+    bench = Bench(slots=3)
+    bench.batcher._running._concurrency = lambda key: 1 if key == M else 0
+    first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
+    other = await bench.submit(request_of(3), N)
+    assert [key for key, _ in bench.executor.batches] == [M, N]
+    await bench.release(1)
+    assert (await other).tolist() == [[6.0]]
+    assert bench.batcher.depth == 1
+    await bench.release()
+    assert (await first).tolist() == [[2.0]]
+    await bench.release()
+    assert (await second).tolist() == [[4.0]]
+
+
+async def test_a_batch_runs_under_the_trace_of_one_of_its_requests_and_leaves_none_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(rows=4)
+    await bench.warm(1, 2, 4)
+    under: list[TraceContext | None] = []
+    run = bench.executor.run
+
+    async def noting(*arguments: object) -> list[Outcome]:
+        under.append(CURRENT.get())
+        return await run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.executor, "run", noting)
+    trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    tasks = [await bench.submit(request_of(1.0))]
+    tasks += [await bench.submit(request_of(2.0, trace=each)) for each in (None, trace, None)]
+    for _ in range(2):
+        await bench.release()
+    tasks.append(await bench.submit(request_of(3.0)))
+    await bench.release()
+    await asyncio.gather(*tasks)
+    assert under == [None, trace, None]
+    assert CURRENT.get() is None

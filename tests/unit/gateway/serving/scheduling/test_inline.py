@@ -1,0 +1,240 @@
+"""Small models on the event loop: batches of what came in one turn, and nobody held up by them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from support.gateway import GatedExecutor, doubled, request_of
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
+from firstline_core.types import AuditNote, Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.scheduling.inline import TURN_S, WAITING_S
+
+M, N = ModelKey("m", 1), ModelKey("n", 1)
+
+
+class Here(GatedExecutor):
+    """Runs at once what is asked of it so; a batch takes what the test says."""
+
+    def __init__(self, clock: SimulatedClock, measured: dict[ModelKey, Mapping[int, float]]) -> None:
+        super().__init__()
+        self.clock = clock
+        self.kept = {key: MappingProxyType(dict(found)) for key, found in measured.items()}
+        self.takes_s = 0.0
+        self.here: list[tuple[ModelKey, list[float]]] = []
+        self.breaks = False
+
+    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], _deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        if self.breaks:
+            raise ZeroDivisionError
+        self.here.append((key, [value for tensor in inputs for value in tensor.array[:, 0].tolist()]))
+        self.clock._now_s += self.takes_s
+        return [InvalidTensorError("negative") if (each.array < 0).any() else doubled(each) for each in inputs]
+
+    def measured(self, key: ModelKey) -> Mapping[int, float]:
+        return self.kept.get(key, MappingProxyType({}))
+
+
+class Bench:
+    def __init__(self, measured: dict[ModelKey, Mapping[int, float]] | None = None, rows: int = 8) -> None:
+        self.clock = SimulatedClock()
+        self.executor = Here(self.clock, {M: {1: 20e-6, 8: 30e-6}} if measured is None else measured)
+        self.late = 0
+        self.batcher = Batcher(
+            self.executor,
+            clock=self.clock,
+            bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=rows),
+            on_late=self._count,
+        )
+
+    def _count(self) -> None:
+        self.late += 1
+
+
+async def test_a_lone_request_is_answered_within_the_turn_of_the_loop() -> None:
+    bench = Bench()
+    asked = asyncio.create_task(bench.batcher.submit(M, request_of(3.0)))
+    await asyncio.sleep(0)  # it asks
+    await asyncio.sleep(0)  # and runs
+    assert bench.executor.here == [(M, [3.0])]
+    assert (await asked).tolist() == [[6.0]]
+
+
+async def test_what_came_in_one_turn_is_one_batch_and_models_do_not_mix() -> None:
+    bench = Bench({M: {1: 20e-6}, N: {1: 20e-6}})
+    asked = [bench.batcher.submit(key, request_of(value)) for value, key in ((1.0, M), (2.0, N), (3.0, M))]
+    answers = await asyncio.gather(*asked)
+    assert bench.executor.here == [(M, [1.0, 3.0]), (N, [2.0])]
+    assert [answer.tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
+
+
+async def test_a_batch_takes_no_more_rows_than_it_may() -> None:
+    bench = Bench({M: {1: 20e-6, 2: 22e-6, 4: 25e-6}}, rows=4)
+    await asyncio.gather(*(bench.batcher.submit(M, request_of(float(value))) for value in range(10)))
+    assert [len(rows) for _, rows in bench.executor.here] == [4, 4, 2]
+
+
+async def test_one_request_that_is_wrong_fails_alone() -> None:
+    bench = Bench()
+    good, bad = await asyncio.gather(
+        *(bench.batcher.submit(M, request_of(value)) for value in (1.0, -1.0)), return_exceptions=True
+    )
+    assert isinstance(bad, InvalidTensorError)
+    assert np.asarray(good).tolist() == [[2.0]]
+
+
+async def test_models_that_are_large_or_were_not_measured_go_to_the_threads() -> None:
+    for measured in ({M: {1: 0.013}}, {}):
+        bench = Bench(measured)
+        asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+        while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
+            await asyncio.sleep(0)
+        bench.executor.release()
+        await asked
+        assert bench.executor.here == []
+
+
+async def test_batches_of_a_large_model_are_sized_from_its_loading_on() -> None:
+    bench = Bench({M: {1: 0.013, 2: 0.026}})
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(float(value)))) for value in range(8)]
+    while not all(task.done() for task in asked):
+        if bench.executor.held:
+            bench.executor.release()
+        await asyncio.sleep(0)
+    assert [len(batch) for _, batch in bench.executor.batches] == [1] * 8
+
+
+async def test_more_than_may_wait_on_the_loop_queues_for_the_threads() -> None:
+    bench = Bench({M: {1: 900e-6}})
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(1.0))) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert 0 < bench.batcher.depth <= 20
+    while bench.executor.held or not all(task.done() for task in asked):
+        if bench.executor.held:
+            bench.executor.release()
+        await asyncio.sleep(0)
+    assert sum(len(rows) for _, rows in bench.executor.here) == int(WAITING_S / 900e-6)
+
+
+async def test_other_work_of_the_loop_has_its_turn_between_batches() -> None:
+    """An inline model must not starve the loop: what is due meanwhile runs after `TURN_S` at the latest."""
+    keys = [ModelKey("m", version) for version in range(8)]
+    bench = Bench({key: {1: 100e-6} for key in keys})
+    bench.executor.takes_s = 0.6 * TURN_S
+    ran_before: list[int] = []
+
+    async def others() -> None:
+        while len(bench.executor.here) < len(keys):
+            ran_before.append(len(bench.executor.here))
+            await asyncio.sleep(0)
+
+    asked = [asyncio.create_task(bench.batcher.submit(key, request_of(1.0))) for key in keys]
+    await asyncio.gather(others(), *asked)
+    steps = [after - before for before, after in zip(ran_before, [*ran_before[1:], len(keys)], strict=True)]
+    assert max(steps) <= 2
+
+
+async def test_who_cannot_be_answered_in_time_is_told() -> None:
+    bench = Bench()
+    bench.executor.takes_s = 0.5
+    asked = bench.batcher.submit(M, request_of(1.0, deadline_s=bench.clock.monotonic_s() + 0.1))
+    with pytest.raises(DeadlineExceededError):
+        await asked
+    assert bench.late == 1
+
+
+async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_later() -> None:
+    bench = Bench()
+    bench.executor.takes_s = 0.1
+    for _ in range(40):
+        asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+        while not asked.done():
+            if bench.executor.held:
+                bench.executor.release()
+            await asyncio.sleep(0)
+    slow = len(bench.executor.here)
+    assert slow < 40
+    await bench.clock.advance(60.0)
+    bench.executor.takes_s = 0.0
+    for _ in range(2):
+        asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+        while not asked.done():
+            if bench.executor.held:
+                bench.executor.release()
+            await asyncio.sleep(0)
+    assert len(bench.executor.here) > slow
+
+
+async def test_one_batch_that_holds_the_loop_up_is_the_last_for_a_while() -> None:
+    bench = Bench()
+    bench.executor.takes_s = 0.5
+    await bench.batcher.submit(M, request_of(1.0))
+    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
+        await asyncio.sleep(0)
+    bench.executor.release()
+    await asked
+    assert len(bench.executor.here) == 1
+
+
+async def test_an_audit_gives_way_on_the_loop_too() -> None:
+    note = AuditNote(predicted=0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.5, edge_digest="e")
+    bench = Bench()
+    alone = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, audit=note)))
+    assert (await alone).tolist() == [[2.0]]
+    assert len(bench.executor.here) == 1
+    asked = [asyncio.create_task(bench.batcher.submit(M, request_of(2.0, audit=audit))) for audit in (None, note)]
+    while not bench.executor.held:  # noqa: ASYNC110 (the executor has no event for it)
+        await asyncio.sleep(0)
+    assert bench.executor.here[1:] == [(M, [2.0])]
+    bench.executor.release()
+    await asyncio.gather(*asked)
+
+
+async def test_a_caller_that_leaves_takes_its_request_along() -> None:
+    bench = Bench()
+    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert bench.executor.here == []
+
+
+async def test_what_nobody_foresaw_is_told_to_those_whom_it_hit(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.executor.breaks = True
+    with pytest.raises(ZeroDivisionError):
+        await bench.batcher.submit(M, request_of(1.0))
+
+
+async def test_an_end_answers_what_waits() -> None:
+    bench = Bench()
+    asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
+    await asyncio.sleep(0)
+    bench.batcher.abandon(NotReadyError("ends"))
+    with pytest.raises(NotReadyError):
+        await asked
+
+
+async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
+    bench = Bench()
+    await bench.batcher.submit(M, request_of(1.0))  # nothing was known of the turn before
+    await asyncio.sleep(0)
+    alone = bench.batcher.submit(M, request_of(2.0))
+    with pytest.raises(StopIteration) as ended:  # without one turn of the loop
+        alone.send(None)
+    assert ended.value.value.tolist() == [[4.0]]
+    waits = [asyncio.create_task(bench.batcher.submit(M, request_of(value))) for value in (3.0, 4.0, 5.0)]
+    await asyncio.gather(*waits)
+    assert [values for _, values in bench.executor.here[2:]] == [[3.0], [4.0, 5.0]]
+    await asyncio.gather(*(bench.batcher.submit(M, request_of(value)) for value in (6.0, 7.0)))
+    assert bench.executor.here[-1][1] == [6.0, 7.0]  # they had come together the last time

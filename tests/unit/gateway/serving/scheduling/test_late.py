@@ -1,0 +1,760 @@
+"""The batcher before several executors, in simulated time: batches wait in the queue for one that is worth it.
+
+Batches gain by size here, as those of most models: two executors are no slower than the better one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.gateway import NothingToLoad, doubled, request_of
+
+from firstline_core.bundle.artefact import Artefact
+from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    LinkDownError,
+    PayloadTooLargeError,
+    QueueFullError,
+)
+from firstline_core.types import Tensor
+from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.dispatch.budgets import Energy, Memory
+from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.seats import Look
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+
+FULL = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
+MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FULL)
+SERVED = ServedModel(ModelKey("m", 1), Path(), MANIFEST, None, MANIFEST.full_digest)
+FRUGAL = replace(SERVED, key=ModelKey("n", 1))
+"""Another model that takes no energy, and memory only for itself."""
+MODEL_MIB = SERVED.memory_bytes >> 20
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+class Gains(NothingToLoad):
+    """Takes some seconds for each batch, and some for each row, as often side by side as it has slots."""
+
+    def __init__(self, clock: SimulatedClock, speed: float, slots: int = 1, row_s: float = 0.002) -> None:
+        super().__init__(slots)
+        self._row_s = row_s
+        self._clock = clock
+        self._free = asyncio.Semaphore(slots)
+        self.speed = speed
+        self.error: FirstlineError | None = None
+        self.stopped = False
+        self.batches: list[int] = []
+
+    def seconds(self, rows: int) -> float:
+        return (0.004 + self._row_s * rows) / self.speed
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        rows = sum(len(tensor.array) for tensor in inputs)
+        self.batches.append(rows)
+        async with self._free:
+            await self._clock.sleep(1000.0 if self.stopped else self.seconds(rows))
+        if self.error is not None:
+            raise self.error
+        return [doubled(tensor) for tensor in inputs]
+
+
+class Bench:
+    """A batcher, and the dispatcher or one executor alone behind it."""
+
+    def __init__(
+        self,
+        *speeds: float,
+        knows: bool = True,
+        memory_mib: int = 0,
+        energy_w: Sequence[float] = (),
+        rows: int = 32,
+        patience_s: float = 10.0,
+        sessions: int = 1,
+        concurrency: int = 0,
+        row_s: float = 0.002,
+    ) -> None:
+        self.clock = SimulatedClock()
+        self.executors = [Gains(self.clock, speed, row_s=row_s) for speed in speeds]
+        self.members = [
+            Member(
+                str(number),
+                executor,
+                costs=lambda served, executor=executor: Costs(  # type: ignore[misc]
+                    seconds={size: executor.seconds(size) for size in SIZES} if knows else {},
+                    memory_bytes={size: size * 1e6 for size in SIZES} if memory_mib and served is SERVED else {},
+                    power_w=100.0 if energy_w and served is SERVED else 0.0,
+                ),
+                sessions=sessions,
+                memory=Memory(memory_mib << 20),
+                energy=Energy(energy_w[number] if energy_w else 0.0),
+            )
+            for number, executor in enumerate(self.executors)
+        ]
+        for member in self.members:
+            member.place(SERVED, member.costs(SERVED))
+            member.place(FRUGAL, member.costs(FRUGAL))
+        self.engine = Dispatcher(self.members, clock=self.clock)
+        self.batcher = Batcher(
+            self.engine if len(speeds) > 1 else self.executors[0],
+            clock=self.clock,
+            bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
+            concurrency=lambda key: concurrency,
+        )
+
+    async def submit(
+        self, value: float = 1.0, served: ServedModel = SERVED, *, rows: int = 1, **fields: object
+    ) -> asyncio.Task[Probabilities]:
+        task = asyncio.create_task(self.batcher.submit(served.key, request_of(*[value] * rows, **fields)))  # type: ignore[arg-type]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    async def until(self, *tasks: asyncio.Task[Probabilities]) -> None:
+        while not all(task.done() for task in tasks):
+            await self.clock.advance(0.001)
+
+    async def load(self, rate_per_s: float, seconds: float) -> list[float]:
+        """Requests as a Poisson process; what each took, in order of size. All are answered."""
+        draw, took_s, tasks = random.Random(7), [], []
+        due_s = self.clock.monotonic_s()
+        end_s = due_s + seconds
+
+        async def one() -> None:
+            began_s = self.clock.monotonic_s()
+            await self.batcher.submit(SERVED.key, request_of(1.0))
+            took_s.append(self.clock.monotonic_s() - began_s)
+
+        while (due_s := due_s + draw.expovariate(rate_per_s)) < end_s:
+            while (now_s := self.clock.monotonic_s()) < due_s:
+                await self.clock.advance(min(0.001, due_s - now_s + 1e-9))
+            tasks.append(asyncio.create_task(one()))
+            await asyncio.sleep(0)
+        while not all(task.done() for task in tasks):
+            await self.clock.advance(0.001)
+        for task in tasks:
+            task.result()
+        return sorted(took_s)
+
+
+async def answered_per_s(bench: Bench, clients: int, seconds: float = 3.0) -> float:
+    """What clients are answered that ask without a pause, once all is known."""
+    answered = 0
+
+    async def client() -> None:
+        nonlocal answered
+        while True:
+            await bench.batcher.submit(SERVED.key, request_of(1.0))
+            answered += 1
+
+    async def played(for_s: float) -> int:
+        before, end_s = answered, bench.clock.monotonic_s() + for_s
+        while bench.clock.monotonic_s() < end_s:
+            await bench.clock.advance(0.001)
+            for _ in range(3):
+                await asyncio.sleep(0)
+        return answered - before
+
+    await bench.until(await bench.submit())  # of what was never measured, nobody is let in while others wait
+    tasks = [asyncio.create_task(client()) for _ in range(clients)]
+    await played(2.0)
+    try:
+        return await played(seconds) / seconds
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def leave_alone(member: Member, key: ModelKey) -> None:
+    for _ in range(3):
+        member.standing(key).failed(0.0)
+
+
+def p99(took_s: Sequence[float]) -> float:
+    return float(np.quantile(took_s, 0.99))
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("rate_per_s", [60.0, 150.0, 300.0])
+async def test_two_executors_are_not_slower_than_the_better_one(rate_per_s: float, knows: bool) -> None:
+    alone = await Bench(1.0).load(rate_per_s, 5.0)
+    both = await Bench(1.0, 0.5, knows=knows).load(rate_per_s, 5.0)
+    assert p99(both) <= p99(alone)
+    assert np.mean(both) <= np.mean(alone)
+
+
+async def test_what_one_cannot_do_alone_both_do() -> None:
+    """One that is full answers 470 rows a second with batches of 32, both 700."""
+    bench = Bench(1.0, 0.5)
+    took_s = await bench.load(560.0, 5.0)
+    assert p99(took_s) < 0.2
+    assert sum(bench.executors[1].batches) > 0.15 * len(took_s)
+
+
+async def test_a_slow_one_is_left_free_where_the_fast_one_is_done_sooner_with_all() -> None:
+    bench = Bench(1.0, 0.1)
+    tasks = [await bench.submit() for _ in range(4)]
+    assert bench.batcher.depth == 3
+    await bench.until(*tasks)
+    assert [executor.batches for executor in bench.executors] == [[1, 3], [1]], "together; and one copy to learn by"
+
+
+async def test_who_is_free_leaves_to_another_one_what_both_have_done_sooner() -> None:
+    bench = Bench(1.0, 1.0)
+    first = [await bench.submit(), await bench.submit()]
+    waiting = [await bench.submit() for _ in range(20)]
+    await bench.until(*first, *waiting)
+    assert all(9 <= executor.batches[-1] <= 12 for executor in bench.executors)
+
+
+async def test_who_would_be_done_later_with_a_part_than_another_one_with_all_gets_none() -> None:
+    bench = Bench(1.0, 0.05)
+    first = await bench.submit()
+    waiting = [await bench.submit() for _ in range(10)]
+    await bench.until(first, *waiting)
+    assert bench.executors[0].batches == [1, 10]
+
+
+async def test_who_gains_nothing_by_a_part_takes_all() -> None:
+    """As many rows take what one takes."""
+    bench = Bench(1.0, 1.0, row_s=0.0)
+    tasks = [await bench.submit() for _ in range(20)]
+    await bench.until(*tasks)
+    assert sorted(rows for executor in bench.executors for rows in executor.batches)[-1] >= 18
+
+
+async def test_where_a_model_runs_one_batch_at_a_time_nothing_is_left_for_another_one() -> None:
+    bench = Bench(1.0, 1.0, concurrency=1)
+    tasks = [await bench.submit() for _ in range(9)]
+    await bench.until(*tasks)
+    assert bench.executors[0].batches[:2] == [1, 8] or bench.executors[1].batches[-1] == 8
+
+
+async def test_where_another_model_waits_nothing_is_left_for_its_executor() -> None:
+    bench = Bench(1.0, 1.0)
+    first = [await bench.submit(), await bench.submit(served=FRUGAL)]
+    waiting = [await bench.submit(served=served) for served in (SERVED, FRUGAL) for _ in range(8)]
+    await bench.until(*first, *waiting)
+    assert all(executor.batches[-1] >= 8 for executor in bench.executors)
+
+
+async def test_two_that_never_rest_answer_nearly_what_each_does_alone() -> None:
+    alone_per_s, both_per_s = await answered_per_s(Bench(1.0), 16), await answered_per_s(Bench(1.0, 1.0), 32)
+    assert both_per_s >= 0.9 * 2 * alone_per_s
+
+
+async def test_what_two_rows_take_is_tried_where_one_is_all_that_is_in_time() -> None:
+    """Else they are taken to gain nothing, and nobody ever learns otherwise."""
+    bench = Bench(1.0, 0.4)
+    slow = bench.members[1]
+    slow.place(SERVED, Costs(seconds={1: bench.executors[1].seconds(1)}))
+    await bench.until(await bench.submit())
+    await bench.clock.advance(0.1)  # a copy of it has ended, too
+    tasks = [await bench.submit() for _ in range(4)]  # three of them would be done by the quick one after 16 ms
+    await bench.until(*tasks)
+    assert bench.executors[1].batches == [1, 2]
+    assert slow.has_tried(SERVED.key, 2) and not slow.has_tried(SERVED.key, 4)
+
+
+async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:
+    bench = Bench(1.0, 0.1)
+    bench.executors[0].stopped = True
+    first, second = await bench.submit(), await bench.submit()
+    await bench.until(first, second)
+    assert bench.clock.monotonic_s() < 0.5
+
+
+async def test_a_newcomer_that_is_more_urgent_goes_before_what_waits() -> None:
+    bench = Bench(1.0, 0.1, rows=1)
+    first = await bench.submit(1.0)
+    waits, urgent = await bench.submit(2.0), await bench.submit(3.0, priority=1)
+    await bench.until(first, urgent)
+    assert not waits.done()
+    await bench.until(waits)
+
+
+async def test_where_all_fail_it_is_said_and_nothing_waits_for_ever() -> None:
+    bench = Bench(1.0, 0.5)
+    for executor in bench.executors:
+        executor.error = LinkDownError("gone")
+    for _ in range(6):
+        tasks = [await bench.submit() for _ in range(3)]
+        await bench.until(*tasks)
+        assert all(isinstance(task.exception(), EngineUnavailableError | LinkDownError) for task in tasks)
+    for executor in bench.executors:
+        executor.error = None
+    await bench.clock.advance(30.0)
+    for _ in range(4):
+        await bench.until(task := await bench.submit())
+    assert not task.exception()
+
+
+async def test_a_batch_is_no_larger_than_what_the_memory_allows() -> None:
+    bench = Bench(1.0, 0.9, memory_mib=2 * MODEL_MIB + 5)
+    tasks = [await bench.submit() for _ in range(12)]
+    await bench.until(*tasks)
+    assert max(max(executor.batches) for executor in bench.executors) <= 4
+
+
+async def test_one_beyond_its_energy_gets_nothing_however_early_it_would_be_done() -> None:
+    bench = Bench(1.0, 0.2, energy_w=(1.0, 0.0))
+    bench.members[0].energy.spend(60.0, bench.clock.monotonic_s())
+    tasks = [await bench.submit() for _ in range(3)]
+    await bench.until(*tasks)
+    assert bench.executors[0].batches == []
+    await bench.clock.advance(60.0)
+    await bench.until(await bench.submit())
+    assert bench.executors[0].batches == [1]
+
+
+async def test_what_is_beyond_every_budget_of_energy_holds_no_other_model_up() -> None:
+    """A batch of the first takes 0.6 J, of which half a second's are not there yet; the other takes none."""
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    over = [await bench.submit() for _ in range(6)]
+    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.until(*others)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not any(task.done() for task in over)
+    await bench.until(over[0])
+    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.05)
+
+
+async def test_what_is_beyond_every_budget_of_memory_holds_no_other_model_up() -> None:
+    """Of the first a batch has room on one executor, and not while another runs; the other executor has no room."""
+    bench = Bench(1.0, 0.5, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    over = [await bench.submit() for _ in range(6)]
+    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.until(*others)
+    assert bench.clock.monotonic_s() < 0.04
+    await bench.until(*over)
+    assert bench.clock.monotonic_s() < 0.06
+
+
+async def test_what_no_budget_allows_in_its_time_is_told_at_once_and_when_to_come_back() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    waits, hurried = await bench.submit(), await bench.submit(deadline_s=0.3)
+    assert isinstance(error := hurried.exception(), BudgetExceededError)
+    assert error.retry_after_s == pytest.approx(0.5)
+    await bench.until(waits)
+    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.02)
+    for member in bench.members:
+        member.energy.spend(30.0, bench.clock.monotonic_s())
+    assert isinstance((await bench.submit()).exception(), BudgetExceededError), "it may wait for ten seconds"
+
+
+async def test_what_takes_more_memory_than_there_is_is_told_at_once() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1)
+    bench.members[1].displace(FRUGAL.key)
+    bench.executors[0].stopped = True
+    running, over = await bench.submit(2.0, FRUGAL), await bench.submit(rows=3)
+    assert isinstance(error := over.exception(), PayloadTooLargeError)
+    assert error.message == (
+        "No executor of this gateway has memory for 3 rows of model 'm' at once; send at most 2 rows in one request."
+    )
+    assert error.retry_after_s is None
+    assert not running.done()
+
+
+async def test_one_that_takes_more_memory_than_there_is_has_nobody_else_refused() -> None:
+    """Though it is of the highest level, and would be run first."""
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 5)
+    await bench.until(await bench.submit())
+    running = [await bench.submit() for _ in range(2)]
+    others = [await bench.submit(deadline_s=bench.clock.monotonic_s() + 2.0) for _ in range(3)]
+    over = await bench.submit(rows=20, priority=1)
+    await bench.until(*running, *others)
+    assert not any(task.exception() for task in others)
+    assert isinstance(over.exception(), PayloadTooLargeError)
+
+
+async def test_one_that_takes_more_energy_than_is_left_keeps_nobody_else_waiting() -> None:
+    """It waits for its joules; of the others each takes 0.6, and there are four."""
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit())
+    for member in bench.members:
+        member.energy.spend(56.0, bench.clock.monotonic_s())
+    began_s = bench.clock.monotonic_s()
+    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    others = [await bench.submit(deadline_s=began_s + 0.3) for _ in range(3)]
+    over = await bench.submit(rows=25, priority=1)
+    late = await bench.submit(deadline_s=began_s + 0.3)
+    await bench.until(*running, *others, late)
+    assert not any(task.exception() for task in [*others, late])
+    assert not over.done()
+    await bench.until(over)
+    assert not over.exception()
+    assert began_s + 0.3 < bench.clock.monotonic_s() < began_s + 5.0
+
+
+async def test_what_waits_for_memory_that_is_never_free_is_told_when_its_patience_ends() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    bench.executors[0].stopped = True
+    tasks = [await bench.submit() for _ in range(2)]
+    await bench.until(tasks[1])
+    assert isinstance(tasks[1].exception(), BudgetExceededError)
+    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
+
+
+async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[1].displace(SERVED.key)
+    for member in bench.members:
+        member.displace(FRUGAL.key)
+    running = [await bench.submit()]
+    gone = await bench.submit(2.0, FRUGAL)
+    assert isinstance(gone.exception(), EngineUnavailableError)
+    await bench.until(*running)
+
+
+class Counted:
+    """Calls of one function."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        real = getattr(owner, name)
+
+        def counted(*args: object, **named: object) -> object:
+            self.calls += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+async def test_all_that_waits_for_a_busy_executor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[1].displace(SERVED.key)
+    tasks = [await bench.submit() for _ in range(50)]
+    asked = Counted(monkeypatch, Look, "seat")
+    other = await bench.submit(2.0, FRUGAL)
+    assert asked.calls < 10
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    await bench.until(*tasks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_waits_beside_a_slow_one_that_is_free_is_not_looked_at_batch_by_batch(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether newcomers are due last or first: the slow one takes as long as 200 requests on the quick one."""
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    asked = Counted(monkeypatch, Look, "seat")
+    now_s = bench.clock.monotonic_s()
+    tasks = [
+        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
+        for number in range(40)
+    ]
+    assert asked.calls < 10 * 40
+    assert bench.batcher.depth == 39
+    await bench.until(*tasks)
+    assert sum(bench.executors[0].batches) == 42
+
+
+async def test_who_comes_last_where_all_wait_has_nothing_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit())
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    tasks = [await bench.submit() for _ in range(10)]
+    asked = Counted(monkeypatch, Look, "seat")
+    tasks += [await bench.submit() for _ in range(100)]
+    assert asked.calls == 0
+    tasks += [await bench.submit() for _ in range(100)]
+    assert sum(bench.executors[1].batches) == 2, "now the slow one is worth it"
+    await bench.until(*tasks)
+
+
+async def test_a_newcomers_cost_does_not_grow_with_models_of_which_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(1.0, 0.5)
+    for number in range(100):
+        for member in bench.members:
+            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
+    tasks = [await bench.submit() for _ in range(3)]
+    asked = Counted(monkeypatch, Member, "trouble")
+    tasks.append(await bench.submit())
+    assert asked.calls < 30
+    await bench.until(*tasks)
+
+
+async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_them() -> None:
+    """The backlog runs on the quick executor alone; the slow one takes 60 ms for what the quick one does in 6."""
+    bench = Bench(1.0, 0.1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    backlog = [await bench.submit(deadline_s=8.0) for _ in range(30)]
+    copies = len(bench.executors[1].batches)
+    urgent = await bench.submit(2.0, FRUGAL, deadline_s=bench.clock.monotonic_s() + 0.05)
+    await bench.until(urgent)
+    assert not urgent.exception()
+    assert len(bench.executors[1].batches) == copies
+    patient = await bench.submit(2.0, FRUGAL, deadline_s=9.0)
+    await bench.until(patient)
+    assert len(bench.executors[1].batches) == copies + 1
+    assert not backlog[-1].done()
+    await bench.until(*backlog)
+
+
+async def test_while_all_are_busy_it_is_told_at_once_what_no_budget_allows() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    for member in bench.members:
+        member.energy.spend(59.9, 0.0)
+    for executor in bench.executors:
+        executor.stopped = True
+    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    assert all(executor.batches for executor in bench.executors)
+    hurried = await bench.submit(deadline_s=0.3)
+    assert isinstance(hurried.exception(), BudgetExceededError)
+    assert not any(task.done() for task in running)
+
+
+async def test_while_all_are_busy_the_patience_of_what_waits_for_memory_ends() -> None:
+    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
+    bench.members[1].displace(SERVED.key)
+    for executor in bench.executors:
+        executor.stopped = True
+    tasks = [await bench.submit() for _ in range(2)]
+    await bench.submit(2.0, FRUGAL)
+    assert all(executor.batches for executor in bench.executors)
+    await bench.until(tasks[1])
+    assert isinstance(tasks[1].exception(), BudgetExceededError)
+    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
+
+
+async def test_one_that_is_left_alone_is_asked_for_what_nobody_else_runs_though_the_others_are_busy() -> None:
+    bench = Bench(1.0, 1.0, sessions=0)
+    bench.members[0].displace(FRUGAL.key)
+    bench.members[1].displace(SERVED.key)
+    leave_alone(bench.members[1], FRUGAL.key)
+    bench.executors[0].stopped = True
+    busy, waits = await bench.submit(), await bench.submit()
+    alone = await bench.submit(2.0, FRUGAL)
+    await bench.until(alone)
+    assert not alone.exception()
+    assert not busy.done() and not waits.done()
+
+
+async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_it_runs_of_others() -> None:
+    bench = Bench(1.0, 1.0, sessions=0)
+    bench.members[0].displace(FRUGAL.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
+    leave_alone(bench.members[1], FRUGAL.key)
+    tensor = request_of(1.0).inputs[0]
+    long = asyncio.ensure_future(bench.engine._run_on(bench.members[1], SERVED.key, [tensor], [None]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.executors[1].speed = 1.0
+    alone = [await bench.submit(2.0, FRUGAL, deadline_s=0.1) for _ in range(2)]
+    assert bench.executors[1].batches == [1, 1], "one at a time"
+    await bench.until(*alone)
+    assert not any(task.exception() for task in alone)
+    long.cancel()
+
+
+async def test_what_waits_for_a_budget_is_nobody_elses_wait() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    for member in bench.members:
+        member.energy.spend(66.0, bench.clock.monotonic_s())
+    over = [await bench.submit(rows=4) for _ in range(12)]
+    wait_s = bench.batcher.wait_s
+    busy = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
+    due_s = bench.clock.monotonic_s() + 0.05
+    hurried = await bench.submit(2.0, FRUGAL, deadline_s=due_s)
+    await bench.until(*busy, hurried)
+    assert not hurried.exception()
+    assert wait_s == 0
+    assert not any(task.done() for task in over)
+
+
+async def test_what_waits_for_a_budget_says_nothing_of_how_good_predictions_are() -> None:
+    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
+    await bench.until(await bench.submit())
+    for member in bench.members:
+        member.energy.spend(62.0, bench.clock.monotonic_s())
+    await bench.until(await bench.submit())
+    assert bench.clock.monotonic_s() > 1.0
+    assert bench.batcher._admission.margin.seconds < 0.1
+
+
+async def test_a_backlog_elsewhere_is_nobodys_wait() -> None:
+    """Each model has an executor of its own: of the first a second's work waits, of the other a request runs."""
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(FRUGAL.key)
+    bench.members[1].displace(SERVED.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    backlog = [await bench.submit() for _ in range(150)]
+    due_s = bench.clock.monotonic_s() + 0.04
+    mine = [await bench.submit(2.0, FRUGAL, deadline_s=due_s) for _ in range(2)]
+    await bench.until(*mine)
+    assert not any(task.exception() for task in mine)
+    assert not backlog[-1].done()
+    await bench.until(*backlog)
+
+
+async def test_what_hangs_elsewhere_is_nobodys_wait() -> None:
+    """The first model runs on both executors, the other on the one that hangs."""
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(FRUGAL.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    bench.executors[1].stopped = True
+    hangs = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    await bench.clock.advance(20.0)
+    for _ in range(5):
+        due_s = bench.clock.monotonic_s() + 1.0
+        mine = [await bench.submit(deadline_s=due_s) for _ in range(5)]
+        await bench.until(*mine)
+        assert not any(task.exception() for task in mine)
+    assert not hangs[0].done()
+
+
+async def test_work_that_executors_share_counts_in_part() -> None:
+    """The first model runs on both executors, the other on one of them."""
+    bench = Bench(1.0, 1.0)
+    bench.members[0].displace(FRUGAL.key)
+    look = bench.engine.look()
+    assert look.part(FRUGAL.key, SERVED.key) == 0.5
+    assert look.part(SERVED.key, FRUGAL.key) == 1.0
+    assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
+
+
+async def test_what_the_quick_one_can_do_in_time_is_not_refused_for_the_slow_ones_sake() -> None:
+    bench = Bench(1.0, 0.1, rows=1)
+    await bench.load(150.0, 2.0)
+    now_s = bench.clock.monotonic_s()
+    in_time, too_late = await bench.submit(deadline_s=now_s + 0.008), await bench.submit(deadline_s=now_s + 0.005)
+    await bench.until(in_time)
+    assert not in_time.exception()
+    assert isinstance(too_late.exception(), DeadlineExceededError)
+
+
+@pytest.mark.parametrize("why", ["left alone", "over its energy"])
+async def test_a_backlog_that_one_gets_nothing_of_keeps_it_from_no_other_model(why: str) -> None:
+    """The backlog waits for one that hangs; the other is idle, and alone runs the second model."""
+    bench = Bench(1.0, 1.0, rows=1, energy_w=(0.0, 1.0) if why == "over its energy" else ())
+    bench.members[0].displace(FRUGAL.key)
+    if why == "over its energy":
+        bench.members[1].energy.spend(60.0, 0.0)
+    else:
+        leave_alone(bench.members[1], SERVED.key)
+    bench.executors[0].stopped = True
+    backlog = [await bench.submit() for _ in range(4)]
+    other = await bench.submit(2.0, FRUGAL)
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not other.exception()
+    assert not any(task.done() for task in backlog)
+
+
+async def test_one_that_hangs_takes_no_part_in_what_is_expected_of_those_that_are_busy() -> None:
+    """It runs the model beside a quick one; the slow one takes as long as twenty requests on the quick one."""
+    bench = Bench(1.0, 1.0, 0.05, rows=1)
+    for member in bench.members[1:]:
+        member.displace(FRUGAL.key)
+    bench.executors[0].stopped = True
+    hangs = await bench.submit(2.0, FRUGAL)
+    await bench.clock.advance(20.0)
+    await bench.until(await bench.submit())
+    while bench.members[2].running:
+        await bench.clock.advance(0.01)
+    tasks = [await bench.submit() for _ in range(28)]
+    assert bench.executors[2].batches == [1, 1], "a copy, and what the quick one would be done with later"
+    await bench.until(*tasks)
+    assert not hangs.done()
+
+
+def of_two_slots(bench: Bench) -> Gains:
+    """Whoever runs both models, with two slots, and is left alone with the first."""
+    for served in (SERVED, FRUGAL):
+        bench.members[0].displace(served.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=2)
+    leave_alone(bench.members[1], SERVED.key)
+    return bench.executors[1]
+
+
+async def test_what_waits_for_its_models_trial_to_end_takes_no_slot() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=0)
+    executor = of_two_slots(bench)
+    executor.stopped = True
+    trial = await bench.submit()
+    executor.stopped = False
+    waits, other = await bench.submit(), await bench.submit(2.0, FRUGAL)
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    assert not trial.done() and not waits.done()
+
+
+async def test_a_trial_that_waits_for_a_slot_is_passed_by_nothing_that_would_go_ahead() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=1)
+    of_two_slots(bench)
+    before = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    trial = await bench.submit()
+    behind = [await bench.submit(2.0, FRUGAL) for _ in range(20)]
+    await bench.until(trial)
+    assert not trial.exception()
+    assert not behind[5].done()
+    await bench.until(*before, *behind)
+
+
+async def test_a_batch_that_hangs_in_one_slot_of_several_makes_nothing_slow_in_the_others() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=4)
+    for served in (SERVED, FRUGAL):
+        bench.members[0].displace(served.key)
+    bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=4)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    bench.executors[1].stopped = False
+    busy = [await bench.submit() for _ in range(3)]
+    mine = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    await bench.until(mine, *busy)
+    assert not mine.exception()
+    assert not hangs.done()
+
+
+async def test_where_all_hangs_it_is_not_said_that_the_model_takes_so_long() -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(SERVED.key)
+    bench.executors[1].stopped = True
+    hangs = await bench.submit()
+    await bench.clock.advance(10.0)
+    refused = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
+    assert isinstance(refused.exception(), QueueFullError)
+    assert not hangs.done()
+
+
+async def test_what_everybody_fails_for_waits_for_one_trial_at_a_time() -> None:
+    bench = Bench(1.0, 1.0, rows=1, sessions=0)
+    of_two_slots(bench)
+    now_s = bench.clock.monotonic_s()
+    trial = await bench.submit()
+    (lane,) = bench.engine.look().lanes(SERVED.key)
+    assert lane.wait_s == pytest.approx(0.006)
+    in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
+    assert isinstance(too_late.exception(), QueueFullError)
+    await bench.until(trial, in_time)
+    assert not in_time.exception()

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.databases import Kept, sqlite_store
+from support.gateway import DIGITS, GatedExecutor, request_of
+from support.logs import captured_lines
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.contract_notes import AuditNote
+from firstline_core.errors import (
+    InvalidTensorError,
+    ModelMismatchError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+)
+from firstline_core.protocol.limits import Limits
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
+from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.executors.base import ModelKey
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.models.residency.residency import Residency
+from firstline_gateway.serving.answering import Answering
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
+from firstline_gateway.serving.scheduling.admission import Bounds
+from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.settings.settings import Settings
+from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.telemetry.counting import Counting
+from firstline_gateway.telemetry.journal import record
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_gateway.telemetry.statistics import Statistics
+
+
+@pytest.fixture(scope="module")
+def repository() -> Repository:
+    return load_repository(DIGITS, RuntimeOptions())
+
+
+class Bench:
+    def __init__(self, repository: Repository, folder: Path, *, looks_after_fleet: bool = False) -> None:
+        self.clock = SimulatedClock()
+        self.executor = GatedExecutor()
+        self.metrics = GatewayMetrics()
+        bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
+        batcher = Batcher(self.executor, clock=self.clock, bounds=bounds)
+        self.kept = Kept(sqlite_store(folder))
+        service = ServiceClock(self.kept.database, self.clock)
+        self.contracts = ContractMonitor(
+            self.kept.database,
+            self.kept.writer,
+            repository,
+            Settings().contracts,
+            metrics=self.metrics,
+            clock=self.clock,
+            service=service,
+        )
+        self.deliveries = Deliveries(
+            self.kept.database,
+            self.kept.writer,
+            Settings().store,
+            metrics=self.metrics,
+            clock=self.clock,
+            service=service,
+        )
+        counting = Counting(self.metrics, Statistics(), self.clock)
+        residency = Residency(repository, self.executor, clock=self.clock)
+        self.answering = Answering(
+            repository,
+            batcher,
+            self.contracts,
+            self.deliveries,
+            counting=counting,
+            residency=residency,
+            clock=self.clock,
+        )
+        self.plane = GatewayDataPlane(
+            repository,
+            batcher,
+            self.answering,
+            counting=counting,
+            residency=residency,
+            limits=Limits(),
+            looks_after_fleet=looks_after_fleet,
+        )
+
+    def counted(self, line: str) -> bool:
+        return line in self.metrics.render()[0].decode()
+
+
+@pytest.fixture
+def bench(repository: Repository, tmp_path: Path) -> Iterator[Bench]:
+    found = Bench(repository, tmp_path)
+    yield found
+    found.kept.close()
+
+
+def digits_request(**fields: object) -> InferRequest:
+    request = request_of(1, 2, model="digits", **fields)  # type: ignore[arg-type]
+    return replace(request, inputs=(Tensor("image", request.inputs[0].array),))
+
+
+async def until_held(executor: GatedExecutor) -> None:
+    while not executor.held:  # noqa: ASYNC110 (nothing here waits for time)
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_says_who_gave_it_and_how_long_it_took(bench: Bench, repository: Repository) -> None:
+    request = digits_request(id="mine")
+    task = asyncio.create_task(bench.plane.infer(request))
+    await until_held(bench.executor)
+    await bench.clock.advance(0.25)
+    bench.executor.release()
+    response = await task
+    answer = response.answer
+    assert (response.model, response.version, response.id) == ("digits", "1", "mine")
+    assert response.output("probabilities").tolist() == [[2], [4]]
+    assert answer is not None
+    assert (answer.request_id, answer.tier, answer.status) == (request.request_id, Tier.CLOUD, Status.FINAL)
+    assert (answer.certified, answer.durable, answer.confidence) == (True, False, None)
+    assert answer.reason is Reason.REQUESTED
+    assert answer.model_digest == repository.resolve("digits", "").digest
+    assert [(attempt.outcome, attempt.ms) for attempt in answer.attempts] == [("ok", 250.0)]
+    assert bench.counted('firstline_gateway_requests_total{reason="requested",status="final",tier="cloud"} 1.0')
+
+
+async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repository: Repository) -> None:
+    digest = repository.resolve("digits", "").digest
+    task = asyncio.create_task(bench.plane.infer(digits_request(full_model_digest=digest, version="1")))
+    await until_held(bench.executor)
+    bench.executor.release()
+    assert (await task).version == "1"
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "said"),
+    [
+        (digits_request(privacy=Privacy.LOCAL_ONLY), RequestError, "must not leave the device"),
+        (digits_request(route=Route.EDGE), RequestError, "route=edge cannot be met by a gateway"),
+        (
+            digits_request(full_model_digest="ab"),
+            ModelMismatchError,
+            "full model 'ab', but version 1 .* has [0-9a-f]{64}",
+        ),
+        (digits_request(version="2"), UnknownModelError, "no version '2'"),
+        (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has 'x'"),
+        (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
+    ],
+)
+async def test_what_cannot_run_here_is_refused_before_it_queues(
+    bench: Bench, request_: InferRequest, kind: type[RequestError], said: str
+) -> None:
+    with pytest.raises(kind, match=said) as caught:
+        await bench.plane.infer(request_)
+    assert type(caught.value) is kind
+    assert not bench.executor.batches
+
+
+async def test_a_second_input_is_refused(bench: Bench) -> None:
+    request = digits_request()
+    with pytest.raises(InvalidTensorError, match="takes one input"):
+        await bench.plane.infer(replace(request, inputs=request.inputs * 2))
+
+
+async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: Bench) -> None:
+    task = asyncio.create_task(bench.plane.infer(digits_request()))
+    await until_held(bench.executor)
+    assert bench.plane.ready()
+    drained = asyncio.create_task(bench.answering.drain())
+    await asyncio.sleep(0)
+    assert not bench.plane.ready()
+    assert not bench.plane.model_ready("digits", "")
+    assert bench.plane.live()
+    with pytest.raises(NotReadyError, match="shutting down") as caught:
+        await bench.plane.infer(digits_request())
+    assert caught.value.retry_after_s is not None
+    assert not drained.done()
+    bench.executor.release()
+    await drained
+    found: Array = (await task).output("probabilities")
+    assert found.dtype == np.float32
+
+
+async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) -> None:
+    empty = Bench(Repository({}), tmp_path)
+    plane = empty.plane
+    assert plane.live()
+    assert not plane.ready()
+    with pytest.raises(UnknownModelError, match="it serves: none"):
+        plane.model_ready("digits", "")
+    empty.kept.close()
+
+
+async def test_an_answers_log_line_says_tier_and_reason(bench: Bench) -> None:
+    with captured_lines() as lines:
+        asked = asyncio.create_task(logged_request(bench))
+        await until_held(bench.executor)
+        bench.executor.release()
+        await asked
+    [line] = [line for line in lines if line["event"] == "answered"]
+    assert (line["tier"], line["reason"], line["rows"]) == ("cloud", "requested", 2)
+
+
+async def logged_request(bench: Bench) -> None:
+    await bench.plane.infer(digits_request())
+    record(bench.metrics, transport="http", model="digits", principal="device:a", seconds=0.1)
+
+
+async def test_an_audit_names_a_class_of_the_model(bench: Bench) -> None:
+    note = AuditNote(10, propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+    with pytest.raises(RequestError, match="10 classes"):
+        await bench.plane.infer(digits_request(audit=note))
+    assert not bench.executor.batches
+
+
+@pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
+def test_a_gateway_without_a_model_is_ready_where_it_looks_after_a_fleet(
+    tmp_path: Path, looks_after_fleet: bool, expected: bool
+) -> None:
+    repository = Repository({})
+    found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
+    assert found.plane.ready() is expected
+    repository.away[ModelKey("digits", 1)] = "It was unloaded."
+    assert not found.plane.ready()
+    found.kept.close()

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.databases import sqlite_store
+from support.gateway import DIGITS, request_of
+
+from firstline_core.contract_notes import AuditNote
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, Tensor
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.serving import answering
+from firstline_gateway.serving.response_cache import ResponseCache, key_of
+from firstline_gateway.settings.load import load
+
+ANSWER = np.array([[0.25, 0.75]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedModel:
+    (found,) = load_repository(DIGITS, RuntimeOptions())
+    return found
+
+
+def test_what_was_put_is_given_again_and_does_not_hold_its_batch() -> None:
+    cache = ResponseCache(10_000)
+    batch = np.repeat(ANSWER, 64, axis=0)
+    cache.put(b"k", batch[3:4])
+    found = cache.get(b"k")
+    assert found is not None
+    assert found.tolist() == ANSWER.tolist()
+    assert found.base is None
+    assert not found.flags.writeable
+
+
+def test_the_limit_holds_and_what_was_asked_for_longest_ago_goes_first() -> None:
+    cache = ResponseCache(3 * 450)
+    for key in (b"a", b"b", b"c"):
+        cache.put(key, ANSWER)
+    cache.get(b"a")
+    cache.put(b"d", ANSWER)
+    assert cache.size_bytes <= 3 * 450
+    assert [key for key in (b"a", b"b", b"c", b"d") if cache.get(key) is not None] == [b"a", b"c", b"d"]
+    cache.put(b"large", np.zeros((100, 100), np.float32))
+    assert cache.get(b"large") is None
+    assert len(cache) == 3
+
+
+def test_a_key_changes_with_all_that_can_change_the_answer_and_with_who_asks(served: ServedModel) -> None:
+    asked = request_of(1.0, 2.0)
+    array = asked.inputs[0].array
+    others = [
+        request_of(1.0, 3.0),
+        replace(asked, principal="application:b"),
+        replace(asked, inputs=(Tensor("y", array),)),
+        replace(asked, inputs=(Tensor("x", array.reshape(1, 2)),)),
+        replace(asked, inputs=(Tensor("x", array.view(np.int32)),)),
+        replace(asked, inputs=(Tensor("x", np.array([b"ab", b"c"], np.object_)),)),
+        replace(asked, inputs=(Tensor("x", np.array([b"a", b"bc"], np.object_)),)),
+    ]
+    keys = {key_of(each, served) for each in (asked, *others)}
+    assert len(keys) == 1 + len(others)
+    assert all(key is not None and len(key) == 32 for key in keys)
+    assert key_of(replace(asked, id="x", request_id="y", version="1"), served) in keys
+
+
+def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
+    note = AuditNote(1, propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+    assert key_of(request_of(1.0, audit=note), served) is None
+    assert key_of(request_of(1.0, promised=True), served) is None
+
+
+def gateway_of(folder: Path) -> Gateway:
+    settings = load(
+        None,
+        overrides={
+            "auth.mode": "off",
+            "models.directory": str(DIGITS),
+            "store.url": sqlite_store(folder).url,
+            "identity.directory": str(folder / "identity"),
+            "contracts.state_file": "",
+            "cache.limit_bytes": "100000",
+        },
+    )
+    return open_gateway(settings)
+
+
+def pixels(value: int = 100) -> InferRequest:
+    tensor = Tensor("image", np.full((1, 8, 8, 1), value, np.uint8))
+    return InferRequest(model="digits", inputs=(tensor,), request_id="r")
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+async def test_a_gateway_with_a_cache_runs_an_input_once(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And hashes a large one where that does not hold up the event loop."""
+    hashed_here = []
+
+    def hashed(request: InferRequest, served: ServedModel) -> bytes | None:
+        hashed_here.append(threading.current_thread() is threading.main_thread())
+        return key_of(request, served)
+
+    monkeypatch.setattr(answering, "key_of", hashed)
+    if size == "large":
+        monkeypatch.setattr(answering, "_HASHED_HERE_BYTES", 63)
+    gateway = gateway_of(tmp_path)
+    await gateway.start()
+    while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)
+        await asyncio.sleep(0.01)
+    first = await gateway.plane.infer(pixels())
+    second = await gateway.plane.infer(pixels())
+    (counted,) = gateway.plane.statistics()
+    await gateway.close()
+    assert second.output("probabilities").tolist() == first.output("probabilities").tolist()
+    assert (counted.inference_count, counted.cache_hit.count, counted.cache_miss.count) == (1, 1, 1)
+    assert second.answer is not None
+    assert second.answer.certified
+    assert hashed_here == [size == "small"] * 2
+
+
+async def test_what_is_known_is_answered_without_loading_a_model_that_was_given_up(tmp_path: Path) -> None:
+    gateway = gateway_of(tmp_path)
+    await gateway.start()
+    first = await gateway.plane.infer(pixels())
+    assert await gateway.residency.memory._evict_one()
+    again = await gateway.plane.infer(pixels())
+    assert gateway.residency.memory.resident == []
+    assert again.output("probabilities").tolist() == first.output("probabilities").tolist()
+    await gateway.plane.infer(pixels(101))
+    assert [key.name for key in gateway.residency.memory.resident] == ["digits"]
+    await gateway.close()
