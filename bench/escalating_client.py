@@ -31,8 +31,8 @@ from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import DEFAULT_LIMITS, encode_request
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.links.http import HttpLink
-from firstline_edge.links.http_pool import Call, HttpLinkSettings, make_pool
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.cloud.http_pool import Call, HttpLinkSettings, make_pool
 
 _RESPONDER = Path(__file__).parent / "device" / "responder.py"
 _TIMEOUT_S = 30.0

@@ -35,7 +35,7 @@ from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.cloud.mqtt_link import MqttLink
 
 _RESPONDER = Path(__file__).parent / "device" / "responder.py"
 _PREFIX = "bench"

@@ -26,12 +26,12 @@ from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ModelOutput, ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain, no_budget
+from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import HedgeOptions, Hedging
-from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.chain import LinkChain, free
-from firstline_edge.links.retries import RetryBudget
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.router import Router
@@ -101,8 +101,8 @@ async def device(
 ) -> AsyncIterator[Device]:
     """A device that runs, until it is left."""
     rng = random.Random(seed)
-    retries, toll = RetryBudget(clock), free if spending is None else spending.paid
-    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries, toll=toll)
+    retries, budget_gate = RetryBudget(clock), no_budget if spending is None else spending.paid
+    chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock, retries=retries, budget_gate=budget_gate)
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)

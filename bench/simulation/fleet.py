@@ -18,10 +18,10 @@ from routing.promises import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
-from firstline_edge.links.base import ignore
-from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.chain import LinkChain
-from firstline_edge.links.retries import RetryBudget
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
+from firstline_edge.cloud.link import ignore
+from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 

@@ -1,6 +1,6 @@
 """A link to a gateway that is not there: delays, a bottleneck, losses, stalls and dead stretches, on a clock.
 
-It implements `firstline_edge.links.base.Link`, so that the agent's own chain, breaker and cascade run over it. The far
+It implements `firstline_edge.cloud.link.Link`, so that the agent's own chain, breaker and cascade run over it. The far
 side answers with what the full model said of the same row when the pool was collected.
 """
 
@@ -14,8 +14,8 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.links.base import ignore
-from firstline_edge.links.traffic import count
+from firstline_edge.cloud.link import ignore
+from firstline_edge.telemetry.link_traffic import count
 
 _PACKET_BYTES = 1448
 _HEAD_BYTES = 700  # of a request: HTTP head and tensor description

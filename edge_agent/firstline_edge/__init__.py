@@ -23,7 +23,7 @@ What it rests on
     punctuality     can the full model's answer be expected in time?
     escalation      what crosses the link, and what is accepted of what comes back
     complaints      what the gateway says against a model
-    links/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
+    cloud/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
     identity/       this device's certificate, how it joined and renews, and what time it is
     outbox/         promises of corrections, on disk, and how they are kept
     fleet/          one of a fleet: its twin, its counts, its brake

@@ -25,9 +25,9 @@ from firstline_edge.audits.hooks import Contracts
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache import keys
 from firstline_edge.cache.results import ModelOutput, ResultCache
+from firstline_edge.cloud.link import Uplink
 from firstline_edge.complaints import Complaints
 from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
-from firstline_edge.links.base import Cloud
 from firstline_edge.models.held import HeldModel
 from firstline_edge.punctuality import Punctuality
 from firstline_edge.rows import Row
@@ -52,7 +52,7 @@ class Gateway:
 
     def __init__(
         self,
-        cloud: Cloud | None,
+        cloud: Uplink | None,
         cache: ResultCache,
         clock: Clock,
         complaints: Complaints,

@@ -28,13 +28,13 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import asking_mj, open_spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import Cascade
+from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.links import Links, open_links
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hardware.room import HardwareRoom
 from firstline_edge.hedge import Hedging
 from firstline_edge.identity.wiring import IdentityRoom
-from firstline_edge.links.chain import LinkChain, Toll, free
-from firstline_edge.links.wiring import Links, link_names, open_links
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import Models
 from firstline_edge.models.loading import hold, open_models
@@ -47,7 +47,7 @@ from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.schema import count_promises
 from firstline_edge.router import Router
 from firstline_edge.scheduling.workers import Workers
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry import report
 from firstline_edge.telemetry.recorder import Recorder
@@ -171,7 +171,7 @@ async def open_parts(
         identity = IdentityRoom(settings, clock)
         birth = partial(report.birth_of, models, audits.standings, fleet.configuration.running if fleet else None)
         links = await open_links(
-            settings, birth, limits, clock, _toll(spending, fleet), credentials=identity.credentials
+            settings, birth, limits, clock, _budget_gate(spending, fleet), credentials=identity.credentials
         )
         opened.push_async_callback(links.close)
         identity.renews(links.renewed)
@@ -267,10 +267,10 @@ def _adaptation(models: Models, standings: Standings, recorder: Recorder, clock:
     return AdaptationRoom(models, standings, recorder, clock)
 
 
-def _toll(spending: Spending | None, fleet: FleetRoom | None) -> Toll:
+def _budget_gate(spending: Spending | None, fleet: FleetRoom | None) -> BudgetGate:
     """What stands at the gate of the links: the fleet's brake, then the budgets."""
-    toll = free if spending is None else spending.paid
-    return toll if fleet is None else fleet.pedal.before(toll)
+    budget_gate = no_budget if spending is None else spending.paid
+    return budget_gate if fleet is None else fleet.pedal.before(budget_gate)
 
 
 def _works(

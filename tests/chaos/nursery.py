@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _IMPORTED = {
-    "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.links.mqtt", "firstline_core.runtime.onnx"),
+    "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.cloud.mqtt_link", "firstline_core.runtime.onnx"),
     "firstline_gateway": ("firstline_gateway.server", "firstline_gateway.opening", "uvloop"),
 }
 _START_TIMEOUT_S = 60.0

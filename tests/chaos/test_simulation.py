@@ -17,8 +17,8 @@ from chaos.simulation import disk
 from chaos.simulation.plan import draw
 from chaos.simulation.run import run_many, run_seed, run_seeds
 from firstline_core.routing import policy
-from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.chain import LinkChain
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.models import loading
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery

@@ -18,10 +18,10 @@ from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.protocol.topics import Topics
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.links.base import Link
-from firstline_edge.links.http import HttpLink
-from firstline_edge.links.http_pool import HttpLinkSettings
-from firstline_edge.links.mqtt import MqttLink
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.link import Link
+from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository

@@ -26,10 +26,10 @@ from firstline_edge.cli.checks import identity_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.cli.link_checks import link_findings
+from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.identity import rejoining
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.wiring import IdentityRoom
-from firstline_edge.links.base import LinkState
 from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
@@ -91,7 +91,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
-        assert agent.status()["links"][kind]["state"] is LinkState.UP
+        assert agent.status()["links"][kind]["state"] is LinkStatus.UP
         assert agent.status()["identity"]["device"] == f"works-{kind}"
         assert agent.status()["problems"] == []
 
@@ -157,7 +157,7 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
         assert await asked(agent) == "edge"
         # A request that fails only wakes the prober: its finding, a moment later, is what status tells.
         async with asyncio.timeout(10):
-            await _until(lambda: agent.status()["links"][kind]["state"] is not LinkState.UP)
+            await _until(lambda: agent.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
 async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_edge.links.mqtt import MqttLink
-from firstline_edge.links.traffic import counted
+from firstline_edge.cloud.mqtt_link import MqttLink
+from firstline_edge.telemetry.link_traffic import counted
 
 pytestmark = pytest.mark.mosquitto
 

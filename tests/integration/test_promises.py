@@ -19,7 +19,7 @@ from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.types import Status
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.links.wiring import open_links
+from firstline_edge.cloud.links import open_links
 from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
 from firstline_edge.outbox.store import Outbox, OutboxItem
 

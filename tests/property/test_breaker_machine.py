@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker, State
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, State
 
 SETTINGS = BreakerSettings(failure_threshold=3, open_s=1.0, open_max_s=30.0)
 

@@ -37,8 +37,8 @@ from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import keys
 from firstline_edge.cache.results import ModelOutput, ResultCache
+from firstline_edge.cloud.link import Uplink
 from firstline_edge.escalation import checked
-from firstline_edge.links.base import Cloud
 from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row
 from firstline_edge.settings.settings import AuditSection
@@ -74,7 +74,7 @@ class Auditor:
     def __init__(
         self,
         *,
-        cloud: Cloud | None,
+        cloud: Uplink | None,
         available: Callable[[], bool],
         cache: ResultCache,
         standings: Standings,

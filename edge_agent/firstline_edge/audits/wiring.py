@@ -20,7 +20,7 @@ from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.links.wiring import Links
+from firstline_edge.cloud.links import Links
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.settings.settings import AuditSection
 from firstline_edge.state import StateDirectory

@@ -26,7 +26,7 @@ from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import InferRequest
 from firstline_core.waiting import REFUSED
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
-from firstline_edge.links.traffic import Traffic, counted
+from firstline_edge.telemetry.link_traffic import Traffic, counted
 
 SAVE_EVERY_S = 5.0
 

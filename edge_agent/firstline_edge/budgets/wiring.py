@@ -12,8 +12,7 @@ from firstline_core.routing.conditions import Conditions
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.links.wiring import link_names
-from firstline_edge.settings.settings import BudgetSection, EdgeSettings
+from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names
 
 
 def open_spending(

@@ -24,8 +24,8 @@ from firstline_core.protocol.topics import Topics
 from firstline_core.secrets_file import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.cloud.links import make_http_link, mqtt_settings
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.links.wiring import make_http_link, mqtt_settings
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
 from firstline_edge.state import is_in_use
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstline_edge.budgets.wiring import exchange
-from firstline_edge.links.wiring import link_names
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.wiring import make_policy
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from firstline_core.fleet.twin import Brake
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest
-from firstline_edge.links.chain import Toll
+from firstline_edge.cloud.chain import BudgetGate
 
 log = logger(__name__)
 
@@ -61,8 +61,8 @@ class BrakePedal:
             self.brake = brake = None
         return brake
 
-    def before(self, inner: Toll) -> Toll:
-        """A toll that asks the brake first."""
+    def before(self, inner: BudgetGate) -> BudgetGate:
+        """A budget_gate that asks the brake first."""
 
         def paid(request: InferRequest, link: str) -> AbstractContextManager[None]:
             return self._paid(request, link, inner) if self.brake is not None else inner(request, link)
@@ -70,7 +70,7 @@ class BrakePedal:
         return paid
 
     @contextmanager
-    def _paid(self, request: InferRequest, link: str, inner: Toll) -> Iterator[None]:
+    def _paid(self, request: InferRequest, link: str, inner: BudgetGate) -> Iterator[None]:
         brake = self.holds
         if brake is not None:
             self._take(request.rows, brake)

@@ -19,7 +19,7 @@ from firstline_edge.fleet.http_client import FleetHttp
 
 if TYPE_CHECKING:
     from firstline_core.protocol.mqtt_messages import Message
-    from firstline_edge.links.mqtt import MqttLink
+    from firstline_edge.cloud.mqtt_link import MqttLink
 
 log = logger(__name__)
 

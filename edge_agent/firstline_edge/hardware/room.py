@@ -19,8 +19,7 @@ from firstline_edge.budgets.wiring import tariff_of
 from firstline_edge.hardware.memory_watch import MemoryWatch
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.hardware.surveyor import Surveyor
-from firstline_edge.links.wiring import link_names
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.state import StateDirectory
 
 log = logger(__name__)

@@ -11,8 +11,8 @@ from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason
+from firstline_edge.cloud.link import Uplink
 from firstline_edge.complaints import Complaints
-from firstline_edge.links.base import Cloud
 from firstline_edge.outbox.item import OutboxItem, expire
 
 log = logger(__name__)
@@ -39,7 +39,7 @@ class Corrector:
 
     def __init__(
         self,
-        cloud: Cloud,
+        cloud: Uplink,
         merge: Merge,
         clock: Clock,
         *,

@@ -21,9 +21,9 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import TraceContext
 from firstline_core.types import InferResponse, Reason
 from firstline_core.waiting import first_of
+from firstline_edge.cloud.link import Uplink
+from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.complaints import Complaints
-from firstline_edge.links.base import Cloud
-from firstline_edge.links.retries import RetryBudget
 from firstline_edge.outbox.ages import LOOK_EVERY_S
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
@@ -40,8 +40,8 @@ OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
-class Chain(Cloud, Protocol):
-    """What delivery needs of `links.chain.LinkChain`."""
+class Chain(Uplink, Protocol):
+    """What delivery needs of `cloud.chain.LinkChain`."""
 
     @property
     def available(self) -> bool: ...

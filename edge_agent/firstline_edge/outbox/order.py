@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Reason
-from firstline_edge.links.retries import RetryBudget
+from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.store import Outbox

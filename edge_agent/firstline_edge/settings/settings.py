@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -378,3 +379,12 @@ def expanded(path: str) -> Path:
     if "\0" in path:
         raise ConfigError(f"{path!r} is no path: there is a zero byte in it.")
     return expanded
+
+
+def link_names(sections: Sequence[LinkSection]) -> list[str]:
+    """Returns the name of each link: its kind, with a number for the second and further links of one kind."""
+    kinds = [section.kind for section in sections]
+    return [
+        f"{kind}-{before + 1}" if (before := kinds[:position].count(kind)) else kind
+        for position, kind in enumerate(kinds)
+    ]

@@ -24,7 +24,7 @@ from firstline_edge.models.held import HeldModel, Models
 if TYPE_CHECKING:
     from firstline_edge.agent import EdgeAgent
     from firstline_edge.budgets.spending import Spending
-    from firstline_edge.links.chain import LinkChain
+    from firstline_edge.cloud.chain import LinkChain
     from firstline_edge.parts import Parts
 
 VERSION = version("firstline")

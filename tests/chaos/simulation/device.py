@@ -22,11 +22,11 @@ from firstline_core.types import InferRequest
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hedge import HedgeOptions, Hedging
-from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.chain import LinkChain
 from firstline_edge.models.held import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery

@@ -20,7 +20,7 @@ from firstline_core.routing.conditions import Conditions
 from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_edge.budgets.ledgers import Books, LedgerFile
 from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending
-from firstline_edge.links.traffic import count
+from firstline_edge.telemetry.link_traffic import count
 
 AUDIT = AuditNote(predicted=0, propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
 

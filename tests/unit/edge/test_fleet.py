@@ -31,13 +31,13 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.protocol.mqtt_messages import Message
 from firstline_core.protocol.topics import Topics
+from firstline_edge.cloud.chain import no_budget
 from firstline_edge.fleet import starts
 from firstline_edge.fleet.brake import BrakePedal
 from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.ways import MqttWay
-from firstline_edge.links.chain import free
 
 
 def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> BrakePedal:
@@ -48,7 +48,7 @@ def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float 
 
 def passes(pedal: BrakePedal, rows: int = 1) -> bool:
     try:
-        with pedal.before(free)(request(*[0.5] * rows), "http"):
+        with pedal.before(no_budget)(request(*[0.5] * rows), "http"):
             return True
     except BudgetExceededError:
         return False
@@ -59,7 +59,7 @@ async def test_what_the_brake_forbids_is_refused_until_the_hour_is_over(tmp_path
     pedal = pedal_at(tmp_path, clock, 3)
     assert [passes(pedal, rows) for rows in (2, 2, 1, 1)] == [True, False, True, False]
     with pytest.raises(BudgetExceededError, match=r"being moved\): 3 of 3") as refused:
-        pedal.before(free)(request(0.5), "http").__enter__()
+        pedal.before(no_budget)(request(0.5), "http").__enter__()
     assert refused.value.retry_after_s == 3540
     await clock.advance(3540)
     assert passes(pedal)

@@ -16,9 +16,9 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_edge import rows
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.complaints import Complaints
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import LinkChain
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.pace import PaceSettings

@@ -15,8 +15,8 @@ from support.escalations import ScriptedLink, settle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tier
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import LinkChain
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.punctuality import EXPLORE_EVERY, Punctuality
 
 DEADLINE_S = 0.2

@@ -18,8 +18,8 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publ
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.links.base import ignore
-from firstline_edge.links.traffic import count
+from firstline_edge.cloud.link import ignore
+from firstline_edge.telemetry.link_traffic import count
 
 # How long to wait for a moment without requests under way, and then for each step of an exchange of connections.
 _QUIET_S = 60.0

@@ -19,17 +19,17 @@ from firstline_core.routing.timing import TimingReport
 from firstline_core.secrets_file import read_secret
 from firstline_core.types import InferResponse
 from firstline_core.waiting import first_of
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.link import LinkReport
+from firstline_edge.cloud.retry_budget import RetryBudget, RetrySettings
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.links.base import LinkReport
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import LinkChain, Toll, free
-from firstline_edge.links.http import HttpLink
-from firstline_edge.links.http_pool import HttpLinkSettings
-from firstline_edge.links.retries import RetryBudget, RetrySettings
-from firstline_edge.settings.settings import EdgeSettings, LinkSection
+from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 
 if TYPE_CHECKING:
-    from firstline_edge.links.mqtt import MqttLink
+    from firstline_edge.cloud.mqtt_link import MqttLink
 
 Birth = Callable[[], Mapping[str, object]]
 
@@ -102,21 +102,12 @@ class Links:
             await self.chain.close()
 
 
-def link_names(sections: Sequence[LinkSection]) -> list[str]:
-    """What each link is called; two of one kind are told apart by a number."""
-    kinds = [section.kind for section in sections]
-    return [
-        f"{kind}-{before + 1}" if (before := kinds[:position].count(kind)) else kind
-        for position, kind in enumerate(kinds)
-    ]
-
-
 async def open_links(
     settings: EdgeSettings,
     birth: Birth,
     limits: Limits,
     clock: Clock,
-    toll: Toll = free,
+    budget_gate: BudgetGate = no_budget,
     *,
     credentials: Credentials | None = None,
 ) -> Links:
@@ -146,7 +137,9 @@ async def open_links(
     retries = RetryBudget(
         clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
     )
-    chain = LinkChain(links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, toll=toll)
+    chain = LinkChain(
+        links, [CircuitBreaker(clock, rng, breaker) for _ in links], clock, retries=retries, budget_gate=budget_gate
+    )
     await chain.start()
     shown = [section.shows_identity and credentials is not None for section in settings.links]
     return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, shown, strict=True) if joined))
@@ -189,7 +182,7 @@ def make_mqtt_link(
         ConfigError: see `open_links`.
     """
     # paho is 6 MB of memory, which a device that speaks HTTP alone need not spend.
-    from firstline_edge.links.mqtt import MqttLink
+    from firstline_edge.cloud.mqtt_link import MqttLink
 
     return MqttLink(
         mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials),

@@ -13,12 +13,12 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.waiting import first_of
-from firstline_edge.links.way import Way
+from firstline_edge.cloud.link_state import LinkState
 
 log = logger(__name__)
 
 
-async def keep_probing(way: Way, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
+async def keep_probing(way: LinkState, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
     """Finds out whether a link works, whenever it is woken or its breaker lets it, until cancelled.
 
     Args:
@@ -40,7 +40,7 @@ async def keep_probing(way: Way, clock: Clock, timeout_s: float, note_states: Ca
             note_states()
 
 
-async def _probe(way: Way, clock: Clock, timeout_s: float) -> None:
+async def _probe(way: LinkState, clock: Clock, timeout_s: float) -> None:
     started_s = clock.monotonic_s()
     try:
         await way.link.probe(timeout_s)

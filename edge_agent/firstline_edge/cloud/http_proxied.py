@@ -19,9 +19,9 @@ from firstline_core.errors import (
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_body import read_body
 from firstline_core.protocol.oip import Limits
-from firstline_edge.links.base import LinkBusyError
-from firstline_edge.links.http_pool import USER_AGENT, Call, HttpLinkSettings, Reply
-from firstline_edge.links.traffic import count
+from firstline_edge.cloud.http_pool import USER_AGENT, Call, HttpLinkSettings, Reply
+from firstline_edge.cloud.link import LinkBusyError
+from firstline_edge.telemetry.link_traffic import count
 
 # httpx's exceptions and ours, most specific first. A connection that cannot be had within its own, shorter
 # timeout is a link that is down; anything that is merely late is late.

@@ -15,7 +15,7 @@ class LinkBusyError(RemoteTimeoutError):
     """The link's own connections were all busy until the time was over: nothing was sent, the far side is unknown."""
 
 
-class LinkState(StrEnum):
+class LinkStatus(StrEnum):
     """How a link is, for people."""
 
     UNKNOWN = "unknown"  # nothing has been heard of it yet
@@ -34,13 +34,13 @@ class LinkReport:
         problem: its last failure in a sentence, "" while nothing is wrong.
     """
 
-    state: LinkState
+    state: LinkStatus
     address: str
     problem: str = ""
 
 
-class Cloud(Protocol):
-    """The way to the gateway, whichever link it takes; `links/chain.py` is it."""
+class Uplink(Protocol):
+    """The connection to the gateway, over whichever link works; `LinkChain` implements it."""
 
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
         """The gateway's answer; each try is appended to `attempts` as it ends, also where this raises."""

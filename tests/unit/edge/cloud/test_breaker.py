@@ -1,7 +1,7 @@
 import random
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker, State
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, State
 
 SETTINGS = BreakerSettings(failure_threshold=3, open_s=1.0, open_max_s=8.0)
 

@@ -9,8 +9,8 @@ from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteT
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Tier
-from firstline_edge.links.base import Link, LinkReport, LinkState
-from firstline_edge.links.breaker import CircuitBreaker, State
+from firstline_edge.cloud.breaker import CircuitBreaker, State
+from firstline_edge.cloud.link import Link, LinkReport, LinkStatus
 
 log = logger(__name__)
 
@@ -19,7 +19,7 @@ _LATE = (RemoteTimeoutError, DeadlineExceededError)
 
 
 @dataclass(slots=True)
-class Way:
+class LinkState:
     """A link, its breaker, what wakes its prober (`hurry`: out of a wait), what was heard of it last, and its times."""
 
     link: Link
@@ -72,11 +72,11 @@ class Way:
     @property
     def report(self) -> LinkReport:
         if self.refused:
-            state = LinkState.REFUSED
+            state = LinkStatus.REFUSED
         elif self.breaker.state is not State.CLOSED:
-            state = LinkState.DOWN if self.breaker.state is State.OPEN else LinkState.PROBING
+            state = LinkStatus.DOWN if self.breaker.state is State.OPEN else LinkStatus.PROBING
         else:
-            state = LinkState.UP if self.heard else LinkState.UNKNOWN
+            state = LinkStatus.UP if self.heard else LinkStatus.UNKNOWN
         return LinkReport(state, self.link.address, self.problem)
 
 

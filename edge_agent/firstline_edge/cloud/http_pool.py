@@ -19,9 +19,9 @@ from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import Encoded, Limits
 from firstline_core.telemetry.trace import TraceContext
+from firstline_edge.cloud.link import LinkBusyError
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.links.base import LinkBusyError
-from firstline_edge.links.traffic import count
+from firstline_edge.telemetry.link_traffic import count
 
 USER_AGENT = "firstline-edge"
 
@@ -105,7 +105,7 @@ def make_pool(settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext 
     check_url(settings.url)
     if not settings.proxy:
         return DirectPool(settings, connections, tls, limits)
-    from firstline_edge.links.http_proxied import ProxiedPool  # httpx, which takes time and memory to import
+    from firstline_edge.cloud.http_proxied import ProxiedPool  # httpx, which takes time and memory to import
 
     return ProxiedPool(settings, connections, tls, limits)
 

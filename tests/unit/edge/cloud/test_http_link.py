@@ -16,10 +16,10 @@ from firstline_core.protocol import http_body
 from firstline_core.protocol.http_errors import error_body
 from firstline_core.protocol.oip import Limits, decode_request, encode_response
 from firstline_core.telemetry.trace import received
-from firstline_edge.links.base import LinkBusyError
-from firstline_edge.links.http import HttpLink
-from firstline_edge.links.http_pool import HttpLinkSettings
-from firstline_edge.links.traffic import counted
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.link import LinkBusyError
+from firstline_edge.telemetry.link_traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Script = Callable[[Reader, Writer], Awaitable[None]]

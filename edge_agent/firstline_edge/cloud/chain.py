@@ -21,15 +21,15 @@ from firstline_core.errors import (
 from firstline_core.routing.timing import Flight, TimingReport
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.links.base import Link, LinkBusyError, LinkReport, is_link_fault
-from firstline_edge.links.breaker import CircuitBreaker
-from firstline_edge.links.probing import keep_probing
-from firstline_edge.links.retries import RetryBudget
-from firstline_edge.links.way import Way
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, is_link_fault
+from firstline_edge.cloud.link_state import LinkState
+from firstline_edge.cloud.probing import keep_probing
+from firstline_edge.cloud.retry_budget import RetryBudget
 
 log = logger(__name__)
 
-Toll = Callable[[InferRequest, str], AbstractContextManager[None]]
+BudgetGate = Callable[[InferRequest, str], AbstractContextManager[None]]
 """Of a request, over the link of that name."""
 
 # Refusals without a fault of the link's, which say nothing about the next link: each has limits and credentials
@@ -58,7 +58,7 @@ class ChainSettings:
     retry_s: float = 1.0
 
 
-def free(_request: InferRequest, _link: str) -> AbstractContextManager[None]:
+def no_budget(_request: InferRequest, _link: str) -> AbstractContextManager[None]:
     """For a device without budgets."""
     return nullcontext()
 
@@ -72,7 +72,7 @@ class LinkChain:
         clock: for deadlines and waits.
         settings: times.
         retries: the budget for asking again; None for one of its own.
-        toll: entered for each try; refuses what this device cannot afford.
+        budget_gate: entered for each try; refuses what this device cannot afford.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class LinkChain:
         settings: ChainSettings = ChainSettings(),
         *,
         retries: RetryBudget | None = None,
-        toll: Toll = free,
+        budget_gate: BudgetGate = no_budget,
     ) -> None:
-        self._ways = [Way(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
+        self._ways = [LinkState(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self._settings = settings
         self.retries = retries if retries is not None else RetryBudget(clock)
-        self._toll = toll
+        self._budget_gate = budget_gate
         self._usable = self._names_usable()
         self._recoveries = 0
         self._recovered = asyncio.Event()
@@ -211,7 +211,7 @@ class LinkChain:
             others = any(other.breaker.allows_requests for other in ways[position + 1 :])
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
-                with self._toll(request, way.link.name), way.timing.carrying(size_bytes) as flight:
+                with self._budget_gate(request, way.link.name), way.timing.carrying(size_bytes) as flight:
                     response = await way.link.infer(request, granted_s)
             except asyncio.CancelledError as gone:
                 self._time(way, flight, started_s, gone)
@@ -236,24 +236,24 @@ class LinkChain:
             error.retry_after_s = self._retry_s()
         raise error
 
-    def _in_order(self, size_bytes: int, ends_s: float) -> list[Way]:
+    def _in_order(self, size_bytes: int, ends_s: float) -> list[LinkState]:
         """The links as they are preferred; last, the quickest first, those that would hardly answer in their time."""
         if len(self._ways) == 1:
             return self._ways
         now_s = self._clock.monotonic_s()
         granted_s = (ends_s - now_s) / 2
 
-        def too_slow_s(way: Way) -> float:
+        def too_slow_s(way: LinkState) -> float:
             predicted_s = way.timing.predicted_s(size_bytes, 0.95, now_s)
             return 0.0 if predicted_s is None or predicted_s <= granted_s else predicted_s
 
         return sorted(self._ways, key=too_slow_s)
 
-    def _time(self, way: Way, flight: Flight, started_s: float, outcome: InferResponse | BaseException) -> None:
+    def _time(self, way: LinkState, flight: Flight, started_s: float, outcome: InferResponse | BaseException) -> None:
         now_s = self._clock.monotonic_s()
         way.timed(flight, now_s - started_s, now_s, outcome)
 
-    def _judge(self, way: Way, failure: FirstlineError, granted_s: float) -> None:
+    def _judge(self, way: LinkState, failure: FirstlineError, granted_s: float) -> None:
         if isinstance(failure, _NO_VERDICT):
             return
         if is_link_fault(failure):

@@ -11,9 +11,9 @@ from support.logs import captured_lines
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy
-from firstline_edge.links.base import LinkBusyError, LinkReport, LinkState
-from firstline_edge.links.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.links.chain import ChainSettings, LinkChain
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import ChainSettings, LinkChain
+from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus
 
 DOWN = errors.LinkDownError("refused")
 
@@ -383,15 +383,15 @@ async def test_a_cancelled_request_is_no_verdict(house: House) -> None:
 
 async def test_a_link_is_unknown_until_something_was_heard_of_it(house: House) -> None:
     fresh = House()
-    assert fresh.chain.reports()["first"] == LinkReport(LinkState.UNKNOWN, "first.example")
-    assert house.chain.reports()["first"].state is LinkState.UP  # probed
+    assert fresh.chain.reports()["first"] == LinkReport(LinkStatus.UNKNOWN, "first.example")
+    assert house.chain.reports()["first"].state is LinkStatus.UP  # probed
 
 
 async def test_a_report_says_why_a_link_does_not_work(house: House) -> None:
     house.cut()
     await house.fail_until_open()
     report = house.chain.reports()["first"]
-    assert (report.state, report.problem) == (LinkState.DOWN, "refused")
+    assert (report.state, report.problem) == (LinkStatus.DOWN, "refused")
 
 
 async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_of_once(house: House) -> None:
@@ -403,21 +403,21 @@ async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_o
         house.first.on_lost()  # a probe shows no token, so it proves nothing about it
         await settle()
     assert [line["link"] for line in lines if line["level"] == "warning"] == ["first", "second"]
-    assert house.chain.reports()["first"] == LinkReport(LinkState.REFUSED, "first.example", "The token is unknown.")
+    assert house.chain.reports()["first"] == LinkReport(LinkStatus.REFUSED, "first.example", "The token is unknown.")
     house.mend()
     await house.infer()
-    assert house.chain.reports()["first"] == LinkReport(LinkState.UP, "first.example")
+    assert house.chain.reports()["first"] == LinkReport(LinkStatus.UP, "first.example")
 
 
 async def test_a_broker_that_refuses_probes_shows_as_refused_until_it_takes_one(house: House) -> None:
     house.first.error = house.first.probe_error = errors.UnauthorizedError("Wrong password.")
     house.first.on_lost()
     await settle()
-    assert house.chain.reports()["first"] == LinkReport(LinkState.REFUSED, "first.example", "Wrong password.")
+    assert house.chain.reports()["first"] == LinkReport(LinkStatus.REFUSED, "first.example", "Wrong password.")
     house.mend()
     await house.clock.advance(1.0)
     await settle()
-    assert house.chain.reports()["first"].state is LinkState.UP
+    assert house.chain.reports()["first"].state is LinkStatus.UP
 
 
 class TestTiming:
@@ -589,11 +589,11 @@ class TestRetryBudget:
 class TestToll:
     """What cannot be afforded over one link may be over the next, and each try is paid by itself."""
 
-    def toll(self, house: House, *refused: str) -> list[str]:
+    def budget_gate(self, house: House, *refused: str) -> list[str]:
         paid: list[str] = []
 
         @contextlib.contextmanager
-        def toll(_request: InferRequest, link: str) -> Iterator[None]:
+        def budget_gate(_request: InferRequest, link: str) -> Iterator[None]:
             if link in refused:
                 raise errors.BudgetExceededError(f"no money for {link}")
             paid.append(link)
@@ -603,31 +603,31 @@ class TestToll:
                 paid[-1] += " in vain"
                 raise
 
-        house.chain._toll = toll
+        house.chain._budget_gate = budget_gate
         return paid
 
     async def test_a_link_that_is_too_dear_is_passed_by_without_a_word_against_it(self, house: House) -> None:
-        paid = self.toll(house, "first")
+        paid = self.budget_gate(house, "first")
         for _ in range(5):
             await house.infer()
         assert (paid, house.outcomes, house.first.calls) == (["second"] * 5, ["ok"], [])
         assert house.chain.states() == {"first": "closed", "second": "closed"}
 
     async def test_each_try_is_paid(self, house: House) -> None:
-        paid = self.toll(house)
+        paid = self.budget_gate(house)
         house.first.error = DOWN
         await house.infer()
         assert paid == ["first in vain", "second"]
 
     async def test_a_second_try_that_cannot_be_paid_is_not_made(self, house: House) -> None:
-        self.toll(house, "second")
+        self.budget_gate(house, "second")
         house.first.error = DOWN
         with pytest.raises(errors.LinkDownError):  # it may come back, and with it the answer
             await house.infer()
         assert house.second.calls == []
 
     async def test_where_none_can_be_paid_that_is_said(self, house: House) -> None:
-        self.toll(house, "first", "second")
+        self.budget_gate(house, "first", "second")
         with pytest.raises(errors.BudgetExceededError, match="first"):
             await house.infer()
         assert house.attempts == []

@@ -28,8 +28,8 @@ from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response,
 from firstline_core.secrets_file import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.links.base import ignore
-from firstline_edge.links.http_pool import Call, HttpLinkSettings, Pool, make_pool, tls_context
+from firstline_edge.cloud.http_pool import Call, HttpLinkSettings, Pool, make_pool, tls_context
+from firstline_edge.cloud.link import ignore
 
 log = logger(__name__)
 
