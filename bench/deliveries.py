@@ -85,7 +85,6 @@ async def measured(folder: Path, url: str) -> list[Figure]:
     overrides = {
         "auth.mode": "off",
         "models.directory": str(_DIGITS),
-        "contracts.state_file": "",
         "store.url": url or f"sqlite:///{folder / 'gateway.db'}",
         "identity.directory": str(folder / "identity"),
     }

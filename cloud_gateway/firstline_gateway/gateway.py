@@ -15,7 +15,6 @@ from firstline_gateway.api.connection.heads import Heads
 from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.takeover import take_over
 from firstline_gateway.executors.base import Executor, ExecutorReport
 from firstline_gateway.fleet.wiring import FleetRoom
 from firstline_gateway.identity.identity import Identity
@@ -129,8 +128,6 @@ class Gateway:
         self.writer = GroupWriter(self.database)
         service = ServiceClock(self.database, clock)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
-        if settings.contracts.state_file:
-            take_over(Path(settings.contracts.state_file), self.database)
         self.contracts = ContractMonitor(
             self.database,
             self.writer,

@@ -104,7 +104,7 @@ def test_no_file_and_no_process_list_holds_one(running: Running) -> None:
             read += len(content)
             for secret in running.secrets:
                 assert secret.encode() not in content, path
-    assert read > 10_000  # logs, states and tokens.json are among them
+    assert read > 10_000  # logs and states are among them
     listed = [command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
     ours = [line for line in listed if str(running.folder).encode() in line]
     assert len(ours) >= 2

@@ -209,7 +209,7 @@ async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(
     monkeypatch.setattr(readers, "PATIENCE_S", 0.3)
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
-        directory = {"identity.directory": str(tmp_path / "identity"), "auth.tokens_file": str(tmp_path / "none")}
+        directory = {"identity.directory": str(tmp_path / "identity")}
         found = load(None, overrides={"models.directory": str(DIGITS), "store.url": url, **directory})
         gateway = await asyncio.to_thread(open_gateway, found)
         async with serving(gateway) as address, httpx.AsyncClient(base_url=address, timeout=20) as client:

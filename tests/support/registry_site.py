@@ -108,9 +108,7 @@ async def registry_site(folder: Path, store: Store | None = None, **overrides: A
         overrides={
             "models.directory": str(DIGITS.parent),
             "store.url": store.url,
-            "auth.tokens_file": str(folder / "tokens.json"),
             "identity.directory": str(folder / "identity"),
-            "contracts.state_file": str(folder / "contracts.db"),
             "registry.blobs": str(folder / "blobs"),
         }
         | overrides,

@@ -59,10 +59,8 @@ async def site(folder: Path, *, mosquitto: bool = False, **overrides: object) ->
         "tls.enabled": True,
         "tls.hosts": (HOST,),
         "auth.refresh_s": REFRESH_S,
-        "auth.tokens_file": str(folder / "tokens.json"),
         "identity.directory": str(folder / "identity"),
         "models.directory": str(DIGITS.parent),
-        "contracts.state_file": str(folder / "contracts.db"),
         "store.url": store.url,
     }
     if mosquitto:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
@@ -110,16 +109,13 @@ def _revoke(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _writing(arguments: argparse.Namespace) -> Iterator[Connection]:
-    """A transaction of the store's, after what an older gateway kept was taken over."""
-    from firstline_gateway.identity import keys
+    """Opens the store and yields one transaction that writes."""
     from firstline_gateway.store.database import open_database
 
     found = settings_of(arguments)
-    old = keys.read_old_tokens(Path(found.auth.tokens_file))
     database = open_database(found.store)
     try:
         with database.begin() as connection:
-            keys.take_over(connection, old)
             yield connection
     finally:
         database.close()

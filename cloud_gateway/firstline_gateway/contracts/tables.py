@@ -24,7 +24,7 @@ CONTRIBUTIONS = Table(
     Column("audits", BigInteger, nullable=False),
     Column("disagreements", BigInteger, nullable=False),
     Column("last_s", Double, nullable=False),
-    Column("service_s", Double, nullable=False, server_default="0"),
+    Column("service_s", Double, nullable=False),
 )
 
 AUDITS = Table(

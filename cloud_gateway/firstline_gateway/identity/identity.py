@@ -11,7 +11,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity import authorities, ca, keys, proxy, tls
+from firstline_gateway.identity import authorities, ca, proxy, tls
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
@@ -48,7 +48,6 @@ class Identity:
         self._trusted = proxy.networks(auth.trusted_proxies)
         self._certificates = proxy.ProxyCertificates()
         self.folder = AuthorityFolder(Path(found.directory), clock)
-        self._take_over(database, Path(auth.tokens_file))
         self.readers = Readers(database)
         self.gatekeeper = Gatekeeper(
             self.readers,
@@ -104,23 +103,13 @@ class Identity:
     def _write_revocations(self) -> None:
         self.devices.write_revocations()
 
-    def _take_over(self, database: Database, tokens_file: Path) -> None:
-        tokens = keys.read_old_tokens(tokens_file)
-        if not tokens:
-            return
-        with database.begin() as connection:
-            taken = keys.take_over(connection, tokens)
-        if taken:
-            log.info("tokens taken over as API keys", keys=len(taken), file=str(tokens_file))
-
 
 def check_files(settings: Settings) -> None:
     """Tries what the settings name, without making anything.
 
     Raises:
-        ConfigError: the token file of old, a certificate, its key or its authority, or a proxy's address is no good.
+        ConfigError: a certificate, its key or its authority, or a proxy's address is no good.
     """
-    keys.read_old_tokens(Path(settings.auth.tokens_file))
     proxy.networks(settings.auth.trusted_proxies)
     _server_authority(settings.tls.ca_file)
     tls.check(settings.tls)

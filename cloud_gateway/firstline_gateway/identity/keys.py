@@ -1,4 +1,4 @@
-"""API keys in the store: created, listed, revoked; and an older gateway's token file taken over.
+"""API keys in the store: create, list and revoke them.
 
 A key is 32 random bytes, so a plain SHA-256 of it cannot be searched; it is printed once and never stored.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Collection
-from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy import Connection, insert, select, update
 
 from firstline_core.errors import ConfigError
@@ -26,20 +23,6 @@ Kind = Literal["application", "device"]
 
 # A fixed start keeps keys from looking like a flag ("-..."), and lets secret scanners know them.
 PREFIX = "flk_"
-_SCOPES_OF_OLD = {"device": "infer", "application": "infer", "operator": "infer fleet admin"}
-
-
-class OldToken(Struct, frozen=True, forbid_unknown_fields=True):
-    """A bearer token as gateways without a store kept it."""
-
-    name: Name
-    kind: Literal["device", "application", "operator"]
-    sha256: str
-    created: datetime
-
-
-class _OldFile(Struct, frozen=True, forbid_unknown_fields=True):
-    tokens: tuple[OldToken, ...] = ()
 
 
 def key_hash(text: str) -> str:
@@ -116,50 +99,6 @@ def revoke_key(connection: Connection, name: str, now_s: float) -> None:
     ).rowcount
     if not revoked:
         raise ConfigError(f"There is no key named '{name}'; `firstline-gateway key list` shows those there are.")
-
-
-def read_old_tokens(path: Path) -> tuple[OldToken, ...]:
-    """The tokens that an older gateway kept in a file; none where there is no file.
-
-    Raises:
-        ConfigError: it cannot be read, or is not a token file.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_OldFile).tokens
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise ConfigError(f"The token file {path} cannot be read: {error.strerror}.") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The token file {path} is damaged ({error}); restore it, or move it away and create keys anew."
-        ) from error
-
-
-def take_over(connection: Connection, tokens: Collection[OldToken]) -> list[str]:
-    """Keeps old tokens as keys; those that were taken over before are left alone, revoked or not.
-
-    Returns:
-        The names of the new ones.
-    """
-    if not tokens:
-        return []
-    seen = set(connection.scalars(select(API_KEYS.c.sha256)))
-    taken = [token for token in tokens if token.sha256 not in seen and not _is_taken(connection, token.name)]
-    if taken:
-        version = next_version(connection)
-        for token in taken:
-            connection.execute(
-                insert(API_KEYS).values(
-                    sha256=token.sha256,
-                    name=token.name,
-                    kind="device" if token.kind == "device" else "application",
-                    scopes=_SCOPES_OF_OLD[token.kind],
-                    created_s=token.created.timestamp(),
-                    changed=version,
-                )
-            )
-    return [token.name for token in taken]
 
 
 def _is_taken(connection: Connection, name: str) -> bool:

@@ -38,7 +38,7 @@ CERTIFICATES = Table(
     Column("not_after_s", Double, nullable=False, index=True),
     Column("revoked_s", Double),
     Column("changed", BigInteger, nullable=False, index=True),
-    Column("kept_service_s", Double, nullable=False, server_default="0"),
+    Column("kept_service_s", Double, nullable=False),
     Index("ix_certificates_device", "device", "not_after_s"),
 )
 

@@ -16,7 +16,7 @@ PROFILES = Table(
     Column("by", String(128), nullable=False),
     Column("entry", Text, nullable=False),
     Column("content", LargeBinary, nullable=False),
-    Column("fingerprint", String(64), nullable=False, server_default=""),  # of `entry`
+    Column("fingerprint", String(64), nullable=False),  # of `entry`
     Index(None, "bundle", "fingerprint"),
 )
 

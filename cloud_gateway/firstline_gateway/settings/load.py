@@ -44,7 +44,6 @@ def load(
             key_file=_below(base, found.tls.key_file),
             ca_file=_below(base, found.tls.ca_file),
         ),
-        auth=replace(found.auth, tokens_file=_below(base, found.auth.tokens_file)),
         identity=replace(
             found.identity,
             directory=_below(base, found.identity.directory),
@@ -72,7 +71,6 @@ def load(
             else _below(base, found.registry.blobs),
             full_models=_below(base, found.registry.full_models),
         ),
-        contracts=replace(found.contracts, state_file=_below(base, found.contracts.state_file)),
         mqtt=replace(
             found.mqtt,
             password_file=_below(base, found.mqtt.password_file),

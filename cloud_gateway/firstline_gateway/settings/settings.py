@@ -64,8 +64,6 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["tokens", "off"] = "tokens"
     """"off" serves whoever connects, and is refused unless `api.host` is a loopback address."""
-    tokens_file: str = "tokens.json"
-    """Tokens of a gateway before there was a store; taken over as API keys when this one starts."""
     refresh_s: Annotated[float, Meta(ge=0.1, le=60)] = 2.0
     """How soon a revocation holds everywhere, open connections included (seconds)."""
     proxy_certificate_header: str = ""
@@ -280,8 +278,6 @@ class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    state_file: str = "contracts.db"
-    """Where a gateway of version 0.1 kept them: taken over into the store at start, if it is there, and renamed."""
     delta: Annotated[float, Meta(gt=0, lt=1)] = 0.05
     """The probability with which a contract that holds may ever alarm."""
     escalations_per_hour: Annotated[float, Meta(ge=1, le=1e12)] = 36_000.0

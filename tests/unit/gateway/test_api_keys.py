@@ -1,11 +1,9 @@
-"""API keys in the store, on both databases, and an older gateway's tokens taken over."""
+"""API keys in the store, on both databases."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from sqlalchemy import select
@@ -20,13 +18,6 @@ from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 
 NOW_S = 1_800_000_000.0
-# As `firstline-gateway token create` of version 0.1.0 wrote it; the token's text is "flt_" and the name.
-OLD_FILE = {
-    "tokens": [
-        {"name": name, "kind": kind, "sha256": keys.key_hash(f"flt_{name}"), "created": "2026-01-01T00:00:00Z"}
-        for name, kind in (("press-7", "device"), ("shop", "application"), ("anna", "operator"))
-    ]
-}
 
 
 @pytest.fixture
@@ -156,34 +147,3 @@ def test_of_two_that_create_one_name_at_the_same_moment_one_does(database: Datab
 
     with ThreadPoolExecutor(4) as threads:
         assert sorted(threads.map(create, range(4))) == [False, False, False, True]
-
-
-async def test_an_older_gateways_tokens_go_on_to_be_valid_until_they_are_revoked(
-    database: Database, tmp_path: Path
-) -> None:
-    (tmp_path / "tokens.json").write_text(json.dumps(OLD_FILE))
-    old = keys.read_old_tokens(tmp_path / "tokens.json")
-    with database.begin() as on:
-        assert keys.take_over(on, old) == ["press-7", "shop", "anna"]
-        assert keys.take_over(on, old) == []
-    asked = gatekeeper(database)
-    found = [await asked.key(f"flt_{name}") for name in ("press-7", "shop", "anna")]
-    assert [(one.kind, one.scopes) for one in found] == [
-        ("device", {"infer"}),
-        ("application", {"infer"}),
-        ("application", {"infer", "fleet", "admin"}),
-    ]
-    with database.begin() as on:
-        keys.revoke_key(on, "shop", NOW_S)
-        assert keys.take_over(on, old) == [], "what was revoked since then does not come back"
-        keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"tokens": [{"name": "a"}]}', b'{"tokens": "\xff"}'])
-def test_a_damaged_token_file_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tokens.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"tokens\.json is damaged"):
-        keys.read_old_tokens(tmp_path / "tokens.json")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        keys.read_old_tokens(tmp_path)
-    assert keys.read_old_tokens(tmp_path / "none") == ()

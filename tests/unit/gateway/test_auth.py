@@ -28,7 +28,6 @@ async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncItera
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
     database = open_database(sqlite_store(tmp_path))
     writer = GroupWriter(database)
-    overrides["auth.tokens_file"] = str(tmp_path / "tokens.json")
     found = Identity(load(None, overrides=overrides), database, writer, clock=SYSTEM_CLOCK)
     yield found
     await found.close()
@@ -95,7 +94,6 @@ async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path:
     overrides = {
         "auth.proxy_certificate_header": "X-Client-Cert",
         "auth.trusted_proxies": ["192.0.2.7"],
-        "auth.tokens_file": str(tmp_path / "tokens.json"),
         "identity.directory": str(tmp_path / "identity"),
     }
     with Kept(sqlite_store(tmp_path)) as kept:

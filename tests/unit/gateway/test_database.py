@@ -21,8 +21,7 @@ from support.broker import free_port
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, connect, open_database
-from firstline_gateway.store.migrate import migrate, upgrade
+from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.writer import GroupWriter
 
@@ -41,30 +40,6 @@ def test_the_migrations_leave_what_the_tables_say(empty_store: Store) -> None:
     database = open_database(empty_store)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-    database.close()
-
-
-def test_what_an_older_schema_kept_goes_on_by_seconds_of_service(empty_store: Store) -> None:
-    database = connect(empty_store)
-    now_s, hour_s = 1_800_000_000.0, 3600.0
-    with database.begin() as connection:
-        migrate(connection, "0002")
-        connection.execute(text("UPDATE service_clock SET seconds = 7200"))
-        for name, ago_s in (("new", 0.0), ("recent", 60.0), ("old", 20 * hour_s), ("1970", now_s)):
-            values = {"name": name, "then_s": now_s - ago_s}
-            connection.execute(text("INSERT INTO contract_audits VALUES ('cam', :name, :then_s)"), values)
-            connection.execute(text("INSERT INTO contract_contributions VALUES ('p', :name, 1, 0, :then_s)"), values)
-        issued = "INSERT INTO certificates VALUES ('1', 'cam', :now_s, :now_s + 90 * 86400.0, NULL, 1)"
-        connection.execute(text(issued), {"now_s": now_s})
-    upgrade(database)
-    expected = {"new": 7200.0, "recent": 7140.0, "old": 3600.0, "1970": 3600.0}
-    with database.reading() as connection:
-        kept = connection.execute(text("SELECT request_id, service_s FROM contract_audits")).all()
-        assert dict(map(tuple, kept)) == expected
-        kept = connection.execute(text("SELECT device, service_s FROM contract_contributions")).all()
-        assert dict(map(tuple, kept)) == expected
-        certificate = connection.execute(text("SELECT kept_service_s FROM certificates")).scalar_one()
-        assert certificate == 7200.0 + 90 * 86_400
     database.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from firstline_gateway.__main__ import main
-from firstline_gateway.identity import ca, keys
+from firstline_gateway.identity import ca
 
 
 @pytest.fixture
@@ -53,18 +53,6 @@ def test_a_key_that_makes_no_sense_is_refused(
 ) -> None:
     assert main(["key", "create", "a", *arguments, "--config", config]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_an_older_gateways_tokens_are_listed_and_revoked_as_keys(
-    config: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    token = {"name": "shop", "kind": "application", "sha256": keys.key_hash("flt_x"), "created": "2026-01-01T00:00:00Z"}
-    (tmp_path / "tokens.json").write_text(json.dumps({"tokens": [token]}))
-    assert main(["key", "list", "--config", config]) == 0
-    assert capsys.readouterr().out == "application  shop  infer  2026-01-01T00:00:00+00:00\n"
-    assert main(["key", "revoke", "shop", "--config", config]) == 0
-    assert main(["key", "list", "--config", config]) == 0
-    assert capsys.readouterr().out == "revoked shop\nno keys\n"
 
 
 def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,6 @@ def test_the_example_shows_every_key_with_its_default() -> None:
 def test_relative_paths_count_from_the_files_folder() -> None:
     found = load(EXAMPLE)
     assert Path(found.models.directory) == EXAMPLE.parent / "models"
-    assert Path(found.auth.tokens_file) == EXAMPLE.parent / "tokens.json"
     assert found.mqtt.password_file == found.mqtt.tls_ca_file == found.store.password_file == ""
     assert found.store.url == f"sqlite:///{EXAMPLE.parent / 'gateway.db'}"
     assert load(EXAMPLE, overrides={"store.url": "sqlite:////srv/g.db"}).store.url == "sqlite:////srv/g.db"

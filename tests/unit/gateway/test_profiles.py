@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
-import msgspec
 import pytest
-from msgspec.structs import replace
-from sqlalchemy import text
 from support.profiles import profile
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry, entry_of
-from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
-from firstline_core.fleet.twin import Reported
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles import asked, records
+from firstline_gateway.profiles import records
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, connect, open_database
-from firstline_gateway.store.migrate import migrate, upgrade
+from firstline_gateway.store.database import Database, open_database
 
 
 @pytest.fixture
@@ -105,53 +98,3 @@ def test_of_this_hardware_the_latest_counts_that_a_person_brought_and_that_has_t
 
     assert found() == encode(profile(2.0, machine="twin"))
     assert found("words") is found(digest="b" * 64) is found(fingerprint="e" * 16) is None
-
-
-def test_profiles_of_before_are_found_by_their_hardware(empty_store: Store) -> None:
-    before = connect(empty_store)
-    content = encode(profile(1.0))
-    entry = entry_of(profile(1.0), content, "0" * 64, by="application:ops", now_s=0.0)
-    with before.begin() as connection:
-        migrate(connection, "0011")
-        said = {"content": content, "entry": msgspec.json.encode(entry).decode()}
-        connection.execute(
-            text("INSERT INTO profiles VALUES ('digits', 1, 'bench', 0, 'application:ops', :entry, :content)"), said
-        )
-    upgrade(before)
-    with before.reading() as connection:
-        assert records.of_hardware(connection, "digits", "a" * 64, "f" * 16) == content
-    before.close()
-
-
-def test_a_store_of_before_keeps_what_it_had(empty_store: Store) -> None:
-    database = connect(empty_store)
-    with database.begin() as connection:
-        migrate(connection, "0010")
-        connection.execute(text("INSERT INTO fleet_tiers VALUES (1, 'digits', 1, 10, 2, 0)"))
-    upgrade(database)
-    put(database, 1.0)
-    assert len(all_of(database)) == 1
-    with database.reading() as connection:
-        assert connection.execute(text("SELECT kept FROM fleet_tiers")).scalar_one() == 10
-    database.close()
-
-
-def test_requests_of_before_stand_for_a_week_more_and_those_that_are_done_are_fulfilled(empty_store: Store) -> None:
-    before = connect(empty_store)
-    wanted = (DesiredProfile("1", "words", quick=True), DesiredProfile("2", "digits"))
-    said = Reported("s", 1, 1, profiles=(Profiling("2", "digits", ProfilingState.DONE, version=3),))
-    with before.begin() as connection:
-        migrate(connection, "0012")
-        for name in ("cam", "idle"):
-            devices.seen(connection, name, "s", 1.0, accept=True)
-        devices.desire(connection, ["cam"], lambda _, held: replace(held, profiles=wanted), 1.0)
-        devices.report(connection, "cam", said, 1.0, accept=True)
-    since_s = time.time()
-    upgrade(before)
-    with before.reading() as connection:
-        first, second = asked.of(connection, "cam")
-        assert not asked.of(connection, "idle")
-    before.close()
-    assert (first.wanted, second.wanted) == wanted
-    assert since_s <= first.until_s - 7 * 86_400 <= time.time()
-    assert (first.brought_s, second.version) == (None, 3) and second.brought_s is not None

@@ -86,7 +86,6 @@ def gateway_of(folder: Path) -> Gateway:
             "models.directory": str(DIGITS),
             "store.url": sqlite_store(folder).url,
             "identity.directory": str(folder / "identity"),
-            "contracts.state_file": "",
             "cache.limit_bytes": "100000",
         },
     )

@@ -1,0 +1,105 @@
+"""The gateway answers the recorded traffic of a device, byte for byte as it was sent over HTTP and MQTT 5.
+
+`http.bin` is everything that one device sent on one connection: a health check, escalations and an audit. `mqtt.bin`
+is everything that one device sent its broker: CONNECT, SUBSCRIBE, birth and one escalation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert
+from support.agent import until
+from support.audits import certified_digits
+from support.broker import Broker
+from support.databases import sqlite_store
+from support.gateway import serving
+
+from firstline_core.protocol import envelope
+from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
+from firstline_core.protocol.topics import Topics
+from firstline_core.types import Status
+from firstline_gateway.gateway import Gateway
+from firstline_gateway.identity.enrolment import next_version
+from firstline_gateway.identity.keys import key_hash
+from firstline_gateway.identity.tables import API_KEYS
+from firstline_gateway.opening import open_gateway
+from firstline_gateway.settings.load import load
+from firstline_gateway.store.database import open_database
+
+RECORDED = Path(__file__).parents[1] / "data" / "recorded"
+_KEY = "flt_n6yJ6h4Lx_XPS2qbbXJRXhBOx4VtCSmQ8E8FBoHCcCk"  # the bearer token in http.bin
+_AUDITS = 1  # in http.bin
+
+
+@asynccontextmanager
+async def gateway_in(folder: Path, **overrides: object) -> AsyncIterator[tuple[Gateway, str]]:
+    certified_digits(folder / "models")
+    store = sqlite_store(folder)
+    database = open_database(store)
+    with database.begin() as connection:
+        values = {"sha256": key_hash(_KEY), "name": "cam", "kind": "device", "scopes": "infer"}
+        connection.execute(insert(API_KEYS).values(**values, created_s=0.0, changed=next_version(connection)))
+    database.close()
+    settings = {
+        "models.directory": str(folder / "models"),
+        "identity.directory": str(folder / "identity"),
+        "store.url": store.url,
+    }
+    gateway = open_gateway(load(None, overrides=settings | overrides))
+    async with serving(gateway) as url:
+        yield gateway, url
+
+
+async def test_recorded_http_requests_are_answered(tmp_path: Path) -> None:
+    sent = (RECORDED / "http.bin").read_bytes()
+    requests = sent.count(b" HTTP/1.1\r\n")
+    assert requests > 3
+    async with gateway_in(tmp_path) as (gateway, url):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(sent)
+        statuses = []
+        async with asyncio.timeout(20):
+            for _ in range(requests):
+                head = await reader.readuntil(b"\r\n\r\n")
+                statuses.append(int(head.split()[1]))
+                (length,) = (
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length")
+                )
+                await reader.readexactly(length)
+        writer.close()
+        await writer.wait_closed()
+        assert statuses == [200] * requests
+        await asyncio.wrap_future(gateway.contracts.refresh())
+        (pool,) = gateway.contracts.pools()
+        assert pool.state.audits == _AUDITS
+
+
+@pytest.mark.mosquitto
+async def test_recorded_mqtt_requests_are_answered(tmp_path: Path, mosquitto: Broker) -> None:
+    got: asyncio.Queue[Message] = asyncio.Queue()
+    mqtt = {"mqtt.enabled": True, "mqtt.port": mosquitto.port}
+    async with gateway_in(tmp_path, **mqtt) as (gateway, _):
+        listener = MqttClient(MqttSettings(mosquitto.host, mosquitto.port, client_id="listener"))
+        await listener.subscribe(Topics("cam").response, got.put)
+        await listener.connect(10)
+
+        async def connected() -> bool:
+            return gateway.metrics.registry.get_sample_value("firstline_gateway_mqtt_connected") == 1
+
+        await until(connected)
+        _, writer = await asyncio.open_connection(mosquitto.host, mosquitto.port)
+        writer.write((RECORDED / "mqtt.bin").read_bytes())
+        async with asyncio.timeout(20):
+            answer = envelope.read_response(await got.get()).answer
+        assert answer is not None
+        assert answer.status is Status.FINAL
+        writer.close()
+        await writer.wait_closed()
+        await listener.close()
