@@ -24,7 +24,7 @@ from firstline.workbench.calibrate import calibrate
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, evaluate
 from firstline.workbench.recipe import read_recipe
-from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 
 _MODELS = Path(__file__).parents[1] / "models"

@@ -10,11 +10,11 @@ from firstline.async_client import AsyncClient
 from firstline.client import Client
 from firstline.many import Outcome
 from firstline.prediction import Prediction
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (
     Answer,
     Attempt,
+    ContractNotice,
     InferResponse,
     ModelMetadata,
     Privacy,

@@ -17,7 +17,6 @@ from firstline import calls, connection
 from firstline.calls import Call
 from firstline.prediction import Prediction, prediction_from
 from firstline.sse import EventReader
-from firstline_core.backoff import full_jitter_s
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -27,6 +26,7 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.protocol import oip
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.types import Answer, InferResponse, Status
 

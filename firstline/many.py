@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeVar
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.errors import (
     CapacityError,
     DeadlineExceededError,
@@ -19,6 +18,7 @@ from firstline_core.errors import (
     LinkDownError,
     RemoteTimeoutError,
 )
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.types import InferResponse
 
 DEFAULT_IN_FLIGHT = 16

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, restored
+from firstline_core.telemetry.trace import restored
+from firstline_core.types import TRACEPARENT, TRACESTATE
 
 _API = "opentelemetry.trace"
 

@@ -12,10 +12,10 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, save
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Certificate, Histogram
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
-from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.routing.certificate import Certificate, Histogram
+from firstline_core.storage.artefact import Artefact
 
 NAME, INPUT, FEATURES = "s", "x", 64
 LABELS = tuple(f"class {number}" for number in range(10))

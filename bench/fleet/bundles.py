@@ -17,9 +17,9 @@ from support.bundles import model, with_certificate, write_manifest
 from support.onnx_models import write_graph
 
 from firstline.workbench.golden import write_golden
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
-from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.routing.drift import Histogram, histogram
 from firstline_core.runtime.select import RuntimeOptions
 

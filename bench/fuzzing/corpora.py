@@ -17,7 +17,6 @@ from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 from PIL import Image
 
-from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import RequestError
 from firstline_core.protocol import envelope
 from firstline_core.protocol.enrolment import (
@@ -36,6 +35,7 @@ from firstline_core.types import (
     DATATYPES,
     Answer,
     Attempt,
+    AuditNote,
     InferRequest,
     InferResponse,
     Privacy,

@@ -11,9 +11,9 @@ from typing import Any
 from cryptography.utils import CryptographyDeprecationWarning
 
 from firstline.sse import EventReader
-from firstline_core.bundle.images import decode
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
+from firstline_core.processing.images import decode
 from firstline_core.protocol import envelope
 from firstline_core.protocol.enrolment import parse_join_token, public_key_hash
 from firstline_core.protocol.grpc import codec

@@ -23,7 +23,7 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.oip import encode_request, encode_response
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score
 from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
 from firstline_core.runtime.select import RuntimeOptions

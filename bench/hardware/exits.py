@@ -30,7 +30,7 @@ from firstline.workbench.spec import ModelSpec
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score
 from firstline_core.runtime.select import RuntimeOptions
 from hardware.parts import Asked

@@ -27,14 +27,14 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 
-from firstline_core import heap
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.child import queried
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.profile.predict import Stream, predict, replayed
 from firstline_core.profile.profile import Point
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 from hardware.parts import Asked
@@ -240,7 +240,7 @@ def _run(
 ) -> NDArray[np.float64]:
     """Seconds of each query from when it was due, answered in one thread in their order."""
     found = np.empty_like(arrivals_s)
-    heap.keep()  # as an agent does
+    keep_freed_memory()  # as an agent does
     models = {model.id: model for model in bundle.manifest.models}
     with ExitStack() as stack:
         answer: list[Callable[[], None]] = []

@@ -20,8 +20,8 @@ from figures import Figure
 from msgspec import Struct
 from pools import DIGITS, IMAGENET, Pair, bundle_of
 
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.child import queried
 from firstline_core.profile.measure import Wanted, measure_profile

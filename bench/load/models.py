@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, save
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
-from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.storage.artefact import Artefact
 
 FEATURES = 16
 _CLASSES, _TOKENS, _WIDTH = 4, 64, 384

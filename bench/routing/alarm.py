@@ -17,7 +17,7 @@ import numpy as np
 from figures import Figure
 from pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score
 from routing.audits import Floats, Tests, check_against_update, constant, delays
 from routing.margins import at_most, most

@@ -21,7 +21,7 @@ from firstline.workbench.selection import select
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.scorer import scorer
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from routing.margins import at_most, most
 from routing.parts import Effort, Job, Table
 from routing.population import Population

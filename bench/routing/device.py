@@ -19,9 +19,8 @@ from pools import Pool
 from simulation.network import SimulatedLink
 
 from firstline_core.clock import Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError
-from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Tier
+from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ModelOutput, ResultCache

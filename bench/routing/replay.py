@@ -12,14 +12,15 @@ from pools import Pool
 from simulation.core import OneCore
 
 from firstline.workbench.scores import fit_value
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Certificate
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
-from firstline_core.bundle.pipeline import Prediction
+from firstline_core.bundle.loaded_model import Prediction
+from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
-from firstline_core.routing.certificate import certify
+from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import (
     PROBABILITIES,
     Answer,

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Certificate, Histogram
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, encode_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certificate import Certificate, Histogram
+from firstline_core.storage.artefact import Artefact
 
 INPUT, OUTPUT = "x", "probabilities"
 _SMALL_WIDTHS = (64, 512, 384, 10)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.quantities import counted
 from firstline_core.telemetry import logs
+from firstline_core.telemetry.wording import counted
 from firstline_gateway import __version__
 from firstline_gateway.commands import authority, backup, broker, keys
 from firstline_gateway.commands.base import add_command, settings_of, show

@@ -37,9 +37,9 @@ from firstline_core.protocol.http_body import decoded
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
-from firstline_core.telemetry.trace import TraceContext
+from firstline_core.types import TraceContext
 from firstline_gateway.settings.settings import Mqtt
 from firstline_gateway.telemetry.journal import record
 from firstline_gateway.telemetry.metrics import GatewayMetrics

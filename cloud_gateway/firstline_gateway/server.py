@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from firstline_core import heap
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.connection.door import Door, Newcomers, newcomers_limit
@@ -160,7 +160,7 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
         gc.collect()
         gc.freeze()  # what is here now stays for good: no later collection needs to look at it
         gc.set_threshold(*_COLLECTED)
-        heap.keep()
+        keep_freed_memory()
         announce()
         await stop.wait()
         log.info("draining")

@@ -26,8 +26,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.telemetry.trace import TraceContext
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, Wait
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext, Wait
 from firstline_edge.budgets.spending import denied
 from firstline_edge.case import Trail
 from firstline_edge.models.held import HeldModel

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.clock import Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest
+from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge import rows
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom

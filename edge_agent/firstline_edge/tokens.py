@@ -1,4 +1,4 @@
-"""Who may call, by the tokens of a file. For a file that holds one secret see `firstline_core/secrets_file.py`."""
+"""Who may call, by the tokens of a file. For a file that holds one secret see `firstline_core/storage/secrets.py`."""
 
 from __future__ import annotations
 

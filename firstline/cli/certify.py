@@ -31,9 +31,9 @@ from firstline.workbench.selection import Selection, check_score, default_fracti
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.quantities import counted
-from firstline_core.routing.certificate import Certificate, check_share
+from firstline_core.routing.certification import Proof, check_share
 from firstline_core.routing.weighted import certify_weighted
+from firstline_core.telemetry.wording import counted
 
 
 class Loss(StrEnum):
@@ -180,7 +180,7 @@ def _opened(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
 
 def _of_table(
     source: str, opened: Bundle | None, *, epsilon: float, delta: float, select_fraction: float, seed: int
-) -> tuple[Certificate, Certification | None]:
+) -> tuple[Proof, Certification | None]:
     """What a table proves, and what that makes of the bundle that it came from, where one is named."""
     rows = read_table(source)
     columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
@@ -217,7 +217,7 @@ def _chosen_sentence(chosen: Selection) -> str:
     return f"{counted(chosen.used, 'other row')} decided on the score: {chosen.score.kind}{heated} (AUROC: {compared})."
 
 
-def _sentence(found: Certificate, epsilon: float, delta: float, loss: Loss) -> str:
+def _sentence(found: Proof, epsilon: float, delta: float, loss: Loss) -> str:
     what = "disagree" if loss is Loss.DISAGREEMENT else "are wrong where the full model is right"
     promise = f"at most {percent(epsilon)} of the kept answers {what}, with confidence {confidence(delta)}"
     if found.threshold is None or found.risk_upper is None:

@@ -23,7 +23,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.placing import refuse_existing, require_writable
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import check_share
+from firstline_core.routing.certification import check_share
 from firstline_core.runtime.select import RuntimeOptions
 
 

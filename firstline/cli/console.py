@@ -15,7 +15,7 @@ from firstline.cli.output import Output, OutputOption
 from firstline.cli.sentences import command_line
 from firstline.console.settings import DEFAULT_PORT, Settings
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 _PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
 _NEEDED = ("nicegui", "uvicorn", "fastapi", "starlette")

@@ -23,11 +23,11 @@ from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
 from firstline.workbench.selection import ScoreName
-from firstline_core.bundle.certificate import points
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.quantities import counted
-from firstline_core.routing.certificate import Certificate as Proof
+from firstline_core.routing.certificate import points
+from firstline_core.routing.certification import Proof
+from firstline_core.telemetry.wording import counted
 
 _UNPROVED_SHOWN = 20
 

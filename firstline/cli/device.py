@@ -16,9 +16,9 @@ from firstline.cli.output import Output, OutputOption, print_json, print_table, 
 from firstline.cli.when import date
 from firstline.fleet import open_fleet
 from firstline_core.errors import ConfigError
-from firstline_core.names import Name
 from firstline_core.protocol.enrolment import DeviceState, Invitation
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
+from firstline_core.types import Name
 
 _KEY_VARIABLE = "FIRSTLINE_TOKEN"
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024

@@ -10,7 +10,7 @@ import typer
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json
 from firstline_core.fleet.twin import Brake
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 app = typer.Typer(help="Brake the whole fleet's escalation, and lift the brake.", no_args_is_help=True)
 

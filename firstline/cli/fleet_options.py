@@ -12,7 +12,7 @@ import typer
 
 from firstline.fleet import Fleet, open_fleet
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:  # a command that speaks to a fleet alone needs no python-tuf
     from firstline.release.keyring import Keyring

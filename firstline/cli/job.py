@@ -14,7 +14,7 @@ from firstline.cli.output import Output, OutputOption, percent, print_json
 from firstline.client import Client
 from firstline.prediction import Prediction
 from firstline_core.errors import FirstlineError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 app = typer.Typer(help="Hand requests in at a gateway now, and fetch their answers later.", no_args_is_help=True)
 

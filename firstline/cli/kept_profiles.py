@@ -15,7 +15,7 @@ from firstline.cli.profile_on import bundle_named
 from firstline.cli.rollout_options import Where
 from firstline.cli.when import date
 from firstline_core.profile.front import accuracies
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Keep what models cost on machines, list and show it."

@@ -23,7 +23,7 @@ from firstline.release import roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
 from firstline_core.fleet import expiry
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 
 class _Key(msgspec.Struct):

@@ -33,7 +33,7 @@ from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.registry import BundleEntry
 from firstline_core.fleet.target import Asked
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 

@@ -11,9 +11,9 @@ from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
 from firstline.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.names import Name
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.reading import read_profile
+from firstline_core.types import Name
 
 
 def profile_in(file: Path) -> Profile:

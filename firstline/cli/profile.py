@@ -18,11 +18,9 @@ from firstline.cli.rollout_options import Where
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.pareto import check_accuracy
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import ProfileAsked
-from firstline_core.names import Name
 from firstline_core.profile.front import accuracies
 from firstline_core.profile.measure import (
     QUICK_BATCHES,
@@ -35,6 +33,8 @@ from firstline_core.profile.measure import (
     profile_path,
 )
 from firstline_core.runtime.select import CPU
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 
 def profile_command(

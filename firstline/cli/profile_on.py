@@ -15,13 +15,13 @@ from firstline.cli.named_profile import is_name
 from firstline.cli.output import Output, print_json, progress
 from firstline.cli.picture import Picture, print_profile
 from firstline.cli.rollout_options import Where
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
 from firstline_core.fleet.profiling import ProfilingState
 from firstline_core.profile.profile import Profile
+from firstline_core.storage.artefact import Sha256
 
 _LOOK_S = 1.0
 _EXIT_INTERRUPTED = 130

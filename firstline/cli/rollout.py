@@ -30,7 +30,7 @@ from firstline.cli.when import date
 from firstline.rollouts import Rollouts
 from firstline_core.errors import CapacityError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 EXIT_ENDED_OTHERWISE = 1
 EXIT_ASKS = 3

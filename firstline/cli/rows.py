@@ -15,7 +15,7 @@ from firstline.workbench.device import gather_from_agent
 from firstline.workbench.evidence import Evidence, gather
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 FromAgentOption = Annotated[
     str | None,

@@ -16,8 +16,7 @@ from firstline.demo.house import Device, house
 from firstline.demo.summary import Promise, Record, summarise
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Variant, evaluate
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import Manifest
+from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Status

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from firstline.release.pushing import Told
 from firstline.release.registry import Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.target import listed
 
 _PART_BYTES = 1 << 20

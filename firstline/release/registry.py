@@ -52,7 +52,7 @@ class Registry:
     @property
     def metadata(self) -> HttpMetadata:
         """Where a `Trust` fetches metadata."""
-        return HttpMetadata(self._client)
+        return HttpMetadata(self._client, METADATA_PATH)
 
     def status(self) -> RegistryStatus:
         """Versions, ends and warnings."""

@@ -10,12 +10,12 @@ import numpy as np
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.measure import Progress
 from firstline.workbench.observe import observe
-from firstline_core.bundle.artefact import Sha256
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import Sha256
 
 
 def accuracies_on(

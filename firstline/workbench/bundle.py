@@ -15,7 +15,6 @@ from firstline.workbench.golden import write_golden
 from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -24,10 +23,11 @@ from firstline_core.bundle.manifest import (
     Score,
     encode_manifest,
 )
-from firstline_core.bundle.steps import Graph
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import Graph
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import Artefact
 
 RuntimeName = Literal["onnx", "tflite"]
 Warn = Callable[[str], None]

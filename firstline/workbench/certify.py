@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.selection import ScoreName, Selection, select
-from firstline_core.bundle.certificate import Certificate, Contract, valid_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certificate import Certificate, Contract
+from firstline_core.routing.certification import Proof, certify
 from firstline_core.routing.drift import histogram
 from firstline_core.routing.starts import Start
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.ranges import misfit
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import InputSpec, Model
-from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.steps import Decode, Graph, LabelOffset, Softmax
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.bundle.trial import trial_input
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
+from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Softmax
+from firstline_core.processing.trial import trial_input
 from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Array, Tensor, TensorSpec

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from firstline.workbench.certify import Certification, audit_epsilon
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import ScoreName, Selection, select
-from firstline_core.bundle.certificate import Certificate, Contract, GroupCertificate
 from firstline_core.bundle.store import Bundle
-from firstline_core.routing.certificate import Certificate as Proof
+from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate
+from firstline_core.routing.certification import Proof
 from firstline_core.routing.contracts import certify_groups, certify_stream, net_loss
 from firstline_core.routing.drift import histogram
 from firstline_core.routing.starts import start_shares, starts_at

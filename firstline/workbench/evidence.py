@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.measure import Progress
 from firstline.workbench.observe import observe
-from firstline_core.bundle.certificate import Contract
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import Contract
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 

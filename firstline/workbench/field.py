@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 from firstline.workbench.certify import Certification
 from firstline.workbench.selection import Selection
-from firstline_core.bundle.certificate import Certificate, valid_certificate
-from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.drift import histogram
 from firstline_core.routing.weighted import certify_weighted
 from firstline_edge.audits.records import key_of

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import read_images
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
     LIMIT_BYTES,
@@ -23,10 +22,12 @@ from firstline_core.bundle.golden import (
     tensor_of,
 )
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import Golden, InputSpec
+from firstline_core.bundle.manifest import Golden
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import DATATYPES
 
 _DIGITS = 6  # of a probability: far below any tolerance, and a third of the bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from firstline.workbench.dataset import Dataset
 from firstline_core.errors import ConfigError
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 
 def read_groups(file: Path, dataset: Dataset) -> list[str]:

@@ -12,11 +12,12 @@ from msgspec import Struct
 from firstline.workbench.checks import may_be_probabilities, noise
 from firstline.workbench.ranges import misfit
 from firstline.workbench.spelling import spell
-from firstline_core.bundle.certificate import Certificate, certificate_problem
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import InputSpec, Model, Policy
+from firstline_core.bundle.manifest import Model, Policy, certificate_problem
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import FirstlineError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certificate import Certificate
 from firstline_core.runtime.select import RuntimeOptions
 
 Outcome = Literal["ok", "absent", "failed"]

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.observe import observe
-from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import policy

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from firstline.workbench.dataset import Dataset, Sample
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.pipeline import LoadedModel, Prediction
+from firstline_core.bundle.loaded_model import LoadedModel, Prediction
 from firstline_core.errors import ConfigError, RequestError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.types import Tensor
 

@@ -10,7 +10,7 @@ from html import escape
 
 from firstline.workbench.curves import Share
 from firstline.workbench.sheet import Sheet, Tiers
-from firstline_core.bundle.certificate import points
+from firstline_core.routing.certificate import points
 
 _STEPS = 20
 

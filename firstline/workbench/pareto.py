@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured
 from firstline_core.profile.front import Front, front
 from firstline_core.profile.profile import Point, Profile
+from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.files import write_whole
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from firstline.workbench.curves import Share
 from firstline.workbench.sheet import Sheet, Tiers
-from firstline_core.bundle.certificate import points
+from firstline_core.routing.certificate import points
 
 # Small, so that letters stay readable where a phone shows it at its own width.
 _INCHES = (5.12, 3.7)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from firstline_core.runtime.protobuf import fields
+from firstline_core.protocol.protobuf import fields
 
 UNKNOWN = "unknown"
 _TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16", 9: "int8", 10: "fp64", 17: "int4"}

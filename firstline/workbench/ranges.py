@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from firstline.workbench.spelling import spell
-from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.steps import Scale
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.processing.steps import Scale
 from firstline_core.types import Array, Tensor
 
 _CLIPPED_SHARE = 0.1

@@ -32,9 +32,9 @@ from msgspec import Struct
 
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, ScoreKind, read_labels
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
-from firstline_core import settings
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage import settings
 
 SCORES: tuple[ScoreKind, ...] = ("max_probability", "margin", "entropy")
 _GRAPH = "graph:"

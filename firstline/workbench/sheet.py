@@ -15,7 +15,8 @@ from firstline.workbench.curves import (
     share,
 )
 from firstline.workbench.measure import EdgeRun, Measured, ModelRun
-from firstline_core.bundle.certificate import Certificate, certificate_problem, valid_certificate
+from firstline_core.bundle.manifest import certificate_problem, valid_certificate
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.confidence import auroc
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from firstline.workbench.spelling import PlainPost, PlainPre, spell
-from firstline_core.bundle.manifest import TEMPERATURES, InputSpec
-from firstline_core.bundle.steps import Scale
+from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
-from firstline_core.names import NAME_PATTERN
+from firstline_core.processing.steps import InputSpec, Scale
+from firstline_core.types import NAME_PATTERN
 
 ScoreKind = Literal["max_probability", "margin", "entropy"]
 # Of a scale step's numbers, far inside FP32.

@@ -1,4 +1,4 @@
-"""The compact spelling of processing steps, for flags and recipes; the steps themselves are `bundle/steps.py`.
+"""The compact spelling of processing steps, for flags and recipes; the steps themselves are `processing/steps.py`.
 
     decode:RGB,center_crop:0.875,resize:224x224,scale:mean=127.5:std=127.5,layout:NCHW
     softmax,label_offset:1
@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from firstline_core.bundle.steps import Graph, PostStep, PreStep
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import Graph, PostStep, PreStep
 
 # A graph's file becomes an artefact only when the bundle is written.
 PlainPre = PreStep | Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 EARLIEST_PLAUSIBLE_WALL_S = 1_767_225_600.0  # 2026-01-01
 """A wall clock that says less was never set."""
@@ -105,3 +105,17 @@ class SimulatedClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+async def first_of(*waits: Awaitable[Any]) -> None:
+    """Returns when the first of several awaitables is done; cancels the others and waits until they have ended.
+
+    Results and exceptions of the awaitables are discarded: pass a task and read it afterwards to see them.
+    """
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

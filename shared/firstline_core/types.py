@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
-from firstline_core.contract_notes import AuditNote, ContractNotice
 from firstline_core.errors import InvalidTensorError
-from firstline_core.telemetry.trace import TraceContext
+
+# \Z, because $ also matches before a newline at the end.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
+"""The name of a bundle, model, device or token: text that is safe in paths, MQTT topics and logs."""
 
 # Open Inference Protocol V2 datatypes and the numpy dtypes that carry them. BYTES elements are `bytes`.
 DATATYPES: dict[str, np.dtype[Any]] = {
@@ -131,6 +135,78 @@ class Reason(StrEnum):
 
 LOWEST_PRIORITY = 3
 """Levels of `InferRequest.priority` go from 1, the highest, to this; 2 is the default."""
+
+
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+_TRACE_VERSION = "00"
+
+
+class TraceContext(Struct, frozen=True):
+    """The place of a request in a distributed trace, on this tier (W3C Trace Context, level 2).
+
+    Args:
+        trace_id: 32 hexadecimal digits, the same on every tier.
+        span_id: 16 hexadecimal digits, of the work of this tier.
+        parent_id: span id of the caller; "" where it is not known any more.
+        flags: whether the caller records the trace, and whether its id is random.
+        state: the `tracestate` header as received; "" if there is none, or none that may be passed on.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    flags: int
+    state: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        """The header for the next server in the chain."""
+        return f"{_TRACE_VERSION}-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+    def headers(self) -> dict[str, str]:
+        """The headers to send on; the names are the same over HTTP, gRPC and MQTT."""
+        return {TRACEPARENT: self.traceparent} | ({TRACESTATE: self.state} if self.state else {})
+
+    def facts(self) -> dict[str, str]:
+        """The fields of a log line, named as OpenTelemetry names them."""
+        return {"trace_id": self.trace_id, "span_id": self.span_id}
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNote:
+    """What a device reports of an edge answer that the full model audits: one row. The gateway computes its loss.
+
+    Args:
+        predicted: the class that the edge model gave.
+        propensity: the probability with which this answer was drawn for an audit, in (0, 1].
+        floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
+        epsilon: the share of disagreement that the audits test, in (0, 1).
+        threshold: the score that the edge answer reached at least.
+        edge_digest: `Model.digest` of the edge variant, as its certificate names it.
+    """
+
+    predicted: int
+    propensity: float
+    floor: float
+    epsilon: float
+    threshold: float
+    edge_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContractNotice:
+    """What a gateway reports to a device about the accuracy contract of its bundle version.
+
+    Args:
+        alarm: the audits of all devices together show that the contract is broken.
+        escalations_per_hour: how many additional answers this device may escalate because of an alarm; None for no
+            bound. Escalations that it would make without an alarm are not counted.
+        devices: how many devices audit the contract, this one included.
+    """
+
+    alarm: bool
+    escalations_per_hour: float | None
+    devices: int = 1
 
 
 class RequestedOutput(Struct, frozen=True):

@@ -22,7 +22,7 @@ from firstline.cli.app import app
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.device import gather_from_agent
 from firstline.workbench.evidence import gather
-from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, LinkDownError
 

@@ -23,10 +23,9 @@ from support.gateway import serving
 from support.keys import create_key
 from support.onnx_models import linear
 
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.steps import Softmax
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
+from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.outbox.store import OutboxItem

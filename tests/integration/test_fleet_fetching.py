@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkError, ProtocolError
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.settings.settings import LinkSection
 from firstline_edge.updater.adapters import RegistryBytes

@@ -29,12 +29,12 @@ from firstline.release import publishing
 from firstline.release.pushing import push
 from firstline.release.registry import Registry
 from firstline.workbench.dataset import open_dataset
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SystemClock
 from firstline_core.errors import ConflictError
 from firstline_core.fleet.twin import Desired, DesiredModel
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, Reason, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.updater.slots import manifest_sha256

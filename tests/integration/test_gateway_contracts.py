@@ -22,10 +22,9 @@ from support.gateway import serving
 from support.keys import bearer, create_key
 from support.mqtt_device import device_at
 
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.types import ContractNotice, InferRequest, InferResponse
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.opening import open_gateway

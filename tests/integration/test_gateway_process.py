@@ -25,8 +25,7 @@ from support.bundles import model, write_manifest
 from support.gateway import DIGITS
 from support.onnx_models import write_graph
 
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.steps import Softmax
+from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_gateway.__main__ import main
 
 COMMAND = (sys.executable, "-m", "firstline_gateway")

@@ -18,8 +18,8 @@ from support.bundles import model, write_manifest
 from support.images import images
 
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax
 from firstline_core.bundle.store import Bundle
+from firstline_core.processing.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax
 from firstline_core.runtime.select import RuntimeOptions
 
 pytestmark = pytest.mark.shared_data

@@ -23,8 +23,8 @@ from support.gateway import DIGITS, serving
 from support.keys import create_key
 from support.pictures import Load, ask, expected, picture, said
 
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.store import open_bundle
+from firstline_core.processing.steps import InputSpec
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 

@@ -21,8 +21,8 @@ from support.gateway import serving
 from support.onnx_models import laborious
 
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.bundle.store import open_bundle
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 from firstline_gateway.opening import open_gateway

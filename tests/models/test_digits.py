@@ -22,9 +22,9 @@ from onnx import numpy_helper
 from PIL import Image
 from scipy.stats import binom
 
-from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.edge import Scene, request
 
-from firstline_core.bundle.certificate import Histogram
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError
+from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.policies import KINDS, make
 from firstline_core.types import InferRequest, InferResponse, Privacy, RequestedOutput, Route, Wait
 from firstline_edge.audits.watched import Standing

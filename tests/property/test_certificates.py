@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from support.bundles import with_certificate
 from support.edge import Scene, said
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score, encode_manifest, parse_manifest
-from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
+from firstline_core.bundle.manifest import (
+    Manifest,
+    Model,
+    Policy,
+    Score,
+    encode_manifest,
+    parse_manifest,
+    valid_certificate,
+)
+from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
 from firstline_core.routing.learned import Logistic
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)

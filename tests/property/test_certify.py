@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certificate import Certificate, certify
+from firstline_core.routing.certification import Proof, certify
 from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream
 from firstline_core.routing.starts import Start
 from firstline_core.routing.weighted import certify_weighted
 
-Found = Certificate | StreamCertificate
+Found = Proof | StreamCertificate
 SCORE = st.integers(0, 8).map(lambda q: q / 8) | st.floats(-5, 5)
 ROWS = st.lists(st.tuples(SCORE, st.booleans()), min_size=1, max_size=120)
 SHARES = st.floats(0.01, 0.6)
 MORE = st.floats(0, 0.3)
 
 
-def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> Certificate:
+def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> Proof:
     return certify([score for score, _ in rows], [float(wrong) for _, wrong in rows], epsilon, delta, **options)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.detection import (
     Boxes,
     any_unmatched,

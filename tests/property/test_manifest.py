@@ -7,10 +7,21 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score, encode_manifest, parse_manifest
-from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, Graph, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.errors import IntegrityError
+from firstline_core.processing.steps import (
+    CenterCrop,
+    Decode,
+    Flatten,
+    Graph,
+    InputSpec,
+    LabelOffset,
+    Layout,
+    Resize,
+    Scale,
+    Softmax,
+)
+from firstline_core.storage.artefact import Artefact
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 PATHS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}(/[A-Za-z0-9_-][A-Za-z0-9._-]{0,9}){0,2}", fullmatch=True)

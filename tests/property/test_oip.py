@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from firstline_core.contract_notes import AuditNote, ContractNotice
 from firstline_core.errors import ProtocolError, RequestError
 from firstline_core.protocol.answer import from_parameters, to_parameters
 from firstline_core.protocol.limits import Limits
@@ -21,6 +20,8 @@ from firstline_core.types import (
     Answer,
     Array,
     Attempt,
+    AuditNote,
+    ContractNotice,
     InferRequest,
     InferResponse,
     Reason,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
-from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 
 _sides = st.integers(1, 16384)
 _numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4).map(tuple)

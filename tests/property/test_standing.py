@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from support.edge import Scene, request, said
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.routing import audit
 from firstline_core.routing.tightening import tightened
-from firstline_core.types import Privacy, Reason, Route, Wait
+from firstline_core.types import ContractNotice, Privacy, Reason, Route, Wait
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.audits.samples import Sample

@@ -11,11 +11,10 @@ import numpy as np
 from support.bundles import with_certificate
 from support.gateway import DIGITS
 
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
-from firstline_core.contract_notes import AuditNote
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.routing.certificate import Certificate
+from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_gateway.models.repository import ServedModel
 
 THRESHOLD = 0.9

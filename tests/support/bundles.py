@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from support.onnx_models import average_colours, laborious, linear
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, Policy, Score, encode_manifest
-from firstline_core.bundle.steps import Decode, Layout, Resize, Scale, Softmax
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, Score, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
+from firstline_core.routing.certificate import Certificate
+from firstline_core.storage.artefact import Artefact
 
 IMAGES = InputSpec("image", "BYTES", (-1,))
 COLOURS = ("red", "green", "blue")

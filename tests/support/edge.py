@@ -15,17 +15,28 @@ import numpy as np
 from msgspec.structs import replace
 from support.bundles import with_certificate
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Histogram
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
-from firstline_core.bundle.pipeline import Prediction
+from firstline_core.bundle.loaded_model import Prediction
+from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.ids import new_request_id
+from firstline_core.processing.steps import InputSpec
 from firstline_core.routing import policies
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tensor, Tier
+from firstline_core.routing.certificate import Histogram
+from firstline_core.storage.artefact import Artefact
+from firstline_core.types import (
+    Answer,
+    Attempt,
+    ContractNotice,
+    InferRequest,
+    InferResponse,
+    Privacy,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.live_traffic import LiveTraffic

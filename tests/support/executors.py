@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 from support.gateway import NothingToLoad
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InvalidTensorError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ExecutorReport, ModelKey, Outcome
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory

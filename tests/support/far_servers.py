@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Answer, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.repository import ServedModel

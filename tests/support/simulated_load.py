@@ -9,12 +9,12 @@ from pathlib import Path
 
 from support.gateway import NothingToLoad, doubled, request_of
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import Clock, SimulatedClock
-from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
-from firstline_core.types import Tensor
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.artefact import Artefact
+from firstline_core.types import AuditNote, Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs

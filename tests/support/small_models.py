@@ -15,7 +15,7 @@ from support.databases import sqlite_store
 from support.gateway import serving
 from support.onnx_models import linear_model
 
-from firstline_core.bundle.manifest import InputSpec
+from firstline_core.processing.steps import InputSpec
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load

@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from support.bundles import artefact
 from support.onnx_models import linear
 
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, encode_manifest
-from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.target import Hardware, ListedBundle, described, listed, target_path
 from firstline_core.fleet.twin import DesiredModel
+from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_edge.updater.history import History
 from firstline_edge.updater.means import Means, Patience, Trials
 from firstline_edge.updater.updater import Updater

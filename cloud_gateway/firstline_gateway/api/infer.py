@@ -24,7 +24,8 @@ from firstline_core.protocol.http import Reply, error_reply, read_request, respo
 from firstline_core.protocol.http_body import body_form, check_size, elsewhere, in_time, is_soon_read, within
 from firstline_core.protocol.short import short_reply
 from firstline_core.telemetry import logs
-from firstline_core.telemetry.trace import TraceContext, from_lines
+from firstline_core.telemetry.trace import from_lines
+from firstline_core.types import TraceContext
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, known_caller, presented_by
 from firstline_gateway.api.errors import LastResort, send_reply
 from firstline_gateway.api.jobs import is_asynchronous, submitted

@@ -6,7 +6,7 @@ Who may do what is decided by the name in a device's certificate, never by what 
   a device writes and reads below that name, and cannot end another's session by taking its client id.
 - Gateways have another one, with a password, on which client ids are theirs to choose: replicas share the user, and a
   gateway ends a revoked device's session by taking its client id. A device's certificate opens nothing there.
-- Their user name is none that a device can be given (`firstline_core.names`).
+- Their user name is none that a device can be given (`firstline_core.types`).
 
 Two of Mosquitto 2.0's ways are dealt with elsewhere. It grants every subscription and holds back what may not be read;
 in a shared subscription that means that the message goes to nobody, so gateways keep their group's name to themselves

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 

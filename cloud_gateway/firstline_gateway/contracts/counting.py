@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from sqlalchemy import Connection
 
-from firstline_core.contract_notes import AuditNote
+from firstline_core.types import AuditNote
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened
 from firstline_gateway.contracts.quota import HOUR_S

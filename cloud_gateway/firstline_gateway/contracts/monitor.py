@@ -18,11 +18,10 @@ from sqlalchemy import Connection
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Array, InferRequest
+from firstline_core.types import Array, ContractNotice, InferRequest
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import Manifest
-from firstline_core.contract_notes import AuditNote
+from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
+from firstline_core.types import AuditNote
 from firstline_gateway.executors.base import ModelKey
 
 

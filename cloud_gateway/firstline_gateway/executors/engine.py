@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree

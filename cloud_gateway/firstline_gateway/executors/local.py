@@ -15,7 +15,7 @@ from functools import partial
 from threading import Lock
 from time import perf_counter
 
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection, insert, select, update
 
 from firstline_core.errors import ConfigError
-from firstline_core.names import Name
+from firstline_core.types import Name
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.scopes import SCOPES, Scope
 from firstline_gateway.identity.tables import API_KEYS

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, select
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, QueueFullError
-from firstline_core.quantities import counted
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.jobs.records import RUNNING
 from firstline_gateway.jobs.tables import JOBS
 from firstline_gateway.store.readers import Readers

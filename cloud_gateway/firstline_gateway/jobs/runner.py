@@ -23,8 +23,8 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import class_labels
 from firstline_core.protocol.http_errors import error_body, status_of
 from firstline_core.protocol.oip import decode_request, encode_response
-from firstline_core.quantities import counted
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.jobs import kept, records
 from firstline_gateway.jobs.endings import Endings

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from firstline_core.bundle.manifest import InputSpec, Model
-from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.trial import trial_input
+from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.manifest import Model
 from firstline_core.errors import FirstlineError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.processing.trial import trial_input
 from firstline_core.types import Tensor
 from firstline_gateway.models.batch_times import GAIN
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from tuf.api.metadata import Targets
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.configuration import configuration_at
 from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.target import bundles, listed, named_by
 from firstline_gateway.registry import signing
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import Clock
 from firstline_core.errors import NoRoomError, NotFoundError, RequestError
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_gateway.registry.blobs import Blob, Blobs, checked
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 

@@ -11,6 +11,7 @@ from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
 from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust import LIMITS_BYTES
 from firstline_core.errors import (
     ConflictError,
@@ -19,7 +20,6 @@ from firstline_core.errors import (
     RequestError,
     SignatureError,
 )
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_gateway.registry.records import Document
 
 ONLINE_LIFE = timedelta(days=1)

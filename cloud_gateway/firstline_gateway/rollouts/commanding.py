@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.changes import Now, Step, promote
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Phase, Rollout
 from firstline_gateway.rollouts.states import Command, RolloutState, after

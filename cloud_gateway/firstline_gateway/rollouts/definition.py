@@ -7,9 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.fleet.twin import DesiredModel, Version, Withdrawn
-from firstline_core.names import Name
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.stages import Stage, check_growing

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.fleet.counting import Totals
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.changes import Now, Step, View, end, named, of_stage, pause

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.changes import Now, View
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
 from firstline_gateway.rollouts.judgement.periods import FIGURES

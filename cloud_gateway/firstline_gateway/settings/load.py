@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import replace
 
-from firstline_core import settings as sources
 from firstline_core.errors import ConfigError
+from firstline_core.storage import settings as sources
 from firstline_gateway.broker import config
 from firstline_gateway.settings.check import check, check_hosts
 from firstline_gateway.settings.settings import Mqtt, Settings

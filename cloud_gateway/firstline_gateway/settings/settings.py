@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from firstline_core.names import Name
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.types import Name
 from firstline_gateway.settings.cores import usable_cores
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

@@ -18,8 +18,8 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, RequestError, StoreUnavailableError
-from firstline_core.secrets_file import read_secret
 from firstline_core.storage.files import sync_folder
+from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings import settings
 from firstline_gateway.store.migrate import upgrade
 

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 from collections import Counter
 
-from firstline_core import heap
 from firstline_core.adaptation.controller import Stance
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.runtime.memory import release_freed_memory
+from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.waiting import REFUSED
 from firstline_edge.adaptation.variants import Variants
 from firstline_edge.audits.standing import Standings
 from firstline_edge.hardware.sampler import Sampler
@@ -106,7 +106,7 @@ class AdaptationRoom:
             log.info("variant unloaded", model=gone.manifest.name, variant=_variant(gone))
         if all_gone:
             with contextlib.suppress(*REFUSED):  # no thread is left, which there is memory for later
-                asyncio.get_running_loop().run_in_executor(None, heap.give_back)
+                asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
     async def _bring(self, held: HeldModel, variants: Variants, rung: int) -> None:
         """Loads a variant again; requests go on with what is there."""

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from firstline_core import heap
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_server import HttpServer
+from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import unix_socket
@@ -102,5 +102,5 @@ def _settle_memory() -> None:
     """Starting leaves garbage and holes in the heap: some 5 MB, much on a small device. Then requests come."""
     gc.collect()
     gc.freeze()  # what is here now stays for good: no later collection needs to look at it
-    heap.give_back()
-    heap.keep()
+    release_freed_memory()
+    keep_freed_memory()

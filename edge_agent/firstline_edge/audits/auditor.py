@@ -22,10 +22,10 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
 from firstline_core.routing import sampling
+from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policies import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger

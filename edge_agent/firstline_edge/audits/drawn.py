@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from firstline_core.contract_notes import AuditNote
 from firstline_core.ids import new_request_id
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache.results import ModelOutput
 from firstline_edge.escalation import escalation_of

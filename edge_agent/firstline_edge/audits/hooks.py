@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from firstline_core.contract_notes import ContractNotice
-from firstline_core.types import InferRequest
+from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge.cache.results import ModelOutput
 from firstline_edge.models.held import HeldModel
 from firstline_edge.rows import Row

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.tightening import EVERYTHING
 from firstline_core.storage.files import DAMAGED, make_folder, read_checked, with_checksum, write_whole
 

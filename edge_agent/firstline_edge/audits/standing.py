@@ -25,15 +25,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from firstline_core.clock import Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import IntegrityError
-from firstline_core.quantities import counted
 from firstline_core.routing import audit, sampling
 from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
+from firstline_core.runtime.threads import REFUSED
 from firstline_core.storage.files import set_aside
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import REFUSED
+from firstline_core.telemetry.wording import counted
+from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog

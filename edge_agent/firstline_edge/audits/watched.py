@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.routing import drift
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.drift import RecentCounts
 from firstline_edge.audits.records import Record
 from firstline_edge.models.held import HeldModel

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
-from firstline_core.bundle.certificate import Contract
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift
+from firstline_core.routing.certificate import Contract
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
 from firstline_core.storage.seals import CREDENTIAL, read_keys
+from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.fleet_checks import fleet_findings

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest, valid_certificate
 from firstline_core.errors import FirstlineError, IntegrityError
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.cli.findings import Finding, State

@@ -19,8 +19,8 @@ from firstline_core.hardware.sensors.snapshot import bounded
 from firstline_core.hardware.survey import described, measured, refreshed
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
-from firstline_core.quantities import counted
 from firstline_core.storage.files import make_folder
+from firstline_core.telemetry.wording import counted
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.hardware.room import read_twice, sensors_of

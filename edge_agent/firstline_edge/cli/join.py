@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of

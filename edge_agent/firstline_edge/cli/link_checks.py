@@ -21,7 +21,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.protocol.mqtt_tls import disagreement
 from firstline_core.protocol.topics import Topics
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cloud.links import make_http_link, mqtt_settings

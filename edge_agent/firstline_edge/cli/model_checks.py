@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from firstline_core.bundle.certificate import certificate_problem, valid_certificate
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions, check_options

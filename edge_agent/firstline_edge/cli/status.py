@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from firstline_core.protocol.http_errors import error_from
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings.last_good import load_or_last_good

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
+from firstline_core.protocol.backoff import full_jitter_s
 
 
 class State(StrEnum):

@@ -25,7 +25,7 @@ from firstline_core.errors import (
 from firstline_core.protocol.http_body import header_length
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response, encode_request
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.http_pool import Call, HttpLinkSettings, Pool, make_pool, tls_context

@@ -18,7 +18,7 @@ from firstline_core.errors import ConfigError, LinkError, RemoteTimeoutError
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.oip import Encoded, Limits
-from firstline_core.telemetry.trace import TraceContext
+from firstline_core.types import TraceContext
 from firstline_edge.cloud.link import LinkBusyError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.telemetry.link_traffic import count

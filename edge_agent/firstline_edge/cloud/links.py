@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics
 from firstline_core.routing.timing import TimingReport
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_core.types import InferResponse
-from firstline_core.waiting import first_of
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
 from firstline_edge.cloud.http_link import HttpLink

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 from firstline_edge.cloud.link_state import LinkState
 
 log = logger(__name__)

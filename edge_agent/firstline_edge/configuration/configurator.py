@@ -14,13 +14,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from firstline_core.backoff import full_jitter_s
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import ConfigError, FirstlineError, MetadataExpiredError, RequestError
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_core.fleet.update import UpdateState
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 from firstline_edge.configuration.beginning import configured
 from firstline_edge.configuration.fetching import Configurations, fetch, find
 from firstline_edge.configuration.kept import Held, Kept, Record

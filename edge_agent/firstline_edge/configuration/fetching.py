@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.configuration import LIMIT_BYTES
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_edge.configuration.kept import Held
 

@@ -12,7 +12,7 @@ import httpx
 from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http_errors import error_from
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_edge.cloud.http_pool import USER_AGENT, HttpLinkSettings, tls_context
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from firstline_core.backoff import full_jitter_s
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.ways import Way
 

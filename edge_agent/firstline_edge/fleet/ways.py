@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 

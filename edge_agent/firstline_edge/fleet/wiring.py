@@ -17,8 +17,8 @@ from firstline_core.errors import ConfigError, FirstlineError, UpdateError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
 from firstline_core.ids import new_request_id
+from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import REFUSED
 from firstline_edge.configuration.room import ConfigurationRoom
 from firstline_edge.configuration.source import SignedConfigurations
 from firstline_edge.fleet import reported, starts

@@ -15,8 +15,8 @@ from firstline_core.clock import Clock
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
+from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import REFUSED, in_daemon_thread
 from firstline_edge.hardware.memory_watch import MemoryWatch
 
 log = logger(__name__)

@@ -16,9 +16,9 @@ from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
 from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
 from firstline_core.hardware.survey import described, refreshed
 from firstline_core.hardware.tree import Tree
+from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import REFUSED, in_daemon_thread
 
 log = logger(__name__)
 

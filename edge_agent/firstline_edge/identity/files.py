@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from firstline_core.errors import CapacityError, ConfigError, IntegrityError
-from firstline_core.names import Name
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
+from firstline_core.types import Name
 
 _FOLDER = "identity"
 _LIMIT_BYTES = 1 << 20

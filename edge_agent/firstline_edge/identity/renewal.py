@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Identity, Written

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from firstline_core import heap
 from firstline_core.bundle.store import declared
 from firstline_core.errors import RequestError, UnknownModelError, UpdateError
 from firstline_core.protocol.tensors import shown
+from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.standing import Standings
 from firstline_edge.models.copies import BundleCopies
@@ -78,7 +78,7 @@ class Reloading:
             for held in known if paths else ():
                 if held.manifest.version not in here:
                     self._let_go(held, "its bundle lies in models.directories no more")
-            await asyncio.to_thread(heap.give_back)
+            await asyncio.to_thread(release_freed_memory)
         if problems:
             raise RequestError(f"Model {shown(name)}: {' '.join(problems)} What was held before is held on.")
 
@@ -100,7 +100,7 @@ class Reloading:
                         await end.wait()
             except TimeoutError:
                 log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
-            await asyncio.to_thread(heap.give_back)
+            await asyncio.to_thread(release_freed_memory)
 
     async def exchange(self, name: str, held: HeldModel | None, instead: Path | None) -> None:
         """Has one bundle answer for a name, and nothing else of that name; requests under way keep what they have.
@@ -122,7 +122,7 @@ class Reloading:
                 if held is None or model.version != held.version:
                     self._let_go(model, f"the fleet runs {'another version' if held is None else held.version}")
             del known
-            await asyncio.to_thread(heap.give_back)
+            await asyncio.to_thread(release_freed_memory)
 
     def place(self, name: str) -> Path | None:
         """Where the newest bundle of a name lies in `directories`; None where there is none."""

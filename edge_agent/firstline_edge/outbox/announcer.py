@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, RemoteTimeoutError, UnauthorizedError
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.store import Outbox

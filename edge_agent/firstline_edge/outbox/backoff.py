@@ -6,8 +6,8 @@ import random
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.clock import Clock
+from firstline_core.protocol.backoff import full_jitter_s
 
 K = TypeVar("K", bound=Hashable)
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferRequest, InferResponse, Reason
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.complaints import Complaints
 from firstline_edge.outbox.item import OutboxItem, expire

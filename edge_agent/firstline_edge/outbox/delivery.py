@@ -15,12 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.trace import TraceContext
-from firstline_core.types import InferResponse, Reason
-from firstline_core.waiting import first_of
+from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.complaints import Complaints

@@ -10,8 +10,8 @@ from dataclasses import replace
 import orjson
 
 from firstline_core.errors import IntegrityError, QueueFullError
-from firstline_core.quantities import counted
 from firstline_core.storage.seals import Seal
+from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.ages import Leap
 from firstline_edge.outbox.item import FIXED_BYTES, RESTAMP_ROWS, StoredItem, restamp_request
 from firstline_edge.outbox.writer import Totals

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.protocol.oip import Encoded
-from firstline_core.quantities import counted
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox import salvage
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 from firstline_edge.outbox.salvage import Row

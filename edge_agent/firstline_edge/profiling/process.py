@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.lowest_priority import give_way
 from firstline_core.profile.measure import Wanted, keys, measure_profile
 from firstline_core.profile.need import Need
+from firstline_core.runtime.priority import use_lowest_priority
 
 LIMIT_BYTES = 64 * 1024
 
@@ -73,7 +73,7 @@ class Told(Struct, frozen=True):
 def main() -> int:
     """Measures; ended by SIGTERM it takes its own process with it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    give_way()
+    use_lowest_priority()
     _end_first()
     order = msgspec.json.decode(sys.stdin.buffer.readline(LIMIT_BYTES), type=Order)
     at = Told()

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from firstline_core.backoff import full_jitter_s
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, UnauthorizedError
 from firstline_core.fleet.profiling import ENDED, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.reading import read_profile
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
 from firstline_edge.profiling.process import Order, Told
 

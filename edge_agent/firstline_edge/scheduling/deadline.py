@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import DeadlineExceededError
-from firstline_core.waiting import first_of
 
 T = TypeVar("T")
 

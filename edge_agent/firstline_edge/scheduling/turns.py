@@ -15,7 +15,7 @@ from collections import deque
 
 from firstline_core.clock import Clock
 from firstline_core.errors import QueueFullError
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 _SLICE_S = 0.02
 _FIRST_GUESS_S = 0.002

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.settings import read_text
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
+from firstline_core.storage.settings import read_text
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.load import PREFIX, load
 from firstline_edge.settings.settings import AgentSection, EdgeSettings

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from firstline_core import settings as sources
 from firstline_core.errors import ConfigError
+from firstline_core.storage import settings as sources
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_edge.identity.files import readable_identity
 from firstline_edge.settings.check import check

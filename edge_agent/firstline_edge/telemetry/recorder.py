@@ -21,8 +21,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.telemetry.trace import TraceContext
-from firstline_core.types import InferRequest, InferResponse, Privacy, Status
+from firstline_core.types import InferRequest, InferResponse, Privacy, Status, TraceContext
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.case import Trail
 from firstline_edge.models.held import HeldModel

@@ -7,12 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
-from firstline_core.fleet.registry import BLOBS_PATH
-from firstline_core.fleet.signed_file import SignedFile
+from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
 from firstline_core.fleet.target import Hardware, ListedBundle, listed
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.runtime.threads import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.models.held import HeldModel
 from firstline_edge.models.reloading import Reloading
@@ -53,7 +53,9 @@ class SignedCatalogue:
 
     def _files(self) -> dict[str, SignedFile]:
         with self._turn, self._http.blocking_client() as client:
-            return verified(self._folder, HttpMetadata(client), anchor=self._anchor(), now_s=self._now_s())
+            return verified(
+                self._folder, HttpMetadata(client, METADATA_PATH), anchor=self._anchor(), now_s=self._now_s()
+            )
 
     def _anchor(self) -> bytes:
         if self._root is None:

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -20,9 +20,9 @@ from firstline_core.errors import (
     NoRoomError,
     UnauthorizedError,
 )
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.target import Hardware, ListedBundle, chosen, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.updater.fetching import Pace, fetch
 from firstline_edge.updater.pointer import Slot

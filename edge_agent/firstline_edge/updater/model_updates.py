@@ -10,7 +10,6 @@ import asyncio
 
 from msgspec.structs import replace
 
-from firstline_core.backoff import full_jitter_s
 from firstline_core.errors import (
     FirstlineError,
     MetadataExpiredError,
@@ -20,6 +19,7 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.updater.installation import PASSING, Installation, needed, refusal
 from firstline_edge.updater.means import Means

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
+from firstline_core.processing.steps import InputSpec
 from firstline_edge.models.held import HeldModel
 
 SLOWDOWN_LIMIT = 10.0

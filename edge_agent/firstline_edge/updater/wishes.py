@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import LinkDownError, NotReadyError
 from firstline_core.fleet.twin import DesiredModel
-from firstline_core.waiting import first_of
 from firstline_edge.updater.wanted import LOOK_S, is_over, is_same
 
 _T = TypeVar("_T")

@@ -21,13 +21,13 @@ from firstline.workbench.compress.student import Lesson
 from firstline.workbench.compress.target import Costs, Target, measured_costs, read_costs, target_of
 from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved, right
 from firstline.workbench.dataset import Dataset
-from firstline_core.bundle.certificate import Contract, valid_certificate
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Profile
+from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 
 LOSS_DELTA = 0.05

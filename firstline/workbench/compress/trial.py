@@ -17,12 +17,13 @@ from firstline.workbench.compress.target import Cost, Costs
 from firstline.workbench.dataset import Dataset, spread
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import fitting, images, observe
-from firstline_core.bundle.certificate import Contract
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model, load_scorer
-from firstline_core.bundle.manifest import InputSpec, Model
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.bundle.manifest import InputSpec, Model
-from firstline_core.bundle.pipeline import LoadedModel, Probabilities
-from firstline_core.bundle.processing import Step, compile_postprocess, compile_preprocess
+from firstline_core.bundle.loaded_model import LoadedModel, Probabilities
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.scorer import Scorer, scorer
-from firstline_core.bundle.steps import Graph, Softmax
 from firstline_core.bundle.store import Bundle
-from firstline_core.bundle.trial import trial_input
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
+from firstline_core.processing.compile import Step, compile_postprocess, compile_preprocess
+from firstline_core.processing.steps import Graph, InputSpec, Softmax
+from firstline_core.processing.trial import trial_input
 from firstline_core.routing import confidence
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.onnx import OnnxRuntime

@@ -12,15 +12,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.bundle.provenance import Provenance
-from firstline_core.bundle.steps import Graph, PostStep, PreStep, Softmax
 from firstline_core.bundle.upgrade import FORMAT, OLDEST_FORMAT, upgraded
 from firstline_core.errors import IntegrityError
-from firstline_core.names import Name
+from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.learned import Logistic, feature_count
-from firstline_core.types import PROBABILITIES, TensorSpec
+from firstline_core.storage.artefact import Artefact
+from firstline_core.types import PROBABILITIES, Name, TensorSpec
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
@@ -130,20 +129,6 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     score: Score = Score()
     threshold: float = 1.0
     value: Logistic | None = None
-
-
-class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """The bundle's input as clients see it. BYTES [-1] means encoded images, one a row."""
-
-    name: Annotated[str, Meta(min_length=1)]
-    datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
-    shape: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.shape or self.shape[0] != -1 or any(size < 1 and size != -1 for size in self.shape):
-            raise ValueError(f"input shape needs -1 (the rows) and then sizes of at least 1, got {list(self.shape)}")
-        if self.datatype == "BYTES" and self.shape != (-1,):
-            raise ValueError(f"a BYTES input has shape [-1], one encoded image a row, got {list(self.shape)}")
 
 
 class Golden(Struct, frozen=True, forbid_unknown_fields=True):
@@ -269,3 +254,22 @@ def encode_manifest(manifest: Manifest) -> bytes:
             del said["golden"]
             said["format"] = min(manifest.format, 3)
     return msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"
+
+
+def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:
+    """The variant's certificate, or None where it has none or it was made for something else."""
+    return None if certificate_problem(manifest, model) else model.certificate
+
+
+def certificate_problem(manifest: Manifest, model: Model) -> str:
+    """Why the variant has no valid certificate, as part of a sentence; "" where it has one."""
+    certificate = model.certificate
+    if certificate is None:
+        return "its bundle carries no certificate for it"
+    made_for = (
+        ("edge model or its processing", certificate.edge_digest, model.digest),
+        ("full model", certificate.full_digest, manifest.full_digest),
+        ("score", certificate.score_digest, manifest.policy.score.digest),
+    )
+    other = [what for what, named, found in made_for if named != found]
+    return f"its certificate is void: it was made for another {' and another '.join(other)}" if other else ""

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Sha256
-from firstline_core.names import Name
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 Words = Annotated[str, Meta(max_length=4096)]
 

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import IntegrityError
+from firstline_core.storage.artefact import Artefact
 
 
 @dataclass(frozen=True, slots=True)

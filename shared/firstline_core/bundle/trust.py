@@ -33,6 +33,7 @@ from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust_refusals import refusal
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
@@ -42,7 +43,6 @@ from firstline_core.errors import (
     RemoteTimeoutError,
     UpdateError,
 )
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder, write_whole
 
 if TYPE_CHECKING:

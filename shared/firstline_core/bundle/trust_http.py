@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import httpx
 
 from firstline_core.errors import LinkDownError, NotFoundError, RemoteTimeoutError
-from firstline_core.fleet.registry import METADATA_PATH
 from firstline_core.protocol.http_errors import error_from
 
 TIMEOUT_S = 15.0
@@ -22,7 +21,7 @@ class HttpMetadata:
         folder: the address that the names are appended to.
     """
 
-    def __init__(self, client: httpx.Client, folder: str = METADATA_PATH) -> None:
+    def __init__(self, client: httpx.Client, folder: str) -> None:
         self._client = client
         self._folder = folder.rstrip("/") + "/"
 

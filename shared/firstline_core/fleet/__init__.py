@@ -4,7 +4,6 @@ Documents
     twin            what a device shall run, and what it does run
     telemetry       what a device counted since its process began
     configuration   settings of an agent, as they travel
-    signed_file     a file as signed metadata lists it
     target          what is signed of a bundle's files: who needs them, what they ask of a device
     registry        what a registry and those who fill it say to each other
     rest            what people and devices ask of a gateway over HTTP

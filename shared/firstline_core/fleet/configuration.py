@@ -22,11 +22,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from firstline_core import settings
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
-from firstline_core.names import NAME_PATTERN, Name
 from firstline_core.routing.policies import Kind
+from firstline_core.storage import settings
+from firstline_core.types import NAME_PATTERN, Name
 
 LIMIT_BYTES = 16 * 1024
 

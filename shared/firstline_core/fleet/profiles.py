@@ -10,11 +10,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.fleet.profiling import ENDED, DesiredProfile, ProfilingState, Providers, Share, Variants
 from firstline_core.fleet.registry import Version
-from firstline_core.names import Name
 from firstline_core.profile.profile import LIMIT_BYTES, Profile
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 PROFILES_PATH = "/fleet/v1/profiles"
 """GET lists `ProfileEntry`s; `profile_path` has one, as it was measured."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.names import Name
+from firstline_core.types import Name
 
 REQUESTS = 8
 """Most of one device."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.fleet.target import Variant
-from firstline_core.names import Name
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 REGISTRY_PATH = "/fleet/v1/registry"
 BLOBS_PATH = REGISTRY_PATH + "/blobs"

@@ -15,12 +15,11 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import RelativePath, Sha256
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, valid_certificate
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
-from firstline_core.fleet.signed_file import SignedFile
-from firstline_core.names import NAME_PATTERN, Name
+from firstline_core.storage.artefact import RelativePath, Sha256
+from firstline_core.types import NAME_PATTERN, Name
 
 FORMAT = 1
 FULL = "full"

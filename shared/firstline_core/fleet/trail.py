@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.errors import IntegrityError
+from firstline_core.storage.artefact import Sha256
 
 FIRST = "0" * 64
 """What the first entry has as the hash of the one before."""

@@ -11,12 +11,12 @@ from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.fleet.profiling import REQUESTS, DesiredProfile, Profiling
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.json_document import read_json_document
-from firstline_core.names import Name
+from firstline_core.protocol.json_document import read_json_document
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 FORMAT = 1
 LIMIT_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.json_document import read_json_document
+from firstline_core.protocol.json_document import read_json_document
 
 FORMAT = 1
 LIMIT_BYTES = 16 * 1024

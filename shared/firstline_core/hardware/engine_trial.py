@@ -19,8 +19,8 @@ import numpy as np
 
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.hardware.catalogue import Engine
-from firstline_core.lowest_priority import give_way
 from firstline_core.runtime import litert, onnx
+from firstline_core.runtime.priority import use_lowest_priority
 
 _FOLDER = Path(__file__).parent
 _EXPECTED = 9.0
@@ -29,7 +29,7 @@ _REASON_CHARACTERS = 160
 
 def main(arguments: list[str]) -> int:
     """Does what the module's docstring says."""
-    give_way()
+    use_lowest_priority()
     runtime, *named = arguments
     if not named:
         sys.stdout.buffer.write(msgspec.json.encode(onnx.providers() if runtime == "onnx" else litert.delegates()))

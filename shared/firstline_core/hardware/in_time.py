@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.tree import Tree
-from firstline_core.waiting import within
+from firstline_core.runtime.threads import within
 
 R = TypeVar("R")
 

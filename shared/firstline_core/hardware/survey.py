@@ -29,7 +29,7 @@ from firstline_core.hardware.power_sources import power_sources, thermal_zones
 from firstline_core.hardware.readings import Absent, Measured
 from firstline_core.hardware.sensors.memory import memory, of_machine
 from firstline_core.hardware.tree import Found, Tree
-from firstline_core.lowest_priority import give_way
+from firstline_core.runtime.priority import use_lowest_priority
 
 _BOARD_CHARACTERS = 120
 _PACKAGES = (
@@ -159,7 +159,7 @@ def _fingerprint(found: _Identity) -> str:
 
 def main(arguments: list[str]) -> int:
     """Does what the module's docstring says."""
-    give_way()
+    use_lowest_priority()
     folder, tree = Path(arguments[0]), Tree(Path(arguments[1]) if len(arguments) > 1 else Path("/"))
     sys.stdout.buffer.write(encode(measured(described(tree, folder), tree, folder)))
     return 0

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from firstline_core.hardware.catalogue import Bandwidth, Catalogue, Engine, Storage
 from firstline_core.hardware.readings import Absent, Reading, Readings
 from firstline_core.hardware.sensors.snapshot import Snapshot, told
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 
 _GIB, _MIB = 1 << 30, 1 << 20
 

@@ -11,8 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
 from firstline_core.planning.quickest import quickest

@@ -27,9 +27,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Sha256
-from firstline_core.json_document import read_json_document
-from firstline_core.names import Name
+from firstline_core.protocol.json_document import read_json_document
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 FORMAT = 1
 LIMIT_BYTES = 1024 * 1024

@@ -19,17 +19,15 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from firstline_core import heap
 from firstline_core.bundle.golden import read_golden, tensor_of
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
-from firstline_core.bundle.pipeline import LoadedModel
 from firstline_core.bundle.store import Bundle
-from firstline_core.bundle.trial import typical_row
 from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.tree import Tree
-from firstline_core.lowest_priority import give_way
+from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
 from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
@@ -40,8 +38,10 @@ from firstline_core.profile.profile import Beside, Key, Light, Moved, Operator, 
 from firstline_core.profile.throttled import heat
 from firstline_core.routing.tariff import Tariff
 from firstline_core.runtime.litert import delegates as tflite_delegates
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
+from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
@@ -299,8 +299,8 @@ def main() -> int:
     """Does what the module's docstring says; what cannot be measured is one sentence on stderr, and exit code 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     if not job.alone:
-        give_way()
-    heap.keep()  # as whoever serves has it: a new process is otherwise slower, or quicker
+        use_lowest_priority()
+    keep_freed_memory()  # as whoever serves has it: a new process is otherwise slower, or quicker
     try:
         point = measure(job)
     except (FirstlineError, OSError) as error:

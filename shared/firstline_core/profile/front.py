@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.profile.profile import Condition, Key, Point
+from firstline_core.storage.artefact import Sha256
 
 ACCURACY = "accuracy"
 """Its name among a model's measured figures, in the manifest."""

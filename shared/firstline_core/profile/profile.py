@@ -26,13 +26,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
-from firstline_core.json_document import read_json_document
-from firstline_core.names import Name
 from firstline_core.profile.course import Course
 from firstline_core.profile.distribution import Distribution, Milliseconds
+from firstline_core.protocol.json_document import read_json_document
+from firstline_core.storage.artefact import Sha256
+from firstline_core.types import Name
 
 FORMAT = 3
 """1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from firstline_core.bundle.artefact import Sha256
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.front import front
 from firstline_core.profile.profile import Moved, Point, Profile, WarmUp, sweet_spot
-from firstline_core.quantities import counted
+from firstline_core.storage.artefact import Sha256
+from firstline_core.telemetry.wording import counted
 
 COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s", "server/s",

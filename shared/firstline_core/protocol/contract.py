@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from firstline_core.contract_notes import AuditNote, ContractNotice
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.tensors import shown
+from firstline_core.types import AuditNote, ContractNotice
 
 _NOTE = ("predicted", "propensity", "floor", "epsilon", "threshold", "edge_digest")
 _PREFIX = "audit_"

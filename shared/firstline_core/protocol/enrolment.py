@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from firstline_core.errors import ConfigError
-from firstline_core.names import NAME_PATTERN, Name
+from firstline_core.types import NAME_PATTERN, Name
 
 CA_PATH = "/firstline/v1/ca"
 ENROL_PATH = "/firstline/v1/enroll"

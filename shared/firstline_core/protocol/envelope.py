@@ -29,8 +29,8 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, received
-from firstline_core.types import InferRequest, InferResponse
+from firstline_core.telemetry.trace import received
+from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
 
 HEADER_LENGTH = "inference-header-content-length"
 MODEL_VERSION = "model-version"

@@ -21,8 +21,7 @@ from firstline_core.protocol.http_body import HEADER_LENGTH, BodyForm, body_form
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
-from firstline_core.telemetry.trace import TraceContext
-from firstline_core.types import InferRequest, InferResponse, TensorSpec
+from firstline_core.types import InferRequest, InferResponse, TensorSpec, TraceContext
 
 CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"

@@ -12,7 +12,8 @@ from firstline_core.protocol.http_errors import Lowered
 from firstline_core.protocol.http_request import Head
 from firstline_core.protocol.http_upgrade import AfterHead, feed, framing
 from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable, untraced
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, from_lines
+from firstline_core.telemetry.trace import from_lines, with_tracestate
+from firstline_core.types import TRACEPARENT, TRACESTATE
 
 # Larger bodies do not come in one piece with their head.
 _KNOWN_BODY_BYTES = 65_536
@@ -118,7 +119,7 @@ class RequestParser:
                 return False
             trace = found[1]
             if TRACESTATE in head.headers:
-                trace = trace.with_state(head.headers[TRACESTATE])
+                trace = with_tracestate(trace, head.headers[TRACESTATE])
             head = head._replace(trace=trace)
         self._reader.begun(head)
         self._reader.came(data[end:])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from firstline_core.protocol.http_errors import Lowered
-from firstline_core.telemetry.trace import TraceContext
+from firstline_core.types import TraceContext
 
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 

@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from firstline_core.backoff import full_jitter_s
-from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.clock import SYSTEM_CLOCK, Clock, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
+from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 
 __all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
 

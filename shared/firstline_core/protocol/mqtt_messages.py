@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 
 @dataclass(frozen=True, slots=True)

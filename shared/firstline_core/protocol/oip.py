@@ -29,13 +29,16 @@ from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.repeated import Asked, Plan
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, restored
+from firstline_core.telemetry.trace import restored
 from firstline_core.types import (
+    TRACEPARENT,
+    TRACESTATE,
     InferRequest,
     InferResponse,
     Privacy,
     Route,
     Tensor,
+    TraceContext,
     Wait,
 )
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 
-from firstline_core.telemetry.trace import TRACEPARENT, TRACESTATE, TraceContext, child
+from firstline_core.telemetry.trace import child
+from firstline_core.types import TRACEPARENT, TRACESTATE, TraceContext
 
 END_OF_HEAD = b"\r\n\r\n"
 # Of these none may be there: they say how the body is to be read, or what to do first.

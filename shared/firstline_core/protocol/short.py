@@ -25,8 +25,16 @@ from firstline_core.protocol.http_body import decoded, decoded_body
 from firstline_core.protocol.http_errors import header
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.trace import TraceContext
-from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from firstline_core.types import (
+    PROBABILITIES,
+    Array,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Tensor,
+    TensorSpec,
+    TraceContext,
+)
 
 TOP = 5
 

@@ -10,7 +10,8 @@ Scores: how sure a model is of its answer.
     detection       boxes: scores and losses of one image
 
 Proof: what may be promised of kept answers, before any is given.
-    certificate     the loosest threshold that keeps the promise "at most epsilon, with confidence 1 - delta"
+    certificate     the record that an edge variant carries
+    certification   the loosest threshold that keeps the promise "at most epsilon, with confidence 1 - delta"
     contracts       promises on the whole stream of answers, and on groups of them
     weighted        certifying on rows that were drawn with different probabilities
     binomial        exact tails and Clopper-Pearson bounds, for losses of 0 and 1

@@ -1,248 +1,132 @@
-"""The certificate: the loosest threshold whose risk among kept answers is at most epsilon, with confidence 1 - delta.
+"""The certificate that an edge variant carries, and what voids it.
 
-An answer is kept if and only if its score is at least the threshold. The risk is that of kept answers alone: the mean
-loss of an answer, given that it is kept. Rows must be exchangeable with what will come: drawn from it at random, and
-none used before to choose model, score or temperature.
-
-Hypotheses are "the risk at this threshold is above epsilon", one for every number, from strict to loose. Thresholds
-between two neighbouring scores keep the same rows, so that each score that occurs stands for all down to the next one,
-and rows of equal score are kept or dropped together. Given how many rows a threshold keeps, the errors among them are
-binomial, which makes Clopper-Pearson exact (`binomial.py`). `fallback.py` bounds the error of testing so many.
-
-Where testing begins (`starts.py`) must not depend on the losses tested, nor on epsilon and delta. Taken from a
-selection part, or given, the starts are fixed numbers, and the guarantee holds for any score and any risk. Without one
-they are ranks: the first test is of exactly so many of the surest rows, ties broken by chance, and then of whole
-thresholds, as ever. Only where the surest rows of all tie, all of them are the start. That holds however the risk rises
-and falls (`docs/proof.md`).
+What was proved holds for one edge model with its processing, one full model and one score. The certificate names the
+digests of all three; where one of them is not the manifest's, nothing is proved of this bundle, and it is void.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Annotated, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from msgspec import Meta, Struct
 
-from firstline_core.errors import ConfigError
-from firstline_core.routing import binomial, bounds
-from firstline_core.routing.fallback import rejected
-from firstline_core.routing.starts import Start, cells_of, ranks, start_shares, starts_at
+from firstline_core.storage.artefact import Sha256
 
-Floats = NDArray[np.float64]
+Contract = Literal["disagreement", "harm", "stream"]
+"""What is bounded. Of the kept answers: "disagreement": the full model says otherwise; "harm": the edge is wrong where
+the full is right. Of all answers: "stream": the accuracy given up against the full model alone."""
 
-_BETTING_ROWS = 5000  # beyond, betting takes long, and Hoeffding-Bentkus shows nearly as much
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_OpenShare = Annotated[float, Meta(gt=0, lt=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What the rows prove.
+class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the scores lay that a certificate was made on, so that a drift of what comes in can be seen.
 
     Attributes:
-        threshold: the loosest certified one, half-way to the next lower score; None where none is.
-        kept: share of the `n` rows with a score of at least the threshold.
-        risk_upper: upper confidence bound of the risk at the threshold, at the level at which it was tested; at most
-            epsilon. None where nothing is certified.
-        n: rows that were certified on.
-        n_needed: where nothing is certified, the fewest more rows that some start would have to keep, none of them
-            wrong, to be certified. 0 where a threshold is.
+        edges: ascending, strictly; where one bin ends and the next begins. A score on an edge is above it.
+        shares: of the scores in each bin, one more than edges; the first and the last bin are open.
     """
 
-    certified: bool
+    edges: Annotated[tuple[float, ...], Meta(min_length=1)]
+    shares: tuple[_Share, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shares) != len(self.edges) + 1:
+            raise ValueError(f"{len(self.edges)} edges make {len(self.edges) + 1} bins, not {len(self.shares)}")
+        if any(left >= right for left, right in pairwise(self.edges)):
+            raise ValueError("the edges of a histogram ascend")
+
+
+class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was proved of one group; `threshold` is None where nothing was, and all of the group goes to the full model.
+
+    Attributes:
+        n: rows of the group that it was proved on.
+        kept: share of them.
+        risk_upper: as in `Certificate`; None where nothing is certified.
+    """
+
     threshold: float | None
-    kept: float
-    risk_upper: float | None
-    n: int
-    n_needed: int
+    n: Annotated[int, Meta(ge=0)]
+    kept: _Share
+    risk_upper: _Share | None
+
+    def __post_init__(self) -> None:
+        if (self.threshold is None) != (self.risk_upper is None):
+            raise ValueError("a group has both a threshold and an upper bound of its risk, or neither")
 
 
-def certify(
-    scores: ArrayLike,
-    losses: ArrayLike,
-    epsilon: float,
-    delta: float,
-    *,
-    select_fraction: float = 0.0,
-    seed: int = 0,
-    starts: Sequence[Start] | None = None,
-) -> Certificate:
-    """Finds the loosest threshold that the rows certify.
-
-    Losses of 0 and 1 are tested exactly; others by betting, or by Hoeffding-Bentkus where there are many.
-
-    Args:
-        scores: (n,), higher means keep; NaN is never kept.
-        losses: (n,) in [0, 1]: what a kept answer costs.
-        epsilon: the risk promised, above 0 and below 1.
-        delta: probability that the promise is wrong, above 0 and below 1.
-        select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
-        seed: of the split, of how a tie at a start is broken, and of the order in which bets are placed.
-        starts: instead of a selection part; they must not come from these rows.
-
-    Raises:
-        ConfigError: arguments out of range, or of different lengths.
-    """
-    sure, lost = _checked(scores, losses, epsilon, delta)
-    if select_fraction:
-        check_share("the selection fraction", select_fraction)
-        selection, rest = split(len(sure), select_fraction, seed)
-        starts = starts_at(sure[selection], start_shares(len(rest))) if starts is None else starts
-        sure, lost = sure[rest], lost[rest]
-    if (shares := sum(start.share for start in starts or ())) > 1 + 1e-9:
-        raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
-    return _certify(sure, lost, epsilon, delta, starts, seed=seed)
-
-
-def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Positions of the selection part and of the certification part: a random partition, each in ascending order."""
-    order = np.random.default_rng(seed).permutation(n)
-    cut = round(n * fraction)
-    return np.sort(order[:cut]), np.sort(order[cut:])
-
-
-def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float) -> tuple[Floats, Floats]:
-    sure, lost = np.asarray(scores, np.float64), np.asarray(losses, np.float64)
-    if sure.ndim != 1 or sure.shape != lost.shape:
-        raise ConfigError(
-            f"Scores of shape {list(sure.shape)} and losses of shape {list(lost.shape)} are not one each a row."
-        )
-    inside = (lost >= 0) & (lost <= 1)
-    if not inside.all():
-        row = int(np.argmin(inside))
-        raise ConfigError(f"The loss of row {row} is {lost[row]:g}; a loss is 0 to 1.")
-    check_share("epsilon", epsilon)
-    check_share("delta", delta)
-    return sure, lost
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises ConfigError for what is not above 0 and below 1."""
-    if not 0 < value < 1:
-        raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
-
-
-class _Walk(NamedTuple):
-    """The hypotheses, from strict to loose, and where testing begins.
+class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the answers kept at `threshold`, at most `epsilon` break the contract, with confidence 1 - `delta`.
 
     Attributes:
-        kept: (hypotheses,) rows that each keeps.
-        lowest: (hypotheses,) of the numbers that keep these rows, the loosest known one.
-        whole: (hypotheses,) whether that is a threshold; a start at a rank is none.
-        places: (position, share of delta), ascending.
+        threshold: an answer is kept if and only if its score is at least this.
+        n: rows that it was proved on.
+        kept: share of them that the threshold keeps.
+        risk_upper: upper confidence bound of the risk, at most `epsilon`; of a stream, of the accuracy given up.
+        edge_digest: `Model.digest` of the variant, processing included.
+        full_digest: `Model.digest` of the full model.
+        score_digest: `Score.digest` of the policy's score.
+        audit_epsilon: what audits in the field test: the share of kept answers for which the full model says otherwise.
+            For "disagreement" that is `epsilon`. Elsewhere it takes labels, which the field does not have, to see the
+            loss itself; so it is what the same rows show of the disagreement, an upper bound at `delta`. None in
+            certificates of format 2 on another contract: their audits have nothing to test against.
+        histogram: of the scores of the `n` rows.
+        by: what the promise holds for: "" for all kept answers together, "class" for those of each predicted class.
+        groups: by the class's label. `threshold` is then the lowest of theirs, below which nothing is kept, and a
+            label that is absent keeps nothing.
     """
 
-    kept: NDArray[np.intp]
-    lowest: Floats
-    whole: NDArray[np.bool_]
-    places: list[tuple[int, float]]
+    contract: Contract
+    epsilon: _OpenShare
+    delta: _OpenShare
+    threshold: float
+    n: Annotated[int, Meta(ge=1)]
+    kept: _Share
+    risk_upper: _Share
+    edge_digest: Sha256
+    full_digest: Sha256
+    score_digest: Sha256
+    audit_epsilon: _OpenShare | None = None
+    histogram: Histogram | None = None
+    by: Literal["", "class"] = ""
+    groups: dict[str, GroupCertificate] = {}
+
+    def __post_init__(self) -> None:
+        if bool(self.by) != bool(self.groups):
+            raise ValueError("a certificate has groups if and only if it says by what they are formed")
+        if self.by and self.contract == "stream":
+            raise ValueError("a contract on the stream is on all answers; it has no groups")
+        if self.risk_upper > self.epsilon:
+            raise ValueError(f"a risk of up to {self.risk_upper:g} does not certify an epsilon of {self.epsilon:g}")
+        kept = [group.threshold for group in self.groups.values() if group.threshold is not None]
+        if self.by and self.threshold != min(kept, default=None):
+            raise ValueError("the threshold of a certificate with groups is the lowest of theirs")
+        if any((group.risk_upper or 0) > self.epsilon for group in self.groups.values()):
+            raise ValueError(f"a group's risk is above the epsilon of {self.epsilon:g}")
+
+    @property
+    def promise(self) -> str:
+        """What it says, in words."""
+        sure = f"with confidence {100 - 100 * self.delta:.10g} %"
+        if self.contract == "stream":
+            return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
+        most = f"at most {100 * self.epsilon:.4g} %"
+        what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"
+        return f"{most} of kept answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
+
+    def threshold_for(self, label: str) -> float:
+        """The score from which an answer of this predicted class is kept; infinite where none is."""
+        if not self.by:
+            return self.threshold
+        group = self.groups.get(label)
+        return math.inf if group is None or group.threshold is None else group.threshold
 
 
-def _from_numbers(descending: Floats, starts: Sequence[Start]) -> _Walk:
-    """From given numbers through every score."""
-    thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
-    kept = np.searchsorted(-descending, -thresholds, side="right")
-    places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
-    return _Walk(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
-
-
-def _from_ranks(descending: Floats, rows: int) -> _Walk:
-    """From exactly the surest so and so many of all rows, ties in the order given, through every score.
-
-    Starts within the surest cell begin with all of it: a number then, and so a threshold. So does one that takes in all
-    rows that have a score.
-    """
-    if not len(descending):
-        return _Walk(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
-    ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
-    cells = cells_of(descending)
-    surest = int(np.searchsorted(-cells, -cells[0], side="right"))
-    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(rows)}
-    cuts = [rank for rank in starts.values() if surest < rank < len(descending)]
-    kept = np.concatenate([ends, np.array(cuts, np.intp)])
-    whole = np.arange(len(kept)) < len(ends)
-    order = np.lexsort((~whole, kept))
-    kept, whole = kept[order], whole[order]
-    places: dict[int, float] = {}
-    for rank, share in ranks(rows).items():
-        begun = starts[rank]
-        at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
-        places[at] = min(places.get(at, 0.0) + share, 1.0)
-    return _Walk(kept, descending[kept - 1], whole, sorted(places.items()))
-
-
-def _certify(
-    scores: Floats, losses: Floats, epsilon: float, delta: float, starts: Sequence[Start] | None, *, seed: int
-) -> Certificate:
-    n = len(scores)
-    exact = bool(((losses == 0) | (losses == 1)).all())
-    few = not exact and n <= _BETTING_ROWS
-    rated = n - int(np.isnan(scores).sum())
-    random = np.random.default_rng(seed)
-    order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the rows' own order has no part in it
-    order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # chance breaks the ties
-    descending, lost, turns = scores[order], losses[order], random.permutation(rated)
-    walk = _from_ranks(descending, n) if starts is None else _from_numbers(descending, starts)
-    kept, places = walk.kept, walk.places
-    errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
-
-    def kept_losses(at: int) -> Floats:
-        """In random order: bets must not follow the order of scores."""
-        return lost[: kept[at]][np.argsort(turns[: kept[at]])]
-
-    def p_values(first: int, last: int) -> Floats:
-        found = np.ones(last - first)
-        hopeful = np.append(errors[first:last] < epsilon * kept[first:last], False)
-        passable = int(np.argmin(hopeful))  # what did not even hold on these rows ends the walk
-        if exact:
-            # More kept rows without another error only lower the p-value: it need be known where errors are added.
-            steps = first + np.flatnonzero(np.diff(errors[first : first + passable], prepend=-1) > 0)
-            known = binomial.cdf(errors[steps], kept[steps], epsilon)
-            found[:passable] = np.repeat(known, np.diff(np.append(steps, first + passable)))
-        elif not few:
-            walked = slice(first, first + passable)
-            found[:passable] = bounds.hoeffding_bentkus(errors[walked], kept[walked], epsilon)
-        else:
-            for at in range(first, first + passable):
-                found[at - first] = bounds.betting(kept_losses(at), epsilon)
-                if found[at - first] > delta:
-                    break
-        return found
-
-    shown = [
-        (at, stretch.level)
-        for stretch in rejected(len(kept), places, delta, p_values)
-        for at in np.flatnonzero(walk.whole[: stretch.last + 1])[-1:].tolist()
-        if at >= stretch.first
-    ]
-    if not shown:
-        needed = [
-            binomial.rows_needed(math.ceil(errors[at]), epsilon, share * delta) - kept[at] for at, share in places
-        ]
-        least = min(needed, default=binomial.rows_needed(0, epsilon, delta))
-        return Certificate(False, None, 0.0, None, n, max(int(least), 1))
-    at, level = shown[-1]
-    rows = int(kept[at])
-    if exact:
-        risk = binomial.upper_bound(int(errors[at]), rows, level)
-    elif not few:
-        risk = bounds.upper_bound(lambda mean: float(bounds.hoeffding_bentkus(errors[at], rows, mean)), level)
-    else:
-        risk = bounds.upper_bound(lambda mean: bounds.betting(kept_losses(at), mean), level)
-    below = float(descending[rows]) if rows < len(descending) else None
-    return Certificate(True, between(below, float(walk.lowest[at])), rows / n, min(risk, epsilon), n, 0)
-
-
-def between(below: float | None, lowest: float) -> float:
-    """A threshold that keeps `lowest` and not `below`, the next lower score (None where there is none).
-
-    Half-way and short, so that a score's last digit, which differs between processors, decides nothing.
-    """
-    if below is None:
-        return lowest
-    middle = below / 2 + lowest / 2
-    for candidate in (round(middle, 6), middle):
-        if below < candidate <= lowest:
-            return candidate
-    return lowest
+def points(difference: float) -> str:
+    """A difference of two shares, in words: from 92 % to 90 % it is 2 percentage points, which is not 2 % of 92 %."""
+    amount = f"{100 * difference:.4g}"
+    return f"{amount} percentage point{'' if amount == '1' else 's'}"

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
-from firstline_core.routing.certificate import Certificate, between, certify, check_share, split
+from firstline_core.routing.certification import Proof, between, certify, check_share, split
 from firstline_core.routing.fallback import rejected
 from firstline_core.routing.starts import Start
 
@@ -136,7 +136,7 @@ def certify_groups(
     select_fraction: float = 0.0,
     seed: int = 0,
     starts: Mapping[Group, Sequence[Start]] | None = None,
-) -> dict[Group, Certificate]:
+) -> dict[Group, Proof]:
     """One certificate for each group (a class that the edge predicts, a site), true together with confidence 1 - delta.
 
     Delta is split evenly over the groups (Bonferroni). Holm's improvement would let a group that is certified down to

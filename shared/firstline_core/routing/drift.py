@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from firstline_core.bundle.certificate import Histogram
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import between
+from firstline_core.routing.certificate import Histogram
+from firstline_core.routing.certification import between
 
 Word = Literal["stable", "moderate", "large"]
 

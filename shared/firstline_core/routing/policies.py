@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.bundle.certificate import Contract
+from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firstline_core.bundle.certificate import Certificate
 from firstline_core.errors import RequestError
+from firstline_core.routing.certificate import Certificate
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, certify, check_share, split
+from firstline_core.routing.certification import Proof, certify, check_share, split
 
 
 def certify_weighted(
@@ -33,7 +33,7 @@ def certify_weighted(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
-) -> Certificate:
+) -> Proof:
     """Finds the loosest threshold that the rows certify of the population that they were drawn from.
 
     Args:

@@ -6,7 +6,7 @@ anywhere. ONNX Runtime gives no way to ask, and the `onnx` package is too heavy 
 
 from __future__ import annotations
 
-from firstline_core.runtime.protobuf import fields
+from firstline_core.protocol.protobuf import fields
 
 # Which fields of onnx.proto lead to a TensorProto: {message: {field number: message}}.
 _PATHS: dict[str, dict[int, str]] = {

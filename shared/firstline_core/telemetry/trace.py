@@ -14,10 +14,9 @@ import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+from firstline_core.types import TRACEPARENT, TRACESTATE, TraceContext
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
 _PARENT_CHARS = 256  # of versions to come
@@ -28,41 +27,6 @@ _FLAGS = 0x03
 # Section 3.3.1: a key, which may name a tenant, and a printable value without a comma, an equals sign or a last space.
 _MEMBER = re.compile(r"([a-z0-9][a-z0-9_\-*/@]{0,255})=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
 _STATE_CHARS, _STATE_MEMBERS = 512, 32
-
-
-class TraceContext(Struct, frozen=True):
-    """A request's place in a trace, on this tier.
-
-    Args:
-        trace_id: 32 hexadecimal digits, the same wherever the request goes.
-        span_id: 16 of them, of this tier's work on it.
-        parent_id: of the caller's span; "" where that is not known any more.
-        flags: whether the caller records it, and whether its id is random.
-        state: `tracestate` as it came; "" for none, or none that may go on.
-    """
-
-    trace_id: str
-    span_id: str
-    parent_id: str
-    flags: int
-    state: str = ""
-
-    @property
-    def traceparent(self) -> str:
-        """As those who are asked in turn are told it."""
-        return f"{_VERSION}-{self.trace_id}-{self.span_id}-{self.flags:02x}"
-
-    def headers(self) -> dict[str, str]:
-        """What goes on, by the names that it has over HTTP, gRPC and MQTT alike."""
-        return {TRACEPARENT: self.traceparent} | ({TRACESTATE: self.state} if self.state else {})
-
-    def with_state(self, tracestate: str) -> TraceContext:
-        """The same beside a `tracestate` that came."""
-        return replace(self, state=_passed_on(tracestate))
-
-    def facts(self) -> dict[str, str]:
-        """What lines of logs say of it, by the names that OpenTelemetry's have."""
-        return {"trace_id": self.trace_id, "span_id": self.span_id}
 
 
 CURRENT: ContextVar[TraceContext | None] = ContextVar("trace", default=None)
@@ -89,6 +53,11 @@ def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
     if trace_id == _NO_TRACE or span_id == _NO_SPAN or version == _NO_VERSION or (more and version == _VERSION):
         return None
     return TraceContext(trace_id, span_id, "", int(flags, 16) & _FLAGS, _passed_on(tracestate) if tracestate else "")
+
+
+def with_tracestate(trace: TraceContext, tracestate: str) -> TraceContext:
+    """The context with a `tracestate` header that came separately."""
+    return replace(trace, state=_passed_on(tracestate))
 
 
 def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext | None:

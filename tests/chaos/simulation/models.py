@@ -15,12 +15,12 @@ from simulation.core import OneCore
 from support.bundles import with_certificate
 
 from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import valid_certificate
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy
-from firstline_core.bundle.pipeline import Prediction
+from firstline_core.bundle.loaded_model import Prediction
+from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, AuditNote, InferRequest, Tensor
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from firstline_core.backoff import full_jitter_s
+from firstline_core.protocol.backoff import full_jitter_s
 
 
 def test_the_bound_doubles_up_to_the_cap_and_all_below_it_is_drawn() -> None:

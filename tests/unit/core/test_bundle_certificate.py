@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from support.bundles import with_certificate
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import GroupCertificate, Histogram, certificate_problem, valid_certificate
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model, Policy, Score
+from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, certificate_problem, valid_certificate
+from firstline_core.processing.steps import InputSpec
+from firstline_core.routing.certificate import GroupCertificate, Histogram
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Reason, Tier
 
 PLAIN = Model("edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32")

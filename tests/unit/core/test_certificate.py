@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate, between, certify, split
+from firstline_core.routing.certification import Proof, between, certify, split
 from firstline_core.routing.starts import Start, starts_at
 
 
 def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
     assert certify([0.9] * 299, [0] * 299, 0.01, 0.05).certified
     short = certify([0.9] * 298, [0] * 298, 0.01, 0.05)
-    assert short == Certificate(False, None, 0.0, None, 298, 1)
+    assert short == Proof(False, None, 0.0, None, 298, 1)
     assert certify([0.9] * 100, [0] * 100, 0.01, 0.05).n_needed == 199
 
 

@@ -18,7 +18,7 @@ from firstline_core.fleet.configuration import (
     parse_configuration,
 )
 from firstline_core.fleet.target import named_by
-from firstline_core.names import NAME_PATTERN
+from firstline_core.types import NAME_PATTERN
 
 HEAD = 'name = "quiet"\nversion = 2\n'
 

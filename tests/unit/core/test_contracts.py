@@ -7,7 +7,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.bounds import betting
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.contracts import certify_groups, certify_stream, net_loss
 
 

@@ -8,19 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.golden import GoldenAnswers, deviation, encode_golden, read_golden, tensor_of
-from firstline_core.bundle.manifest import (
-    Golden,
-    InputSpec,
-    Manifest,
-    Model,
-    encode_manifest,
-    parse_manifest,
-)
+from firstline_core.bundle.manifest import Golden, Manifest, Model, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.fleet.target import Use, described
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.artefact import Artefact
 
 FILE = Artefact("edge.onnx", "a" * 64, 10)
 GOLDEN = Artefact("golden.json", "b" * 64, 20)

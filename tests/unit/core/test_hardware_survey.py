@@ -24,7 +24,7 @@ from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
-from firstline_core.waiting import within
+from firstline_core.runtime.threads import within
 
 
 def described(name: str, root: Path) -> Catalogue:

@@ -10,14 +10,14 @@ import pytest
 
 _FAULTS = """
 import json, resource, sys
-from firstline_core import heap
+from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
 query = lambda: [bytearray(b"x") * 250_000 for _ in range(4)]
 bytearray(b"x") * 300_000  # from now on what is smaller lies on the heap, and twice as much goes back
 if sys.argv[1] == "keep":
-    heap.keep()
+    keep_freed_memory()
 query()
 before = faults()
 for _ in range(100):
@@ -26,7 +26,7 @@ queries = faults() - before
 blocks = [bytearray(b"x") * 100_000 for _ in range(600)]
 full = resident()
 del blocks
-heap.give_back()
+release_freed_memory()
 print(json.dumps([queries, full - resident()]))
 """
 

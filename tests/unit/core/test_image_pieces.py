@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from firstline_core.bundle.image_pieces import jpeg_problem, png_problem
-from firstline_core.bundle.images import decode
 from firstline_core.errors import FirstlineError, PayloadTooLargeError
+from firstline_core.processing.image_limits import jpeg_problem, png_problem
+from firstline_core.processing.images import decode
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:

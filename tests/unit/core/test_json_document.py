@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 
 from firstline_core.errors import ProtocolError
-from firstline_core.json_document import read_json_document
+from firstline_core.protocol.json_document import read_json_document
 
 
 class Note(Struct):

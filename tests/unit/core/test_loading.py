@@ -16,11 +16,11 @@ from support.bundles import (
 )
 from support.onnx_models import average_colours, linear, write_graph
 
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
-from firstline_core.bundle.pipeline import LoadedModel
-from firstline_core.bundle.steps import Decode, Graph, Layout, Resize
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing.steps import Decode, Graph, Layout, Resize
 from firstline_core.routing import confidence
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor

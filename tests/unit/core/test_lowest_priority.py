@@ -9,11 +9,11 @@ import pytest
 
 _SAYS = """
 import os
-from firstline_core.lowest_priority import give_way
+from firstline_core.runtime.priority import use_lowest_priority
 if {forbidden}:
     def refuse(*_): raise PermissionError
     os.sched_setscheduler = refuse
-give_way()
+use_lowest_priority()
 print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)
 """
 

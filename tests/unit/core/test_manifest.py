@@ -8,22 +8,21 @@ import msgspec
 import pytest
 from support.bundles import with_certificate
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.manifest import (
     MANIFEST_LIMIT_BYTES,
-    InputSpec,
     Manifest,
     Model,
     Policy,
     Score,
     encode_manifest,
     parse_manifest,
+    valid_certificate,
 )
 from firstline_core.bundle.provenance import Provenance
-from firstline_core.bundle.steps import Decode, Graph, Resize, Scale, Softmax
 from firstline_core.errors import IntegrityError
+from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
 from firstline_core.routing.learned import Logistic
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import TensorSpec
 
 FORMAT_3 = Path(__file__).parents[2] / "data" / "previous" / "manifest.json"

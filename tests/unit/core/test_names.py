@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from firstline_core.names import Name
+from firstline_core.types import Name
 
 
 @pytest.mark.parametrize("name", ["a", "press-7", "0", "A.b_c-D", "x" * 64])

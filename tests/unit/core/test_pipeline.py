@@ -19,8 +19,8 @@ from support.images import encode, images
 from support.onnx_models import linear, write_graph
 
 from firstline_core.bundle.loading import load_edge
-from firstline_core.bundle.steps import Graph, LabelOffset, Softmax
 from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.processing.steps import Graph, LabelOffset, Softmax
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 

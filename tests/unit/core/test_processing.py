@@ -12,15 +12,15 @@ from PIL import Image
 from support.bundles import IMAGES
 from support.images import encode, images
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.images import PIXELS_LIMIT
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.processing import compile_postprocess, compile_preprocess, softmax
-from firstline_core.bundle.steps import (
+from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.processing.compile import compile_postprocess, compile_preprocess, softmax
+from firstline_core.processing.images import PIXELS_LIMIT
+from firstline_core.processing.steps import (
     CenterCrop,
     Decode,
     Flatten,
     Graph,
+    InputSpec,
     LabelOffset,
     Layout,
     PreStep,
@@ -28,7 +28,7 @@ from firstline_core.bundle.steps import (
     Scale,
     Softmax,
 )
-from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 
 RNG = np.random.default_rng(0)
@@ -151,7 +151,7 @@ def test_too_many_pixels_are_refused_from_the_header() -> None:
 def test_many_large_images_cannot_keep_a_session_for_minutes_though_they_are_made_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("firstline_core.bundle.image_steps.SOURCE_PIXELS_LIMIT", 1000)
+    monkeypatch.setattr("firstline_core.processing.image_steps.SOURCE_PIXELS_LIMIT", 1000)
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
         pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100))
     pixels = np.zeros((8, 14, 10, 3), np.uint8)
@@ -161,7 +161,7 @@ def test_many_large_images_cannot_keep_a_session_for_minutes_though_they_are_mad
 
 
 def test_many_small_files_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_core.bundle.image_steps.PIXELS_LIMIT", 1000)
+    monkeypatch.setattr("firstline_core.processing.image_steps.PIXELS_LIMIT", 1000)
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
         pre(Decode())(images(*[GOOD_PNG] * 100))
     assert pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100)).shape == (100, 3, 3, 3)

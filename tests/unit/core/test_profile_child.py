@@ -48,7 +48,7 @@ def test_a_bundle_that_is_gone_is_one_sentence(
     wanted = job(tmp_path / "bundle")
     (tmp_path / "bundle" / "manifest.json").unlink()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(wanted))))
-    monkeypatch.setattr(child, "give_way", lambda: None)
+    monkeypatch.setattr(child, "use_lowest_priority", lambda: None)
     assert child.main() == 1
     said = capsys.readouterr()
     assert "manifest.json" in said.err and len(said.err.splitlines()) == 1 and said.out == ""

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from support.onnx_models import linear_model
 
-from firstline_core.runtime.protobuf import fields
+from firstline_core.protocol.protobuf import fields
 
 
 def test_reads_what_protobuf_writes(tmp_path: Path) -> None:

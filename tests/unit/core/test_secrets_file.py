@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 
 
 @pytest.mark.parametrize("content", ["hush", "hush\n", "  hush\r\n", "\nhush\n\n"])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.settings import load
+from firstline_core.storage.settings import load
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,8 +11,8 @@ from support.bundles import with_certificate
 from support.gateway import DIGITS
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.target import (
     FULL,
     Asked,

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from firstline_core.telemetry.trace import TraceContext, from_lines, received, restored
+from firstline_core.telemetry.trace import from_lines, received, restored
+from firstline_core.types import TraceContext
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"

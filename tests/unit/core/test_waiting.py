@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from firstline_core.waiting import in_daemon_thread, within
+from firstline_core.runtime.threads import in_daemon_thread, within
 
 _ENDS = """
 import asyncio, threading
-from firstline_core.waiting import in_daemon_thread
+from firstline_core.runtime.threads import in_daemon_thread
 
 async def main():
     begun = threading.Event()

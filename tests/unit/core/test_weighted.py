@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.weighted import certify_weighted
 
 

@@ -11,11 +11,12 @@ from support.readme import links, places
 
 from firstline.sse import EventReader
 from firstline.workbench import dataset, detections
-from firstline_core import secrets_file, settings
-from firstline_core.bundle import golden, image_pieces, images, manifest, trust
+from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
+from firstline_core.processing import image_limits, images
 from firstline_core.protocol import http_body, http_bounds, http_server, mqtt_packet, topics
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
+from firstline_core.storage import secrets, settings
 from firstline_edge.fleet import reported
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.api.connection import door
@@ -54,9 +55,9 @@ LIMITS = {
         f"of all rows {images.SOURCE_PIXELS_LIMIT // 1_000_000} million",
     ),
     "pieces of an image": (
-        f"{image_pieces.JPEG_PIECES_LIMIT:,} segments",
-        f"{image_pieces.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
-        f"{image_pieces.JPEG_SCANS_LIMIT} scans",
+        f"{image_limits.JPEG_PIECES_LIMIT:,} segments",
+        f"{image_limits.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
+        f"{image_limits.JPEG_SCANS_LIMIT} scans",
     ),
     "MQTT properties": (f"{mqtt_packet.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
     "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
@@ -69,7 +70,7 @@ LIMITS = {
     "golden answers": (f"{golden.LIMIT_BYTES // MIB} MiB, {golden.ROWS_LIMIT} rows",),
     "a selector": (f"{selector._LIMIT_CHARACTERS:,} characters",),
     "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
-    "a secret's file": (f"{secrets_file._LIMIT_BYTES // 1024} KiB",),
+    "a secret's file": (f"{secrets._LIMIT_BYTES // 1024} KiB",),
     "workbench: images": (f"{dataset.FILE_LIMIT_BYTES // MIB} MiB",),
     "workbench: boxes": (f"{detections.MOST_BOXES:,} an image",),
 }

@@ -11,12 +11,11 @@ import msgspec
 import pytest
 from support.edge import SURE, UNSURE, Scene, said
 
-from firstline_core.bundle.certificate import Histogram
 from firstline_core.clock import SimulatedClock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policies
-from firstline_core.types import Privacy, Reason, Route, Tier
+from firstline_core.routing.certificate import Histogram
+from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.samples import read
 from firstline_edge.audits.watched import Standing
 from firstline_edge.cache import keys

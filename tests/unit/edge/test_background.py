@@ -9,7 +9,7 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.logs import captured_lines
 
-from firstline_core.waiting import first_of
+from firstline_core.clock import first_of
 from firstline_edge.background import Background
 
 

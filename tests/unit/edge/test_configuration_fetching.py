@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_edge.configuration.fetching import fetch, find
 

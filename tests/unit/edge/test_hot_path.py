@@ -17,11 +17,11 @@ from support.agent import edge_settings
 from support.bundles import artefact, with_certificate
 from support.onnx_models import linear
 
-from firstline_core.bundle.certificate import Histogram
-from firstline_core.bundle.manifest import MANIFEST_NAME, InputSpec, Manifest, Model, Policy, encode_manifest
-from firstline_core.bundle.steps import Softmax
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
+from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.agent import EdgeAgent

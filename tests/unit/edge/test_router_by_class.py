@@ -12,7 +12,7 @@ import pytest
 from support.bundles import with_certificate
 from support.edge import Scene
 
-from firstline_core.bundle.certificate import GroupCertificate
+from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
 from firstline_edge.cache.results import ModelOutput
 from firstline_edge.models.held import HeldModel

@@ -14,13 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.boards import board
 from support.logs import captured_lines
 
-from firstline_core.clock import SimulatedClock
+from firstline_core.clock import SimulatedClock, first_of
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.waiting import first_of
 from firstline_edge.hardware.memory_watch import MemoryWatch
 from firstline_edge.hardware.metrics import add_sensor_gauges
 from firstline_edge.hardware.sampler import Sampler

@@ -12,9 +12,8 @@ import pytest
 from support.boards import board
 from support.logs import captured_lines
 
-from firstline_core.clock import SimulatedClock
+from firstline_core.clock import SimulatedClock, first_of
 from firstline_core.hardware.tree import Tree
-from firstline_core.waiting import first_of
 from firstline_edge.hardware.surveyor import Surveyor
 
 _HANGS = """

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from support.signed_repository import DAY, START, SignedRepository
 
+from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -23,7 +24,6 @@ from firstline_core.errors import (
     RateLimitedError,
     SignatureError,
 )
-from firstline_core.fleet.signed_file import SignedFile
 from firstline_edge.updater.verifying import Source, verified
 
 

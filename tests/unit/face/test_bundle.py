@@ -14,12 +14,12 @@ from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess
-from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.manifest import InputSpec, Policy
+from firstline_core.bundle.manifest import Policy, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 

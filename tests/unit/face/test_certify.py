@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline_core.bundle.certificate import valid_certificate
+from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import certify
 from firstline_core.routing.drift import histogram
 from firstline_edge.audits.records import key_of
 

@@ -26,15 +26,14 @@ from firstline.workbench.compress.writing import Preference, in_order
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.certificate import valid_certificate
 from firstline_core.bundle.golden import read_golden
-from firstline_core.bundle.manifest import encode_manifest
+from firstline_core.bundle.manifest import encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Modelled
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.storage.artefact import Artefact
 
 _DIGITS = Path(__file__).parents[3] / "models/digits"
 _HELDOUT = _DIGITS / "heldout"

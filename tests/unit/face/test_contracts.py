@@ -20,8 +20,7 @@ from firstline.workbench.groups import read_groups
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import Certificate as Proof
-from firstline_core.routing.certificate import certify
+from firstline_core.routing.certification import Proof, certify
 from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.starts import start_shares, starts_at
 

@@ -14,8 +14,8 @@ from firstline.workbench.golden import read_inputs
 from firstline.workbench.spec import BundleSpec, ModelSpec
 from firstline_core.bundle.golden import LIMIT_BYTES, ROWS_LIMIT, deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import InputSpec
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 
 SPEC = InputSpec("image", "FP32", (-1, 5))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from firstline.workbench.scores import LEARNED, choose_score, fit_logistic, fit_value
-from firstline_core.bundle.artefact import Artefact
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import auroc, margin, score
 from firstline_core.routing.learned import features
+from firstline_core.storage.artefact import Artefact
 
 
 def _answers(seed: int, n: int, worst_class: int | None = None) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from firstline.workbench.selection import SELECT_FRACTION, SELECTS_FROM_ROWS, Se
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import split
+from firstline_core.routing.certification import split
 
 OWN = Score("max_probability", 1.5)
 

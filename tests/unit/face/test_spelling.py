@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
-from firstline_core.bundle.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 
 
 def test_the_steps_of_an_image_classifier() -> None:

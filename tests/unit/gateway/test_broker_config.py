@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
-from firstline_core.names import NAME_PATTERN, Name
+from firstline_core.types import NAME_PATTERN, Name
 from firstline_gateway.broker.config import (
     GATEWAY_USER,
     Plan,

@@ -15,9 +15,8 @@ from support.databases import Kept, sqlite_store
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferRequest
+from firstline_core.types import ContractNotice, InferRequest
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.counting import Skipped
 from firstline_gateway.contracts.monitor import ContractMonitor

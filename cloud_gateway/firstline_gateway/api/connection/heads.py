@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.protocol.repeated_head import END_OF_HEAD, untraced
-from firstline_core.telemetry.trace import TRACESTATE, TraceContext
+from firstline_core.telemetry.trace import with_tracestate
+from firstline_core.types import TRACESTATE, TraceContext
 
 if TYPE_CHECKING:
     from firstline_gateway.api.infer import Address
@@ -68,7 +69,7 @@ class Heads:
         if head is None:
             return None
         if TRACESTATE in head.headers:
-            trace = trace.with_state(head.headers[TRACESTATE])
+            trace = with_tracestate(trace, head.headers[TRACESTATE])
         return replace(head, trace=trace)
 
     def keep(self, serial: str, head: Head) -> None:

@@ -17,7 +17,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from firstline_core.protocol.http_errors import Lowered
 from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable
-from firstline_core.telemetry.trace import TRACEPARENT, from_lines
+from firstline_core.telemetry.trace import from_lines
+from firstline_core.types import TRACEPARENT
 from firstline_gateway.api.connection.cycle import Cycle
 from firstline_gateway.api.connection.door import Newcomers
 from firstline_gateway.api.connection.exchange import Exchange

@@ -10,11 +10,11 @@ from fastapi.security import HTTPBearer
 from starlette.responses import Response
 
 from firstline_core.errors import ConflictError, ForbiddenError, RequestError
-from firstline_core.names import Name
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.types import Name
 from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authenticate, check_scope
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_gateway.executors.base import Executor, InProcess, ModelKey, TakesAhead
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, free_s, wait_s

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.executors.dispatch.choice import Candidate
 from firstline_gateway.executors.dispatch.member import Member

@@ -26,7 +26,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.limits import Limits
-from firstline_core.secrets_file import read_secret
+from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from firstline_core import heap
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ModelLoadError
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import Outcome
@@ -37,7 +37,7 @@ class Replica:
                 f"The bundle {deployment.bundle} of this machine has full model {full.digest if full else 'none'}, the "
                 f"gateway's has {deployment.digest}; put the same bundle there."
             )
-        heap.keep()  # as whoever serves has it
+        keep_freed_memory()  # as whoever serves has it
         self._deployment = deployment
         self._model = load_model(bundle, full, options)
         self._threads = ThreadPoolExecutor(deployment.replica_cores, thread_name_prefix="session")

@@ -12,11 +12,10 @@ import asyncio
 from functools import partial
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import ConflictError, EngineUnavailableError, FirstlineError, NotFoundError, NotReadyError
 from firstline_core.fleet.target import ListedBundle, listed, target_path
 from firstline_core.telemetry.logs import logger
-from firstline_core.waiting import first_of
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.fetched.needs import needed
 from firstline_gateway.models.fetched.shelf import Shelf

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from firstline_core import heap
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import Clock
 from firstline_core.errors import NotReadyError
+from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor, ModelKey
 from firstline_gateway.models.repository import Repository, ServedModel, check_size
@@ -174,7 +174,7 @@ class ModelMemory:
                 before.is_in = was_in
             raise
         if loaded is not None:
-            await self.in_thread(heap.give_back)
+            await self.in_thread(release_freed_memory)
         self.places[key] = fresh
         self.changed.set()
         log.info("model loaded", model=key.name, version=key.version, digest=served.digest)
@@ -188,7 +188,7 @@ class ModelMemory:
         if place.is_in:
             place.is_in = False
             await self._executor.drop(key)
-            await self.in_thread(heap.give_back)
+            await self.in_thread(release_freed_memory)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """What blocks, after the loads that were begun before."""
@@ -208,7 +208,7 @@ class ModelMemory:
             await self._executor.drop(place.served.key)
         finally:
             place.leaving = False
-        await self.in_thread(heap.give_back)
+        await self.in_thread(release_freed_memory)
         log.info("model given up for others", model=place.served.key.name, version=place.served.key.version)
         return True
 

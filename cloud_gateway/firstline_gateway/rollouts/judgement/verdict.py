@@ -24,8 +24,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from firstline_core.errors import RequestError
-from firstline_core.quantities import counted
 from firstline_core.routing.binomial import cdf
+from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Figure, Period
 from firstline_gateway.rollouts.judgement.permutation import Groups, p_values
 from firstline_gateway.rollouts.judgement.sensitivity import divisions, smallest_seen, standard_error

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
-from firstline_core.quantities import counted
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.executors.seating import Times

@@ -20,7 +20,7 @@ from firstline_core.protocol.framing import Described
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import request_of
-from firstline_core.runtime.protobuf import spans
+from firstline_core.protocol.protobuf import spans
 from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
 
 _RAW_INPUTS = message("ModelInferRequest").DESCRIPTOR.fields_by_name["raw_input_contents"].number

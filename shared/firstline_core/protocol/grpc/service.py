@@ -26,8 +26,8 @@ from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
 from firstline_core.protocol.grpc.statuses import status_of, trailers_of
 from firstline_core.telemetry import logs
-from firstline_core.telemetry.trace import TraceContext, from_lines
-from firstline_core.types import InferRequest, TensorSpec
+from firstline_core.telemetry.trace import from_lines
+from firstline_core.types import InferRequest, TensorSpec, TraceContext
 
 # What a caller may take for one message; HTTP bodies have as long, and longer the more came of them.
 READ_TIMEOUT_S = 60.0

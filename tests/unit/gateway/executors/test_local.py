@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from support.gateway import DIGITS, Doubler, request_of
 
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, Tensor

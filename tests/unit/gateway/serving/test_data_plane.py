@@ -12,7 +12,6 @@ from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.contract_notes import AuditNote
 from firstline_core.errors import (
     InvalidTensorError,
     ModelMismatchError,
@@ -22,7 +21,18 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, InferRequest, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier
+from firstline_core.types import (
+    Array,
+    AuditNote,
+    InferRequest,
+    Privacy,
+    Reason,
+    RequestedOutput,
+    Route,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.folder import load_repository

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from support.databases import sqlite_store
 from support.gateway import DIGITS, request_of
 
-from firstline_core.contract_notes import AuditNote
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import InferRequest, Tensor
+from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel

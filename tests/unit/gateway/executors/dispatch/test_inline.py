@@ -11,7 +11,7 @@ import pytest
 from support.executors import MIB, SERVED, M
 from support.gateway import Doubler, NothingToLoad, doubled, request_of
 
-from firstline_core.bundle.pipeline import LoadedModel
+from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
 from firstline_core.types import Array, Tensor

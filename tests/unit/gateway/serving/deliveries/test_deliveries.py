@@ -13,9 +13,8 @@ from support.databases import Kept
 from support.gateway import request_of
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.contract_notes import ContractNotice
 from firstline_core.errors import InferenceError, ReusedRequestIdError, StoreUnavailableError
-from firstline_core.types import Answer, InferRequest, InferResponse, Reason, Status, Tensor, Tier
+from firstline_core.types import Answer, ContractNotice, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, content_of
 from firstline_gateway.serving.deliveries.tables import DELIVERIES

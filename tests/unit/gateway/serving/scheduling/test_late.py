@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from support.gateway import NothingToLoad, doubled, request_of
 
-from firstline_core.bundle.artefact import Artefact
-from firstline_core.bundle.manifest import InputSpec, Manifest, Model
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,
@@ -27,6 +26,8 @@ from firstline_core.errors import (
     PayloadTooLargeError,
     QueueFullError,
 )
+from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.steps import CHANNELS, CenterCrop, Decode, Layout, PreStep, Resize
+from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, InputSpec, Layout, PreStep, Resize
 from firstline_core.types import DATATYPES, Tensor
 
 

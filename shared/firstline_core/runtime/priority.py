@@ -8,7 +8,7 @@ from contextlib import suppress
 _NICENESS = 19
 
 
-def give_way() -> None:
+def use_lowest_priority() -> None:
     """Gives this process, and what it will start, the lowest priority that the system has.
 
     Niceness alone still takes turns of milliseconds from a busy server; Linux's SCHED_IDLE takes none (sched(7)).

@@ -1,4 +1,4 @@
-"""The declared processing steps: data, hashed with the model. `bundle/processing.py` carries them out.
+"""The declared processing steps: data, hashed with the model. `processing/compile.py` carries them out.
 
 Order and meaning follow what model cards say: decode, crop, resize, scale, layout; then softmax and label offset.
 """
@@ -9,13 +9,27 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.artefact import Artefact
+from firstline_core.storage.artefact import Artefact
 
 Positive = Annotated[int, Meta(ge=1, le=16384)]
 
 
 CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
 """Of pixels, by the mode of an image."""
+
+
+class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bundle's input as clients see it. BYTES [-1] means encoded images, one a row."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    datatype: Literal["BYTES", "FP32", "UINT8", "INT8", "INT32", "INT64", "FP16", "FP64"]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or self.shape[0] != -1 or any(size < 1 and size != -1 for size in self.shape):
+            raise ValueError(f"input shape needs -1 (the rows) and then sizes of at least 1, got {list(self.shape)}")
+        if self.datatype == "BYTES" and self.shape != (-1,):
+            raise ValueError(f"a BYTES input has shape [-1], one encoded image a row, got {list(self.shape)}")
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):

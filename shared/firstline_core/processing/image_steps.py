@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 from PIL.Image import Image
 
-from firstline_core.bundle import images
-from firstline_core.bundle.images import PIXELS_LIMIT, SOURCE_PIXELS_LIMIT, ImageStep, Pixels
-from firstline_core.bundle.steps import CHANNELS
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing import images
+from firstline_core.processing.images import PIXELS_LIMIT, SOURCE_PIXELS_LIMIT, ImageStep, Pixels
+from firstline_core.processing.steps import CHANNELS
 from firstline_core.types import Array, Tensor
 
 

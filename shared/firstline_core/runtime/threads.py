@@ -1,31 +1,17 @@
-"""Waiting: for whichever of several things comes first, and for what may never come."""
+"""Calls in daemon threads: for calls that may never return."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 R = TypeVar("R")
 
 REFUSED = (OSError, RuntimeError, MemoryError)
 """What comes of a system that gives no process, no thread, no memory; it may give some later."""
-
-
-async def first_of(*waits: Awaitable[Any]) -> None:
-    """Returns when the first of these is done; cancels the others, and leaves none running.
-
-    What a wait gives or raises is not looked at: keep its task where that matters.
-    """
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def in_daemon_thread(call: Callable[[], R]) -> R:

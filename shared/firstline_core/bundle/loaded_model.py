@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.bundle.processing import Step
-from firstline_core.bundle.steps import Decode
 from firstline_core.errors import InferenceError, InvalidTensorError
+from firstline_core.processing.compile import Step
+from firstline_core.processing.steps import Decode
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.feeds import all_finite, fits
 from firstline_core.runtime.ports import pick_port

@@ -17,9 +17,9 @@ from PIL import Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
-from firstline_core.bundle.image_pieces import jpeg_problem, png_problem
-from firstline_core.bundle.steps import CenterCrop, Resize
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing.image_limits import jpeg_problem, png_problem
+from firstline_core.processing.steps import CenterCrop, Resize
 from firstline_core.types import Array
 
 PIXELS_LIMIT = 40_000_000

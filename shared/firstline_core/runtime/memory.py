@@ -19,7 +19,7 @@ query with a raw tensor of more takes milliseconds longer, and no thread keeps d
 _TUNED = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
-def keep() -> None:
+def keep_freed_memory() -> None:
     """From now on each heap keeps at its end what queries free, up to 16 MiB; a thread may have a heap of its own.
 
     Whoever has set glibc's thresholds in the environment is left alone.
@@ -32,7 +32,7 @@ def keep() -> None:
             libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_BYTES)
 
 
-def give_back() -> None:
+def release_freed_memory() -> None:
     """Returns what is free to the system, but for what `keep` has threads' heaps keep; blocks for milliseconds."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

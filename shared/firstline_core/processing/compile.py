@@ -11,13 +11,14 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.bundle.manifest import InputSpec
-from firstline_core.bundle.steps import (
+from firstline_core.errors import InvalidTensorError, ModelLoadError
+from firstline_core.processing.steps import (
     CHANNELS,
     CenterCrop,
     Decode,
     Flatten,
     Graph,
+    InputSpec,
     LabelOffset,
     Layout,
     PostStep,
@@ -26,7 +27,6 @@ from firstline_core.bundle.steps import (
     Scale,
     Softmax,
 )
-from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.types import Array, Tensor
 
 _FLOAT = np.dtype(np.float32)
@@ -64,7 +64,9 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
     if not image_steps:
         return lambda tensor: apply(tensor.array)
     mode = decodes[0].mode if decodes else None
-    from firstline_core.bundle.image_steps import image_steps as compiled  # Pillow is 3 MB: only where there are images
+    from firstline_core.processing.image_steps import (
+        image_steps as compiled,  # Pillow is 3 MB: only where there are images
+    )
 
     pixels = compiled(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
     return lambda tensor: apply(pixels(tensor))

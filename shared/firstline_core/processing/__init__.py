@@ -1,0 +1,1 @@
+"""Processing of inputs and outputs: the declared steps, and the functions that carry them out."""
