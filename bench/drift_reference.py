@@ -4,7 +4,7 @@
 
 Stages of ten simulated devices (`fleet.population`), whose scenes wander for a day; a stage would be aborted where its
 mean stability index, less chance, is above 0.10 by 1.645 standard errors. The certificate's rows are of the fleet's own
-mean, which is the best case. Prints a table; seeds are fixed. Why neither is used: DECISIONS.md.
+mean, which is the best case. Prints a table; seeds are fixed. The figures show why neither is used.
 """
 
 from __future__ import annotations
