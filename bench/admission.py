@@ -22,8 +22,7 @@ from figures import Figure, report
 from support.simulated_load import Asked, Ended, Load
 
 from firstline_core.errors import QueueFullError
-from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.serving.scheduling.admission import Admission, Before, Bounds
 from firstline_gateway.serving.scheduling.waiting import Queue, Waiting
 

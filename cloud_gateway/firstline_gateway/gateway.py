@@ -15,6 +15,7 @@ from firstline_gateway.api.connection.heads import Heads
 from firstline_gateway.api.connection.unread import REFUSED, Unread
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.base import Executor, ExecutorReport
 from firstline_gateway.fleet.wiring import FleetRoom
 from firstline_gateway.identity.identity import Identity
@@ -122,7 +123,7 @@ class Gateway:
             lambda: self.metrics.error(REFUSED),
             settings.auth.proxy_certificate_header.lower(),
         )
-        self.metrics.engine(executor.report)
+        executor_metrics.register(self.metrics, executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
         self.writer = GroupWriter(self.database)

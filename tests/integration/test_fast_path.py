@@ -25,10 +25,10 @@ from support.logs import captured_lines
 from support.small_models import gateway_of, put
 
 from firstline_core.errors import NotReadyError
-from firstline_core.types import Tensor
+from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.api.connection import courses, door, fast_path
 from firstline_gateway.api.connection.fast_exchange import FastExchange
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.gateway import Gateway
 
 ROW = [1.0, 2.0, 3.0, 4.0]

@@ -11,7 +11,8 @@ from support.gateway import GatedExecutor, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 

@@ -26,7 +26,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency.memory import Place
 from firstline_gateway.models.residency.residency import Residency

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.simulated_load import Asked, Ended, Load
 
 from firstline_core.errors import QueueFullError
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 M, N = ModelKey("m", 1), ModelKey("n", 1)
 SECONDS = {M: (0.0, 0.010), N: (0.020, 0.002)}

@@ -17,8 +17,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ExecutorReport, ModelKey, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

@@ -16,8 +16,7 @@ from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Answer, InferRequest, InferResponse, Reason, Status, Tensor, Tier
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import Answer, InferRequest, InferResponse, ModelKey, Reason, Status, Tensor, Tier
 from firstline_gateway.models.repository import ServedModel
 
 MANIFEST = Manifest(

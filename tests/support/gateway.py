@@ -11,9 +11,9 @@ import numpy as np
 
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
-from firstline_core.types import Array, InferRequest, Tensor
+from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway import server
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
+from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.repository import ServedModel
 

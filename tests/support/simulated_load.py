@@ -14,8 +14,8 @@ from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import AuditNote, Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import AuditNote, ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

@@ -17,7 +17,7 @@ from support.bundles import model, write_manifest
 from support.onnx_models import laborious
 
 from firstline_core.processing.steps import InputSpec
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.engine import open_engine
 from firstline_gateway.models.folder import load_repository

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from support.gateway import NothingToLoad
 
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 
 

@@ -17,12 +17,12 @@ from firstline_core.protocol import http
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelKey
 from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authorize
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.gateway import Gateway
 
 # Of a pool's devices, those with most disagreements, and of alarms the latest; the devices' metrics have all.

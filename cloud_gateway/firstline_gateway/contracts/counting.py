@@ -7,11 +7,10 @@ from enum import StrEnum
 
 from sqlalchemy import Connection
 
-from firstline_core.types import AuditNote
+from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened
 from firstline_gateway.contracts.quota import HOUR_S
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.settings.settings import Contracts
 
 

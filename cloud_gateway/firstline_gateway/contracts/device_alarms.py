@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 log = logger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts.pool import PoolKey, model_of
 from firstline_gateway.contracts.quota import Seen
 from firstline_gateway.contracts.store import Contribution
-from firstline_gateway.executors.base import ModelKey
 
 
 class Fleet:

@@ -21,7 +21,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Array, ContractNotice, InferRequest
+from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
@@ -29,7 +29,6 @@ from firstline_gateway.contracts.fleet import Fleet
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
 from firstline_gateway.contracts.quota import share_per_hour
 from firstline_gateway.contracts.store import Contribution
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.identity.principals import ANYBODY, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts

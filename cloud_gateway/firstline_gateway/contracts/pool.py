@@ -17,8 +17,7 @@ from typing import NamedTuple
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
-from firstline_core.types import AuditNote
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import AuditNote, ModelKey
 
 
 class PoolKey(NamedTuple):

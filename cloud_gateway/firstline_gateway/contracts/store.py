@@ -15,9 +15,9 @@ from sqlalchemy import Connection, delete, func, select
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts.pool import Pool, PoolKey
 from firstline_gateway.contracts.tables import AUDITS, CONTRIBUTIONS, POOLS, QUOTAS
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.store.statements import insert
 
 log = logger(__name__)

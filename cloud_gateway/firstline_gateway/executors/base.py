@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
-from firstline_core.types import Tensor
-
-if TYPE_CHECKING:
-    from firstline_gateway.models.repository import ServedModel
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.models.repository import ServedModel
 
 Probabilities = NDArray[np.float32]
 Outcome = Probabilities | FirstlineError
 """What became of one request of a batch: (rows, classes) in the order of its rows, or why it alone failed."""
-
-
-class ModelKey(NamedTuple):
-    """A full model as the gateway serves it."""
-
-    name: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True)

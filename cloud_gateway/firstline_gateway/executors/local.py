@@ -19,8 +19,8 @@ from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
-from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import EngineReport, ModelKey, Offer, Outcome, Probabilities
+from firstline_core.types import Array, ModelKey, Tensor
+from firstline_gateway.executors.base import EngineReport, Offer, Outcome, Probabilities
 from firstline_gateway.executors.live_times import LiveTimes
 from firstline_gateway.executors.rows import run_batch
 from firstline_gateway.models.repository import ServedModel

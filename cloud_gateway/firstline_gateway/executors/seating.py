@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from firstline_core.errors import FirstlineError
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 
 
 class Times(Protocol):

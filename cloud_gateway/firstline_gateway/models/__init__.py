@@ -3,7 +3,6 @@
 Rooms
     folder          the bundles in a folder: found, read, loaded
     repository      those that are served, by name and version
-    batch_times     how long batches of a model take, learned from the batches that ran
     calibration     how long batches take, measured when a model is loaded
     residency/      which of them are in memory, within a budget
     fetched/        those that the fleet needs, fetched from the registry and retired

@@ -12,8 +12,8 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.errors import FirstlineError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.processing.trial import trial_input
+from firstline_core.runtime.batch_times import GAIN
 from firstline_core.types import Tensor
-from firstline_gateway.models.batch_times import GAIN
 
 LARGEST_ROWS = 64
 BUDGET_S = 0.1

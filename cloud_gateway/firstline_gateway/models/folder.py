@@ -12,7 +12,7 @@ from firstline_core.bundle.store import declared, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.calibration import measure
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
 

@@ -13,8 +13,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import ModelMetadata
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey, ModelMetadata
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
 # more. What runs take meanwhile comes on top.

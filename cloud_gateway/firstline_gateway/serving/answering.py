@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,15 +16,16 @@ from firstline_core.types import (
     PROBABILITIES,
     Answer,
     Attempt,
+    ContractNotice,
     InferRequest,
     InferResponse,
+    ModelKey,
     Reason,
     Status,
     Tensor,
     Tier,
 )
-from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -43,6 +45,18 @@ _ANSWERED = (Tier.CLOUD, Reason.REQUESTED, Status.FINAL)
 _HASHED_HERE_BYTES = 256 * 1024
 
 
+class AnswerObserver(Protocol):
+    """Learns of every answer, and adds a notice to it; the contracts implement it."""
+
+    def answered(self, request: InferRequest, served: ServedModel, probabilities: Probabilities) -> None:
+        """Counts an answered request; `probabilities` are (rows, classes)."""
+        ...
+
+    def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
+        """Returns the state of the contract for the device that asked, or None if there is nothing to report."""
+        ...
+
+
 class Answering:
     """Answers requests, until it drains. Belongs to one event loop.
 
@@ -55,7 +69,7 @@ class Answering:
         self,
         repository: Repository,
         batcher: Batcher,
-        contracts: ContractMonitor,
+        contracts: AnswerObserver,
         deliveries: Deliveries,
         *,
         counting: Counting,

@@ -9,9 +9,8 @@ from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata
+from firstline_core.types import InferRequest, InferResponse, ModelKey, ModelMetadata
 from firstline_gateway import __version__
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.orders import UNLOADING
 from firstline_gateway.models.residency.residency import Residency

@@ -10,8 +10,7 @@ from collections import defaultdict
 
 from firstline_core.clock import Clock
 from firstline_core.telemetry.statistics import Apart, ModelStatistics
-from firstline_core.types import Reason, Status, Tier
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey, Reason, Status, Tier
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
 

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.executors.base import EngineReport, ModelKey
 
 _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
@@ -60,70 +60,6 @@ class GatewayMetrics(RequestMetrics):
         """Says where to read how many models are in memory, and what they take of the budget."""
         self.gauge("models_resident", "Versions of models that are in memory.", resident)
         self.gauge("models_bytes", "What they take of models.memory_budget_mb.", used_bytes)
-
-    def engine(self, report: Callable[[], EngineReport]) -> None:
-        """Says where to read how the engine's servers are."""
-        self.readings(
-            "server_up",
-            "1 while a server that runs models is asked; on a Ray cluster, the replicas.",
-            ("server",),
-            lambda: report().up,
-        )
-        self.readings(
-            "server_batches_total",
-            "Batches that a server had, by what became of them.",
-            ("server", "outcome"),
-            lambda: report().batches,
-            counts=True,
-        )
-        self.readings(
-            "server_repeats_total",
-            "Batches that were sent to one more server, and why.",
-            ("why",),
-            lambda: report().repeats,
-            counts=True,
-        )
-
-        self.readings(
-            "executor_up",
-            "1 while an executor, of several, is given batches; 0 while it is away or left alone.",
-            ("executor",),
-            lambda: {(each.name,): float(not each.problem) for each in report().executors},
-        )
-        self.readings(
-            "executor_batches_total",
-            "Batches that an executor had, by what became of them.",
-            ("executor", "outcome"),
-            lambda: {
-                (each.name, outcome): float(count)
-                for each in report().executors
-                for outcome, count in each.batches.items()
-            },
-            counts=True,
-        )
-        self.readings(
-            "executor_under_way",
-            "Batches that an executor has.",
-            ("executor",),
-            lambda: {(each.name,): float(each.under_way) for each in report().executors},
-        )
-        self.readings(
-            "executor_pace",
-            "What batches take there now, to what is usual there: 1 as usual, 3 three times as long.",
-            ("executor", "model", "version"),
-            lambda: {
-                (each.name, key.name, str(key.version)): model.pace
-                for each in report().executors
-                for key, model in each.models.items()
-            },
-        )
-        self.readings(
-            "executor_joules_total",
-            "What batches took there, as a profile or stated watts say; absent where neither does.",
-            ("executor",),
-            lambda: {(each.name,): each.energy_j for each in report().executors if each.energy_sources - {"absent"}},
-            counts=True,
-        )
 
     def expiries(self, read: Callable[[], Mapping[tuple[str, ...], float]]) -> None:
         """Says where to read when signed metadata, and the devices' authority, end."""

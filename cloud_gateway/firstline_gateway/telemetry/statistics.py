@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from firstline_core.telemetry.statistics import Apart, ModelStatistics
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 
 class Statistics:

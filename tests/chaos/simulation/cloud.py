@@ -18,11 +18,11 @@ from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.types import InferRequest, InferResponse, Tensor
+from firstline_core.types import InferRequest, InferResponse, ModelKey, Tensor
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane

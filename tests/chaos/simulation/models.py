@@ -21,10 +21,9 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Array, AuditNote, InferRequest, Tensor
+from firstline_core.types import Array, AuditNote, InferRequest, ModelKey, Tensor
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.repository import Repository, ServedModel
 
 INPUT = "x"

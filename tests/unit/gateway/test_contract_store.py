@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts import store
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import Reason, Status, Tier
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey, Reason, Status, Tier
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics

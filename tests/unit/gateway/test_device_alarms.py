@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.logs import captured_lines
 
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts import device_alarms
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
-from firstline_gateway.executors.base import ModelKey
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64

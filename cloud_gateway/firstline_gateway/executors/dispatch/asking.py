@@ -13,8 +13,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError, RuntimeFailure
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Offer, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Offer, Outcome
 from firstline_gateway.executors.dispatch.choice import choose
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.running import Running

@@ -18,8 +18,8 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import EngineUnavailableError, FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, ModelKey, OnExecutor, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import EngineReport, ExecutorReport, InProcess, OnExecutor, Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.asking import Asking, Attempt, Ended, Work
 from firstline_gateway.executors.dispatch.member import Member

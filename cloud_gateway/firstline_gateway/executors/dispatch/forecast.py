@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from firstline_gateway.models.batch_times import BatchTimes
+from firstline_core.runtime.batch_times import BatchTimes
 
 # Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
 _NEWEST, _HALF_LIFE_S = 0.2, 2.0

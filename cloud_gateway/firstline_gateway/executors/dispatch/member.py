@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey, TakesAhead
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.base import Executor, InProcess, TakesAhead
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, free_s, wait_s
 from firstline_gateway.executors.dispatch.costs import Costs, Source

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.choice import Candidate
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.seating import NoSeat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 
 @dataclass(slots=True, eq=False)

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.runtime.batch_times import GAIN
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch import nowhere
 from firstline_gateway.executors.dispatch.choice import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.seating import Lane, NoSeat
 from firstline_gateway.executors.seating import Seat as AnySeat
-from firstline_gateway.models.batch_times import GAIN
 
 Run = Callable[[Member, ModelKey, Sequence[Tensor], Sequence[float | None]], Awaitable[list[Outcome]]]
 

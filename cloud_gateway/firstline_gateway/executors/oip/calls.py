@@ -33,8 +33,8 @@ from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import Array
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_core.types import Array, ModelKey
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging

@@ -28,8 +28,8 @@ from firstline_core.protocol.http_client import HttpClient
 from firstline_core.protocol.limits import Limits
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.statistics import Apart
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome, Probabilities
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
 from firstline_gateway.executors.oip.calls import Calls, Spent, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints

@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.routing.token_bucket import TokenBucket
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 _QUANTILE = 0.95
 # Below so many observations the 95th percentile is the longest of a few.

@@ -9,7 +9,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import LinkError, RemoteTimeoutError
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.oip.calls import Transport
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint

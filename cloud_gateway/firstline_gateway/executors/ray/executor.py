@@ -20,8 +20,8 @@ from firstline_core.errors import (
     RemoteTimeoutError,
 )
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import EngineReport, ModelKey, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import EngineReport, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
 from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel

@@ -16,7 +16,7 @@ from firstline_core.clock import Clock, first_of
 from firstline_core.errors import ConflictError, EngineUnavailableError, FirstlineError, NotFoundError, NotReadyError
 from firstline_core.fleet.target import ListedBundle, listed, target_path
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.fetched.needs import needed
 from firstline_gateway.models.fetched.shelf import Shelf
 from firstline_gateway.models.folder import read_bundle

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, select
 
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.fleet.tables import DEVICES
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.subject import Subject

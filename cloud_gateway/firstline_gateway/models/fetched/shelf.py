@@ -13,7 +13,7 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
 from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
 from firstline_core.storage.files import make_folder, sync_folder
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 
 _RETRY_S = 30.0
 

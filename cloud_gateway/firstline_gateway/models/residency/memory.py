@@ -12,14 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import Clock
 from firstline_core.errors import NotReadyError
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import Executor, ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import Repository, ServedModel, check_size
 
 log = logger(__name__)
@@ -27,6 +27,20 @@ log = logger(__name__)
 _FIRST_LOAD_S = 1.0
 
 Load = Callable[[ServedModel], LoadedModel]
+
+
+class ModelHost(Protocol):
+    """Runs the models that are in memory; the executors implement it."""
+
+    async def put(self, served: ServedModel) -> None:
+        """Runs a model from now on, in place of an earlier one with the same key."""
+        ...
+
+    async def drop(self, key: ModelKey) -> None:
+        """Stops to run a model, and returns once its memory is free."""
+        ...
+
+
 T = TypeVar("T")
 
 
@@ -69,7 +83,7 @@ class ModelMemory:
     """
 
     def __init__(
-        self, repository: Repository, executor: Executor, *, load: Load | None, budget_bytes: int, clock: Clock
+        self, repository: Repository, executor: ModelHost, *, load: Load | None, budget_bytes: int, clock: Clock
     ) -> None:
         self._executor = executor
         self._load = load

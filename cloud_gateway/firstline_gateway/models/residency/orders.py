@@ -13,7 +13,7 @@ from typing import Any
 from firstline_core.errors import ConfigError, FirstlineError, RequestError, UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, in_loading_order
 from firstline_gateway.models.residency.memory import ModelMemory, Place
 

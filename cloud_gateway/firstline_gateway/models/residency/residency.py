@@ -12,9 +12,9 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol.data_plane import ModelState
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.base import Executor, ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import Repository, ServedModel, in_loading_order
-from firstline_gateway.models.residency.memory import Load, ModelMemory, Place
+from firstline_gateway.models.residency.memory import Load, ModelHost, ModelMemory, Place
 from firstline_gateway.models.residency.orders import Find, Orders
 
 log = logger(__name__)
@@ -40,7 +40,7 @@ class Residency:
     def __init__(
         self,
         repository: Repository,
-        executor: Executor,
+        executor: ModelHost,
         *,
         load: Load | None = None,
         find: Find = lambda name: ([], []),

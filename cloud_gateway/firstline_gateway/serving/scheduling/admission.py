@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.seating import Times
 from firstline_gateway.serving.scheduling.course import Batches, Course
 from firstline_gateway.serving.scheduling.margin import Margin

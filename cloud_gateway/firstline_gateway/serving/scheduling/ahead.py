@@ -15,8 +15,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from firstline_core.clock import Clock
-from firstline_gateway.executors.base import ModelKey, Offer, TakesAhead
-from firstline_gateway.models.batch_times import BatchTimes
+from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.base import Offer, TakesAhead
 from firstline_gateway.serving.scheduling.waiting import Queue, Waiting
 
 

@@ -20,8 +20,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Probabilities
+from firstline_core.types import InferRequest, ModelKey
+from firstline_gateway.executors.base import Executor, InProcess, Probabilities
 from firstline_gateway.executors.seating import HasSeats, Seat
 from firstline_gateway.serving.scheduling.admission import Admission, Bounds
 from firstline_gateway.serving.scheduling.batches import Choice

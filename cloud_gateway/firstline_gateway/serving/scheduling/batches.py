@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple
 
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.seating import Times
 from firstline_gateway.serving.scheduling.waiting import AUDIT_LEVEL, Waiting
 

@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_gateway.executors.base import Executor, InProcess, ModelKey, Offer, TakesAhead
+from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.base import Executor, InProcess, Offer, TakesAhead
 from firstline_gateway.executors.seating import Lane, Seat
-from firstline_gateway.models.batch_times import BatchTimes
 from firstline_gateway.serving.scheduling.admission import Before
 from firstline_gateway.serving.scheduling.ahead import Ahead
 from firstline_gateway.serving.scheduling.batches import Choice, choose

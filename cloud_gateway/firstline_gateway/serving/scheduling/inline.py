@@ -21,10 +21,10 @@ from typing import NamedTuple, Protocol
 
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferRequest
-from firstline_gateway.executors.base import InProcess, ModelKey, Outcome, Probabilities
-from firstline_gateway.models.batch_times import BatchTimes
+from firstline_core.types import InferRequest, ModelKey
+from firstline_gateway.executors.base import InProcess, Outcome, Probabilities
 
 INLINE_S = 0.001
 TURN_S = 0.003

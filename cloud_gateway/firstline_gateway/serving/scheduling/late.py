@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from firstline_core.clock import Timer
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.seating import HasSeats, Lane, Look, NoSeat, Seat, Times
-from firstline_gateway.models.batch_times import BatchTimes
 from firstline_gateway.serving.scheduling.admission import Before
 from firstline_gateway.serving.scheduling.batches import Choice, choose, level
 from firstline_gateway.serving.scheduling.course import course

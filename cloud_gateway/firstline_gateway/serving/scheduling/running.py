@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.serving.scheduling.waiting import Waiting
 
 Ran = asyncio.Future[list[Outcome]]

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from firstline_core.clock import Timer
-from firstline_core.types import LOWEST_PRIORITY, InferRequest
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_core.types import LOWEST_PRIORITY, InferRequest, ModelKey
+from firstline_gateway.executors.base import Probabilities
 
 DEFAULT_LEVEL = 2
 AUDIT_LEVEL = LOWEST_PRIORITY + 1

@@ -13,8 +13,8 @@ from support.gateway import DIGITS, Doubler, request_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_core.types import Array, ModelKey, Tensor
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.live_times import WINDOW, LiveTimes
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.models.folder import load_repository

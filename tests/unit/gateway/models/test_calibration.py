@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from support.gateway import DIGITS
 
+from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.models.batch_times import BatchTimes
 from firstline_gateway.models.calibration import BUDGET_S, LARGEST_ROWS, calibrate
 from firstline_gateway.models.folder import load_repository
 

@@ -11,7 +11,7 @@ from support.gateway import DIGITS
 
 from firstline_core.errors import ConfigError, IntegrityError, ModelLoadError, UnknownModelError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.models.folder import load_repository
 
 

@@ -25,6 +25,7 @@ from firstline_core.types import (
     Array,
     AuditNote,
     InferRequest,
+    ModelKey,
     Privacy,
     Reason,
     RequestedOutput,
@@ -34,7 +35,6 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.executors.base import ModelKey
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.residency import Residency

@@ -14,8 +14,8 @@ from support.gateway import Doubler, NothingToLoad, doubled, request_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
-from firstline_core.types import Array, Tensor
-from firstline_gateway.executors.base import ModelKey, OnExecutor, Outcome, Probabilities
+from firstline_core.types import Array, ModelKey, Tensor
+from firstline_gateway.executors.base import OnExecutor, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from firstline_gateway.executors.base import ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.outliers import OutlierDetector, OutlierSettings
 

@@ -22,8 +22,8 @@ from firstline_core.errors import (
     LinkDownError,
     RemoteTimeoutError,
 )
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.settings.load import load

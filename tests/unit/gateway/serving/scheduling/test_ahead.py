@@ -16,8 +16,8 @@ from support.gateway import Doubler, request_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, NotReadyError
-from firstline_core.types import Array, InferRequest
-from firstline_gateway.executors.base import ModelKey, Probabilities
+from firstline_core.types import Array, InferRequest, ModelKey
+from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher

@@ -9,8 +9,8 @@ from support.gateway import GatedExecutor, request_of
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.telemetry.trace import CURRENT, received
-from firstline_core.types import AuditNote, InferRequest, TraceContext
-from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_core.types import AuditNote, InferRequest, ModelKey, TraceContext
+from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstline_core.runtime.batch_times import BatchTimes
 from firstline_gateway.executors.seating import Lane
-from firstline_gateway.models.batch_times import BatchTimes
 from firstline_gateway.serving.scheduling.course import Course, course
 
 

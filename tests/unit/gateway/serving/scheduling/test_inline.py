@@ -12,8 +12,8 @@ from support.gateway import GatedExecutor, doubled, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
-from firstline_core.types import AuditNote, Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome
+from firstline_core.types import AuditNote, ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.serving.scheduling.inline import TURN_S, WAITING_S

@@ -28,8 +28,8 @@ from firstline_core.errors import (
 )
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Tensor
-from firstline_gateway.executors.base import ModelKey, Outcome, Probabilities
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

@@ -1,0 +1,76 @@
+"""Metrics of the executors: their servers, batches, pace and energy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway.executors.base import EngineReport
+
+
+def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> None:
+    """Registers the metrics of the executors.
+
+    Args:
+        metrics: the registry of the gateway.
+        report: returns the current report; called for each scrape.
+    """
+    metrics.readings(
+        "server_up",
+        "1 while a server that runs models is asked; on a Ray cluster, the replicas.",
+        ("server",),
+        lambda: report().up,
+    )
+    metrics.readings(
+        "server_batches_total",
+        "Batches that a server had, by what became of them.",
+        ("server", "outcome"),
+        lambda: report().batches,
+        counts=True,
+    )
+    metrics.readings(
+        "server_repeats_total",
+        "Batches that were sent to one more server, and why.",
+        ("why",),
+        lambda: report().repeats,
+        counts=True,
+    )
+
+    metrics.readings(
+        "executor_up",
+        "1 while an executor, of several, is given batches; 0 while it is away or left alone.",
+        ("executor",),
+        lambda: {(each.name,): float(not each.problem) for each in report().executors},
+    )
+    metrics.readings(
+        "executor_batches_total",
+        "Batches that an executor had, by what became of them.",
+        ("executor", "outcome"),
+        lambda: {
+            (each.name, outcome): float(count) for each in report().executors for outcome, count in each.batches.items()
+        },
+        counts=True,
+    )
+    metrics.readings(
+        "executor_under_way",
+        "Batches that an executor has.",
+        ("executor",),
+        lambda: {(each.name,): float(each.under_way) for each in report().executors},
+    )
+    metrics.readings(
+        "executor_pace",
+        "What batches take there now, to what is usual there: 1 as usual, 3 three times as long.",
+        ("executor", "model", "version"),
+        lambda: {
+            (each.name, key.name, str(key.version)): model.pace
+            for each in report().executors
+            for key, model in each.models.items()
+        },
+    )
+    metrics.readings(
+        "executor_joules_total",
+        "What batches took there, as a profile or stated watts say; absent where neither does.",
+        ("executor",),
+        lambda: {(each.name,): each.energy_j for each in report().executors if each.energy_sources - {"absent"}},
+        counts=True,
+    )
