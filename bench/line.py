@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from figures import Figure, report
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline.demo import assets
 from firstline.demo.house import Device, House, Transport, house
 from firstline.demo.processes import mosquitto

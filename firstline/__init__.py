@@ -1,15 +1,15 @@
 """Firstline: a small model answers on the device, a full model answers for the rest.
 
-This package is the face: the client, the command line, the workbench and the demo.
+This package runs on the workstation: the Python client, the command line, the workbench, the console and the demo.
 """
 
 from __future__ import annotations
 
 from firstline import errors
-from firstline.async_client import AsyncClient
-from firstline.client import Client
-from firstline.many import Outcome
-from firstline.prediction import Prediction
+from firstline.client.async_client import AsyncClient
+from firstline.client.infer_many import Outcome
+from firstline.client.prediction import Prediction
+from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (
     Answer,

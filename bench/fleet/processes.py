@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline.demo.processes import tier
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError

@@ -10,7 +10,7 @@ from typing import Any
 
 from cryptography.utils import CryptographyDeprecationWarning
 
-from firstline.sse import EventReader
+from firstline.client.sse import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
 from firstline_core.processing.images import decode

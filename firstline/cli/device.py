@@ -14,7 +14,7 @@ import typer
 from firstline.cli import fleet_device
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
 from firstline.cli.when import date
-from firstline.fleet import open_fleet
+from firstline.fleet.client import open_fleet
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import DeviceState, Invitation
 from firstline_core.storage.secrets import read_secret

@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from firstline import wording
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.fleet import wording
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import Tag
 from firstline_core.hardware.words import catalogue_lines

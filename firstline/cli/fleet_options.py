@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline.fleet import Fleet, open_fleet
+from firstline.fleet.client import Fleet, open_fleet
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 

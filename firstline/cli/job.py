@@ -11,8 +11,8 @@ import typer
 
 from firstline.cli.device import CaOption
 from firstline.cli.output import Output, OutputOption, percent, print_json
-from firstline.client import Client
-from firstline.prediction import Prediction
+from firstline.client.prediction import Prediction
+from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.secrets import read_secret
 

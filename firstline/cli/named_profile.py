@@ -9,7 +9,7 @@ import msgspec
 from firstline.cli.fleet_options import fleet_at
 from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
-from firstline.profiles import Profiles
+from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.reading import read_profile

@@ -27,7 +27,7 @@ from firstline.cli.rollout_options import (
     said,
 )
 from firstline.cli.when import date
-from firstline.rollouts import Rollouts
+from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import CapacityError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Plan, RolloutSummary
 from firstline_core.telemetry.wording import counted

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from firstline.cli.output import progress
-from firstline.client import Client
+from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.device import gather_from_agent
 from firstline.workbench.evidence import Evidence, gather

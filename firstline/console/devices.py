@@ -14,7 +14,7 @@ from firstline.console.frame import Frame, put, text
 from firstline.console.listing import Following
 from firstline.console.table import Rows
 from firstline.console.watching import Watch
-from firstline.fleet import Fleet
+from firstline.fleet.client import Fleet
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 

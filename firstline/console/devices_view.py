@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firstline import wording
 from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page
+from firstline.fleet import wording
 from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 from firstline_core.fleet.twin import Update

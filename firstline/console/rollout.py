@@ -13,7 +13,7 @@ from firstline.console.commanding import Commands
 from firstline.console.frame import Frame, put, text
 from firstline.console.table import Rows
 from firstline.console.watching import Answer, Watch
-from firstline.fleet import Fleet
+from firstline.fleet.client import Fleet
 from firstline_core.fleet.rollout import Look, RolloutSummary
 from firstline_core.fleet.trail import Entry
 

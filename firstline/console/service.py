@@ -18,7 +18,7 @@ from firstline.console import devices, profiles, rollout, rollouts, tiers
 from firstline.console.access import Guard
 from firstline.console.settings import Settings
 from firstline.console.watching import Watch
-from firstline.fleet import Fleet, open_fleet
+from firstline.fleet.client import Fleet, open_fleet
 from firstline_core.errors import ConfigError
 
 _GATEWAY_S = 5.0  # a gateway that says nothing for so long is away

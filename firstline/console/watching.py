@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from firstline.fleet import Fleet
+from firstline.fleet.client import Fleet
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline.demo.processes import broker, tier
 from firstline.demo.wire import Wire
 from firstline_core.errors import ConfigError

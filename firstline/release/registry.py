@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from firstline import connection
+from firstline.client import connection
 from firstline.release.listing import File
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, NotFoundError, ProtocolError

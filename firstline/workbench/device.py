@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from firstline.client import Client
+from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence, full_model
 from firstline.workbench.measure import Progress

@@ -24,7 +24,7 @@ from support.broker import Broker, free_port
 from support.images import encode
 from support.installed import make_environment, outside, run
 
-from firstline.fleet import open_fleet
+from firstline.fleet.client import open_fleet
 
 pytestmark = pytest.mark.mosquitto
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline.demo import assets
 from firstline.demo.house import Device, House, Transport, house
 from firstline.workbench.dataset import open_dataset

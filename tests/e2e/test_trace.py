@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.line import line
 
-from firstline.client import Client
+from firstline.client.sync_client import Client
 from firstline.demo import assets
 from firstline.demo.house import Transport
 from firstline.workbench.dataset import open_dataset

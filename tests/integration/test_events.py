@@ -18,8 +18,8 @@ from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 from support.gateway import serving
 
+from firstline.client.sse import EventReader
 from firstline.demo.wire import Wire
-from firstline.sse import EventReader
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle

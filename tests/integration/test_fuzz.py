@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.line import Line, Tier, line
 
-from firstline import calls
+from firstline.client import calls
 from firstline_core.protocol.http_body import HEADER_LENGTH
 
 V2 = "/v2/models/digits/infer"

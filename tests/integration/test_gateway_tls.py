@@ -27,7 +27,7 @@ from support.keys import bearer, create_key
 from support.logs import captured_lines
 from support.site import Site, refusal, site
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_gateway.api.connection import door

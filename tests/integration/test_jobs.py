@@ -16,7 +16,7 @@ from support.databases import POSTGRESQL, PostgreSql, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, serving
 from support.keys import bearer, create_key, revoke_key
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
 from firstline_core.errors import (
     DeadlineExceededError,

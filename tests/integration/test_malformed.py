@@ -21,7 +21,7 @@ from PIL import Image
 from support.line import Line, Tier, line
 from support.raw_http import Answer, connection, exchange, head, read
 
-from firstline import calls
+from firstline.client import calls
 
 BODY_LIMIT_BYTES = 1_000_000
 MODEL = "/v2/models/digits"

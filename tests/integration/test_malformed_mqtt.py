@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from support.line import DEVICE, Line, line
 
-from firstline.async_client import AsyncClient
+from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import envelope

@@ -1,0 +1,248 @@
+"""Following one answer to its last word, over connections that drop. What both clients share, without their I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx
+import orjson
+
+from firstline.client import calls, connection
+from firstline.client.calls import Call
+from firstline.client.prediction import Prediction, prediction_from
+from firstline.client.sse import EventReader
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    LinkDownError,
+    ProtocolError,
+    RemoteTimeoutError,
+    RequestError,
+)
+from firstline_core.protocol import oip
+from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.protocol.http_errors import error_from
+from firstline_core.types import Answer, InferResponse, Status
+
+EVENT_STREAM_TYPE = "text/event-stream"
+DEFAULT_PATIENCE_S = 60.0
+
+# What may go better later; what else a server refuses, or says wrongly, it will do again.
+PASSING = (CapacityError, LinkDownError, RemoteTimeoutError)
+
+_CUT_SHORT = "The event stream ended before its last word."
+_BACKOFF_S = 0.5
+_BACKOFF_MAX_S = 5.0
+_RNG = random.Random()  # noqa: S311 (jitter)
+
+
+class Told(Protocol):
+    """What an event says: an `InferResponse` or a `Prediction`."""
+
+    @property
+    def answer(self) -> Answer | None: ...
+
+
+T = TypeVar("T", bound=Told)
+
+
+class Following(Generic[T]):
+    """One answer that is followed: what was seen of it, and how long to try again.
+
+    Args:
+        form: of the answers, as `?form=` takes it.
+        read: an event's data as that.
+        read_whole: the same for a server that does not stream.
+        patience_s: after which an unreachable server is given up (seconds).
+        request_id: of the answer; "" until the first event tells it.
+        first: the call to begin with, where it is not the one that asks for the events.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        read: Callable[[bytes], T],
+        read_whole: Callable[[httpx.Response], T],
+        patience_s: float,
+        *,
+        request_id: str = "",
+        first: Call | None = None,
+    ) -> None:
+        self._form = form
+        self._read = read
+        self._read_whole = read_whole
+        self._patience_s = patience_s
+        self._request_id = request_id
+        self._first = first
+        self._seen = 0
+        self._reader = EventReader()
+        self._failures = 0
+        self._failing_since_s: float | None = None
+        self.done = False
+
+    def next_call(self) -> Call:
+        """What to send now."""
+        first, self._first = self._first, None
+        self._reader = EventReader()
+        if first is not None:
+            return first
+        path = f"/firstline/v1/answers/{quote(self._request_id, safe='')}/events"
+        headers = {"Accept": EVENT_STREAM_TYPE, "Last-Event-ID": str(self._seen)}
+        return Call("GET", path, headers=headers, params={"form": self._form})
+
+    def connected(self, response: httpx.Response) -> bool:
+        """Whether events follow; otherwise the body is to be read and given to `whole`."""
+        kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if response.status_code == httpx.codes.OK and kind == EVENT_STREAM_TYPE:
+            self._failures, self._failing_since_s = 0, None
+            return True
+        return False
+
+    def whole(self, response: httpx.Response) -> list[T]:
+        """What a server said that does not stream: a refusal, or the last word, for it has no better one.
+
+        Raises:
+            FirstlineError: the server's own.
+        """
+        self.done = response.status_code == httpx.codes.NO_CONTENT
+        if self.done:
+            return []
+        told = self._read_whole(response)
+        self.done = True
+        return [told]
+
+    def heard(self, piece: bytes) -> list[T]:
+        """The answers that this piece of the stream completes, each once.
+
+        Raises:
+            FirstlineError: what came of a job, where that is no answer.
+            ProtocolError: the stream does not say what a Firstline server says.
+        """
+        found: list[T] = []
+        for event in self._reader.read(piece):
+            if event.id <= self._seen:
+                continue
+            if (refused := _refusal(event.data)) is not None:
+                self.done = True
+                raise refused
+            told = self._read(event.data)
+            if told.answer is None:
+                raise ProtocolError("An event's answer does not say how it came about.")
+            self._seen, self._request_id = event.id, told.answer.request_id
+            self.done = told.answer.status is not Status.PROVISIONAL
+            found.append(told)
+        return found
+
+    def wait_s(self, failure: FirstlineError) -> float:
+        """How long to wait before the next call, by exponential backoff with full jitter.
+
+        Args:
+            failure: why the stream ended before the last word.
+
+        Raises:
+            FirstlineError: it, where there is nothing yet to come back for, or patience is at its end.
+        """
+        now_s = time.monotonic()
+        self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
+        if not self._request_id or now_s - self._failing_since_s >= self._patience_s:
+            raise failure
+        drawn_s = full_jitter_s(_RNG, self._failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
+        self._failures += 1
+        return min(self._patience_s, failure.retry_after_s or 0.0) + drawn_s
+
+
+def of_tensors(request_id: str, patience_s: float) -> Following[InferResponse]:
+    """The answer under an id, as tensors."""
+    return Following("v2", _tensors, calls.read_infer, patience_s, request_id=request_id)
+
+
+def of_words(call: Call, patience_s: float) -> Following[Prediction]:
+    """The answer to a call that goes the short way, as a label."""
+    first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
+    return Following("short", _words, calls.read_prediction, patience_s, first=first)
+
+
+def _refusal(data: bytes) -> FirstlineError | None:
+    """The error that an event tells, of a job that was refused or failed."""
+    if not data.startswith(b'{"error":'):
+        return None
+    return error_from(httpx.codes.INTERNAL_SERVER_ERROR, data, {})
+
+
+def _tensors(data: bytes) -> InferResponse:
+    try:
+        return oip.decode_response(data, None)
+    except RequestError as error:
+        raise ProtocolError(f"The event stream does not say what a V2 server says. {error.message}") from error
+
+
+def _words(data: bytes) -> Prediction:
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError("The event stream has an event that is not JSON.") from error
+    if not isinstance(found, dict):
+        raise ProtocolError("The event stream has an event that is not a JSON object.")
+    return prediction_from(found, "The event stream")
+
+
+def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
+    """The answers as they come, until the last word.
+
+    Raises:
+        FirstlineError: the server refuses, or cannot be reached any more.
+    """
+    while not following.done:
+        failure: FirstlineError = LinkDownError(_CUT_SHORT)
+        call = following.next_call()
+        try:
+            with http.stream(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            ) as response:
+                if following.connected(response):
+                    for piece in response.iter_bytes():
+                        yield from following.heard(piece)
+                else:
+                    response.read()
+                    yield from following.whole(response)
+        except httpx.HTTPError as error:
+            failure = connection.link_error(error, str(http.base_url))
+        except PASSING as error:
+            if following.done:  # what came of a job: asking again gives the same
+                raise
+            failure = error
+        if not following.done:
+            time.sleep(following.wait_s(failure))
+
+
+async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> AsyncIterator[T]:
+    """`follow` for asyncio."""
+    while not following.done:
+        failure: FirstlineError = LinkDownError(_CUT_SHORT)
+        call = following.next_call()
+        try:
+            async with http.stream(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            ) as response:
+                if following.connected(response):
+                    async for piece in response.aiter_bytes():
+                        for told in following.heard(piece):
+                            yield told
+                else:
+                    await response.aread()
+                    for told in following.whole(response):
+                        yield told
+        except httpx.HTTPError as error:
+            failure = connection.link_error(error, str(http.base_url))
+        except PASSING as error:
+            if following.done:  # what came of a job: asking again gives the same
+                raise
+            failure = error
+        if not following.done:
+            await asyncio.sleep(following.wait_s(failure))

@@ -1,0 +1,348 @@
+"""Every call of the REST API as two pure halves: the request to send, and what its response means. No I/O.
+
+Both clients are thin over this, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import orjson
+from numpy.typing import ArrayLike
+
+from firstline.client import tracing
+from firstline.client.prediction import Prediction, prediction_from
+from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
+from firstline_core.protocol import http, http_body, oip
+from firstline_core.protocol import parameters as asked
+from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.tensors import shown
+from firstline_core.types import (
+    DATATYPES,
+    LOWEST_PRIORITY,
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Privacy,
+    RequestedOutput,
+    Route,
+    Tensor,
+    TensorSpec,
+    Wait,
+)
+
+_WAIT_S = 5
+_TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request before it is sent."""
+
+    method: str
+    path: str
+    content: bytes = b""
+    headers: Mapping[str, str] | None = None
+    params: Mapping[str, str] | None = None
+
+
+class Wishes(TypedDict, total=False):
+    """What a caller may ask of any request; any other name is a `TypeError`.
+
+    Attributes:
+        route: auto, edge or cloud.
+        privacy: any, or local_only for what must not leave the device.
+        wait: final, or first for the fastest usable answer.
+        timeout_ms: after which an answer is worth nothing; the edge then gives what it has.
+        priority: 1 goes first where a gateway is short of room, 3 last; 2 is the default.
+        traceparent: the trace that it belongs to (W3C Trace Context), such as the header of the request that you are
+            answering; without one, that of OpenTelemetry's current span, if your program has one.
+        tracestate: the header beside it.
+    """
+
+    route: Route | Literal["auto", "edge", "cloud"]
+    privacy: Privacy | Literal["any", "local_only"]
+    wait: Wait | Literal["final", "first"]
+    timeout_ms: float
+    priority: int
+    traceparent: str | None
+    tracestate: str | None
+
+
+def infer(
+    model: str,
+    inputs: Mapping[str, ArrayLike | bytes | Sequence[bytes]],
+    wishes: Wishes,
+    *,
+    version: str | int = "",
+    client_id: str = "",
+    outputs: Sequence[str] = (),
+) -> Call:
+    """A V2 request in binary.
+
+    Raises:
+        InvalidTensorError: an input is not an array that V2 can carry, or a wish is none that can be had.
+    """
+    _check_wishes(wishes)
+    if not isinstance(inputs, Mapping):
+        raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
+    if isinstance(outputs, str):
+        raise InvalidTensorError(f"outputs is the string {shown(outputs)}; give a list of names.")
+    for said, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
+        _check_text(said, name)
+    request = InferRequest(
+        model=model,
+        inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
+        request_id="",
+        id=client_id,
+        outputs=tuple(RequestedOutput(name) for name in outputs),
+        binary_output=True,
+        route=_choice(Route, "route", wishes.get("route", Route.AUTO)),
+        privacy=_choice(Privacy, "privacy", wishes.get("privacy", Privacy.ANY)),
+        wait=_choice(Wait, "wait", wishes.get("wait", Wait.FINAL)),
+        deadline_s=_timeout_s(wishes),
+        priority=_priority(wishes),
+    )
+    encoded = oip.encode_request(request, now_s=0.0)
+    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded) | _traced(wishes))
+
+
+def read_infer(response: httpx.Response) -> InferResponse:
+    """The tensors and what the answer says of itself."""
+    _check(response)
+    try:
+        return oip.decode_response(response.content, http_body.header_length(response.headers))
+    except (ProtocolError, RequestError) as error:
+        raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
+
+
+def as_job(call: Call) -> Call:
+    """The same request, whose answer is fetched later (RFC 7240)."""
+    return replace(call, headers={**(call.headers or {}), "Prefer": "respond-async"})
+
+
+def read_job(response: httpx.Response) -> str:
+    """The id to fetch the answer by.
+
+    Raises:
+        ProtocolError: the server answered at once: it takes no jobs.
+    """
+    if response.status_code != httpx.codes.ACCEPTED:
+        _check(response)
+        raise ProtocolError(f"{response.url} answered at once, for it takes no jobs; a gateway does.")
+    try:
+        return str(orjson.loads(response.content)["request_id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{response.url} did not say under which id it keeps the job.") from error
+
+
+def forget(job_id: str) -> Call:
+    """Has a gateway forget a job."""
+    return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}")
+
+
+def read_forgotten(response: httpx.Response) -> None:
+    _check(response)
+
+
+def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
+    """An encoded image, or JSON, as the body.
+
+    Raises:
+        InvalidTensorError: the file cannot be read, or a wish is none that can be had.
+    """
+    _check_wishes(wishes)
+    _check_text(model, "model")
+    try:
+        content = file if isinstance(file, bytes) else Path(file).read_bytes()
+    except OSError as error:
+        raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
+    params: dict[str, str] = {key: str(wishes[key]) for key in ("route", "privacy", "wait") if key in wishes}
+    timeout_s = _timeout_s(wishes)
+    if timeout_s is not None:
+        params["timeout"] = str(asked.timeout_us(timeout_s, now_s=0.0))
+    if "priority" in wishes:
+        params["priority"] = str(_priority(wishes))
+    path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
+    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(wishes), params)
+
+
+def read_prediction(response: httpx.Response) -> Prediction:
+    """The label, and what the answer says of itself.
+
+    Raises:
+        InvalidTensorError: the file held several rows, or the model is no classifier.
+    """
+    return prediction_from(_json(response), str(response.url))
+
+
+def answer(request_id: str) -> Call:
+    """The latest answer under an id, as tensors."""
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
+
+
+def answer_in_words(request_id: str) -> Call:
+    """The latest answer under an id, as a label."""
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
+
+
+def awaited(call: Call, left_s: float) -> Call:
+    """The same question, for which a gateway keeps the caller waiting a while (RFC 7240), at most for `left_s`."""
+    return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
+
+
+def metadata(model: str, version: str | int = "") -> Call:
+    return Call("GET", _v2(model, version))
+
+
+def read_metadata(response: httpx.Response) -> ModelMetadata:
+    """What the model takes and gives."""
+    found = _json(response)
+    try:
+        return ModelMetadata(
+            name=found["name"],
+            versions=tuple(found.get("versions", ())),
+            platform=found.get("platform", ""),
+            inputs=tuple(_spec(spec) for spec in found["inputs"]),
+            outputs=tuple(_spec(spec) for spec in found["outputs"]),
+            labels=tuple(found.get("labels", ())),
+        )
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
+
+
+def status() -> Call:
+    return Call("GET", "/firstline/v1/status")
+
+
+def read_status(response: httpx.Response) -> dict[str, Any]:
+    """What an agent says of itself."""
+    return _json(response)
+
+
+def ready() -> Call:
+    return Call("GET", "/v2/health/ready")
+
+
+def read_ready(response: httpx.Response) -> bool:
+    """False while the server says so; any other refusal is raised."""
+    if response.status_code == httpx.codes.BAD_REQUEST:
+        return False
+    _check(response)
+    return True
+
+
+def _v2(model: str, version: str | int) -> str:
+    path, said = f"/v2/models/{quote(model, safe='')}", str(version)
+    return f"{path}/versions/{quote(said, safe='')}" if said else path
+
+
+def _check_text(said: str, name: str) -> None:
+    try:
+        said.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidTensorError(f"{name} is {said!a:.80}, which is no text that can be sent; use a string.") from error
+
+
+def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
+    if isinstance(value, bytes):
+        value = [value]
+    if isinstance(value, list | tuple) and value and all(isinstance(element, bytes) for element in value):
+        elements = np.empty(len(value), dtype=np.object_)
+        elements[:] = value
+        return Tensor(name, elements)
+    try:
+        array = np.ascontiguousarray(value)
+    except ValueError as error:
+        raise InvalidTensorError(f"Input '{name}' is no array: {error}") from error
+    if array.dtype not in DATATYPES.values():
+        raise InvalidTensorError(
+            f"Input '{name}' has dtype {array.dtype}, which V2 cannot carry; "
+            f"use bytes or one of {', '.join(str(dtype) for dtype in DATATYPES.values())}."
+        )
+    return Tensor(name, array)
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
+
+
+def _check_wishes(wishes: Wishes) -> None:
+    # `privcy="local_only"` must not be passed over in silence.
+    for name in wishes:
+        if name not in Wishes.__annotations__:
+            raise TypeError(f"'{name}' is no wish; there are {', '.join(Wishes.__annotations__)}.")
+
+
+def _traced(wishes: Wishes) -> dict[str, str]:
+    return tracing.headers(wishes.get("traceparent"), wishes.get("tracestate"))
+
+
+def _timeout_s(wishes: Wishes) -> float | None:
+    if "timeout_ms" not in wishes:
+        return None
+    timeout_ms = wishes["timeout_ms"]
+    if not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
+        raise InvalidTensorError(
+            f"timeout_ms is {timeout_ms:g}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
+            "out for no deadline."
+        )
+    return timeout_ms / 1000
+
+
+def _priority(wishes: Wishes) -> int:
+    priority = wishes.get("priority", 0)
+    if priority not in range(LOWEST_PRIORITY + 1):
+        raise InvalidTensorError(f"priority is {priority}; use 1 (the highest) to {LOWEST_PRIORITY}, or leave it out.")
+    return priority
+
+
+def _spec(found: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(found["name"], found["datatype"], tuple(found["shape"]))
+
+
+def _check(response: httpx.Response) -> None:
+    if response.status_code == httpx.codes.OK:
+        return
+    if response.status_code == httpx.codes.ACCEPTED:
+        raise NotReadyError("The job is not answered yet; ask again in a moment.", retry_after_s=1.0)
+    error = error_from(response.status_code, response.content, response.headers)
+    # A proxy, or whatever else has this address, also says 404: that is no judgement of the request.
+    if type(error) in (RequestError, UnknownModelError, ProtocolError) and not _has_sentence(response.content):
+        raise ProtocolError(
+            f"{response.url} answered with HTTP status {response.status_code}, and not as a V2 server does; "
+            "is the address right?"
+        )
+    raise error
+
+
+def _has_sentence(body: bytes) -> bool:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and isinstance(found.get("error"), str)
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    _check(response)
+    try:
+        found = orjson.loads(response.content)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(f"{response.url} did not answer in JSON.") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"{response.url} did not answer with a JSON object.")
+    return found

@@ -1,0 +1,287 @@
+"""The synchronous client: `Client` for either tier. `async_client.py` is the same for asyncio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+from numpy.typing import ArrayLike
+
+from firstline.client import answer_stream, calls, tracing
+from firstline.client.answer_stream import DEFAULT_PATIENCE_S
+from firstline.client.calls import Call, Wishes
+from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
+from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_threads
+from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
+from firstline.client.prediction import Prediction
+from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError
+from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
+
+Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
+
+T = TypeVar("T")
+
+POLL_S = 0.1
+
+
+class Client(BaseClient[httpx.Client]):
+    """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
+
+    Args:
+        url: where the tier listens; this machine's agent by default.
+        token: for a tier that wants one; a gateway does.
+        timeout_s: the longest that the server may stay silent (seconds).
+        ca_file: whom to believe about a gateway with an authority of its own, its `authorities.pem`; this machine's
+            authorities by default.
+        socket: the Unix socket of this machine's agent (its `api.socket`), asked instead of the port in `url`.
+
+    Raises:
+        ConfigError: `url`, `token` or `ca_file` is none.
+
+    Every method raises the server's own error as its class in `firstline.errors`, and `LinkDownError`,
+    `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
+    """
+
+    _kind = httpx.Client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str | int = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> InferResponse:
+        """Runs the model on tensors.
+
+        Args:
+            model: the bundle's name.
+            inputs: by name; arrays with rows on the first axis, or bytes (one or a list) for encoded images.
+            version: "" for the current one.
+            id: your own, echoed.
+            outputs: those wanted; all by default.
+            **wishes: see `Wishes`.
+        """
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_infer(self._send(call))
+
+    def infer_many(
+        self,
+        model: str,
+        requests: Iterable[Inputs],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        ordered: bool = True,
+        patience_s: float = RETRY_PATIENCE_S,
+        on_progress: Progress | None = None,
+        **wishes: Unpack[Wishes],
+    ) -> Iterator[Outcome]:
+        """Runs the model on many requests; what goes wrong with one is its own outcome.
+
+        Args:
+            model: the bundle's name.
+            requests: the inputs of each; read no further ahead than what is in flight.
+            version: "" for the current one.
+            outputs: those wanted; all by default.
+            in_flight: requests at the same moment.
+            ordered: outcomes in the order of the requests, or as they come.
+            patience_s: how long one is sent again where the server has no room, or cannot be reached (seconds).
+            on_progress: told how many are done, after each.
+            **wishes: see `Wishes`.
+        """
+        traced = tracing.settled(wishes)  # the threads know nothing of this one's span
+        return in_threads(
+            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
+            requests,
+            in_flight=in_flight,
+            ordered=ordered,
+            patience_s=patience_s,
+            on_progress=on_progress,
+        )
+
+    def submit(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        version: str | int = "",
+        id: str = "",  # noqa: A002 (V2's own name)
+        outputs: Sequence[str] = (),
+        **wishes: Unpack[Wishes],
+    ) -> str:
+        """Hands a job in at a gateway: as `infer`, and the answer is fetched later with `result`.
+
+        Returns:
+            The job's id, once the gateway keeps it durably.
+        """
+        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        return calls.read_job(self._send(calls.as_job(call)))
+
+    def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
+        """Hands a job in: as `infer_file`, and the answer is fetched later with `result_file`."""
+        return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, wishes))))
+
+    def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """What came of a job of yours; waits for it.
+
+        Raises:
+            RemoteTimeoutError: it was not answered within `timeout_s`.
+            UnknownAnswerError: the gateway keeps none under this id for you.
+            FirstlineError: the job's own failure.
+        """
+        return self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
+
+    def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
+        """`result` in words, of a job that `submit_file` handed in."""
+        return self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
+
+    def forget(self, job_id: str) -> None:
+        """Has the gateway forget a job, and its answer; one that has not begun is not run."""
+        calls.read_forgotten(self._send(calls.forget(job_id)))
+
+    def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return read(self._send(calls.awaited(call, self.patient_s(end_s))))
+            except DeadlineExceededError:  # the job's
+                raise
+            except answer_stream.PASSING as error:
+                check_job(job_id, error, end_s, timeout_s)
+            time.sleep(POLL_S)
+
+    def infer_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        **wishes: Unpack[Wishes],
+    ) -> Prediction:
+        """Runs the model on one file and answers in words.
+
+        Args:
+            model: the bundle's name.
+            file: its path, or its content as bytes: an encoded image, or one row as JSON for a model of numbers.
+            **wishes: see `Wishes`.
+        """
+        call = calls.infer_file(model, file, wishes)
+        return calls.read_prediction(self._send(call))
+
+    def answer(self, request_id: str) -> InferResponse:
+        """The latest answer under a `request_id` of yours: the correction, once there is one. Agents keep answers.
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+        """
+        return calls.read_infer(self._send(calls.answer(request_id)))
+
+    def prediction(self, request_id: str) -> Prediction:
+        """`answer` in words: the label and its probability.
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+            InvalidTensorError: the request held several rows, or its model is no classifier.
+        """
+        return calls.read_prediction(self._send(calls.answer_in_words(request_id)))
+
+    def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
+        """Asks until the answer under an id is no longer provisional.
+
+        Returns:
+            The correction, or the provisional outputs with status `expired` where none could be had.
+
+        Raises:
+            RemoteTimeoutError: it still was after `timeout_s`.
+        """
+        end_s = time.monotonic() + timeout_s
+        while True:
+            found = self.answer(request_id)
+            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
+                return found
+            check_time(request_id, end_s, timeout_s)
+            time.sleep(POLL_S)
+
+    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
+        """The answer under a `request_id` of yours as it stands, then its last word as soon as an agent has it.
+
+        A connection that drops is taken up again: no answer is missed, and none comes twice.
+
+        Args:
+            request_id: of a provisional answer.
+            patience_s: after which an agent that cannot be reached is given up (seconds).
+
+        Raises:
+            UnknownAnswerError: none is kept under this id for you.
+        """
+        return answer_stream.follow(self._http, answer_stream.of_tensors(request_id, patience_s))
+
+    def stream_file(
+        self,
+        model: str,
+        file: str | Path | bytes,
+        *,
+        patience_s: float = DEFAULT_PATIENCE_S,
+        **wishes: Unpack[Wishes],
+    ) -> Iterator[Prediction]:
+        """Runs the model on one file in one call: the first usable answer, then a better one if there is to be one.
+
+        Args:
+            model: the bundle's name.
+            file: see `infer_file`.
+            patience_s: see `events`.
+            **wishes: see `Wishes`; `wait` is "first" unless you say otherwise.
+        """
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
+        return answer_stream.follow(self._http, answer_stream.of_words(call, patience_s))
+
+    def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
+        """What a model takes and gives."""
+        return calls.read_metadata(self._send(calls.metadata(model, version)))
+
+    def status(self) -> dict[str, Any]:
+        """How an agent is: its models, links, outbox and cache. A gateway has no such address."""
+        return calls.read_status(self._send(calls.status()))
+
+    def ready(self) -> bool:
+        """Whether the tier answers requests."""
+        return calls.read_ready(self._send(calls.ready()))
+
+    def _send(self, call: Call) -> httpx.Response:
+        try:
+            return self._http.request(
+                call.method, call.path, content=call.content, headers=call.headers, params=call.params
+            )
+        except httpx.HTTPError as error:
+            raise link_error(error, self.url) from error
+
+
+def check_job(job_id: str, error: FirstlineError, end_s: float, timeout_s: float) -> None:
+    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
+    if time.monotonic() >= end_s:
+        raise RemoteTimeoutError(
+            f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"
+        ) from error
+
+
+def check_time(request_id: str, end_s: float, timeout_s: float) -> None:
+    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
+    if time.monotonic() >= end_s:
+        raise RemoteTimeoutError(f"The answer {request_id} was still provisional after {timeout_s} s; ask again later.")

@@ -1,0 +1,102 @@
+"""Profiles in a gateway's keeping, and devices that are asked for one, over its REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import httpx
+
+from firstline.client import connection
+from firstline.fleet.request import send
+from firstline_core.errors import NotFoundError
+from firstline_core.fleet.profiles import (
+    PROFILES_PATH,
+    ProfileAsked,
+    ProfileEntry,
+    ProfilePage,
+    ProfileRequest,
+    ProfileRequests,
+    profile_path,
+    requests_path,
+)
+from firstline_core.profile.profile import LIMIT_BYTES, Profile, decode
+from firstline_core.protocol.http_errors import error_from
+
+_AT_ONCE = 200
+
+
+class Profiles:
+    """See `Fleet.profiles`. Each method raises `FirstlineError` with what the gateway said."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def all(self, bundle: str = "", machine: str = "") -> Iterator[ProfileEntry]:
+        """What is told of the profiles that are kept, by bundle, version and machine."""
+        after: str | None = ""
+        while after is not None:
+            page = self.page(after, bundle, machine)
+            yield from page.profiles
+            after = page.after
+
+    def page(self, after: str = "", bundle: str = "", machine: str = "", limit: int = _AT_ONCE) -> ProfilePage:
+        """The next ones after what the page before said; "" for the first."""
+        params = {"after": after, "bundle": bundle, "machine": machine, "limit": str(limit)}
+        return send(self._client, "GET", PROFILES_PATH, ProfilePage, params=params)
+
+    def get(self, bundle: str, version: int, machine: str) -> Profile:
+        """One, as it was measured."""
+        url = str(self._client.base_url).rstrip("/")
+        content = b""
+        try:
+            with self._client.stream("GET", _path(bundle, version, machine)) as reply:
+                for part in reply.iter_bytes():
+                    content += part
+                    if len(content) > LIMIT_BYTES:
+                        break
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, url) from error
+        if not reply.is_success:
+            raise error_from(reply.status_code, content, reply.headers)
+        return decode(content, f"What {url} answers")
+
+    def put(self, profile: Profile) -> ProfileEntry:
+        """Has one kept, in the place of the one before."""
+        path = _path(profile.bundle, profile.version, profile.machine)
+        return send(self._client, "PUT", path, ProfileEntry, profile)
+
+    def remove(self, bundle: str, version: int, machine: str) -> None:
+        """Has one forgotten."""
+        send(self._client, "DELETE", _path(bundle, version, machine), dict)
+
+    def requests(self, device: str) -> tuple[ProfileRequest, ...]:
+        """What a device is asked to measure, and how far it is."""
+        return send(self._client, "GET", _requests(device), ProfileRequests).requests
+
+    def ask(self, device: str, wanted: ProfileAsked) -> ProfileRequest:
+        """Asks a device to measure a bundle; where it is asked for that already, how far it is."""
+        return send(self._client, "POST", _requests(device), ProfileRequest, wanted)
+
+    def request(self, before: ProfileRequest) -> ProfileRequest:
+        """How a request stands by now.
+
+        Raises:
+            NotFoundError: somebody has taken it back, or asks for something else instead.
+        """
+        found = next((one for one in self.requests(before.device) if one.asked.id == before.asked.id), None)
+        if found is None:
+            raise NotFoundError(f"{before.device} is no longer asked for this profile of {before.asked.bundle}.")
+        return found
+
+    def cancel(self, device: str, bundle: str) -> None:
+        """Takes a request back."""
+        send(self._client, "DELETE", f"{_requests(device)}/{quote(bundle, safe='')}", dict)
+
+
+def _requests(device: str) -> str:
+    return requests_path(quote(device, safe=""))
+
+
+def _path(bundle: str, version: int, machine: str) -> str:
+    return profile_path(quote(bundle, safe=""), version, quote(machine, safe=""))

@@ -1,0 +1,55 @@
+"""One request to the fleet API: JSON in both directions, and the gateway's errors as exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from firstline.client import connection
+from firstline_core.errors import ProtocolError
+from firstline_core.protocol.http_errors import error_from
+
+T = TypeVar("T")
+
+
+def send(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    kind: type[T],
+    body: object = None,
+    *,
+    params: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> T:
+    """Sends one request and decodes the JSON answer.
+
+    Args:
+        client: of the gateway.
+        method: the HTTP method.
+        path: below the gateway's address.
+        kind: type of the answer.
+        body: to be encoded in JSON; None for no body.
+        params: of the query.
+        headers: in addition to the client's own.
+
+    Raises:
+        LinkDownError, RemoteTimeoutError: the gateway cannot be reached, or did not answer in time.
+        ProtocolError: the answer is not what a Firstline gateway sends.
+        FirstlineError: the error that the gateway answered with.
+    """
+    url = str(client.base_url).rstrip("/")
+    content = None if body is None else msgspec.json.encode(body)
+    try:
+        response = client.request(method, path, content=content, params=params, headers=headers)
+    except httpx.HTTPError as error:
+        raise connection.link_error(error, url) from error
+    if not response.is_success:
+        raise error_from(response.status_code, response.content, response.headers)
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error

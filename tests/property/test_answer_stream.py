@@ -1,0 +1,55 @@
+"""Wherever a stream breaks off, whoever follows it hears every answer once and in order."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import httpx
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline.client import answer_stream, calls
+from firstline_core.protocol import answer as answers
+from firstline_core.types import Answer, Reason, Status, Tier
+
+
+def event(number: int, status: Status) -> bytes:
+    answer = Answer("id", status, False, True, Tier.EDGE, Reason.REQUESTED, 0.5, "d")
+    words = {"label": "one", "probability": 0.5, "top": [], "model": "m", "version": "1"}
+    return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
+
+
+FIRST, LAST = event(1, Status.PROVISIONAL), event(2, Status.FINAL)
+
+
+@given(
+    drops=st.lists(st.integers(0, len(FIRST) + len(LAST)), max_size=6),
+    heartbeats=st.integers(0, 2),
+    ends=st.booleans(),
+)
+def test_every_answer_once(drops: list[int], heartbeats: int, ends: bool) -> None:
+    left = [len(FIRST), *drops]  # the call itself is not repeated, so its first answer comes through
+
+    class Broken(httpx.SyncByteStream):
+        def __init__(self, body: bytes, whole: bool) -> None:
+            self.body, self.whole = body, whole
+
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            yield self.body
+            if not self.whole and not ends:
+                raise httpx.ReadError("reset")
+
+    def server(request: httpx.Request) -> httpx.Response:
+        seen = int(request.headers.get("Last-Event-ID", "0"))
+        body = {0: FIRST, 1: b""}[seen] + b":\n\n" * heartbeats + LAST
+        taken = left.pop(0) if left else len(body)
+        stream = Broken(body[:taken], taken >= len(body))
+        return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=stream)
+
+    with (
+        patch.object(answer_stream, "_BACKOFF_S", 0.0),
+        httpx.Client(base_url="http://agent", transport=httpx.MockTransport(server)) as http,
+    ):
+        told = answer_stream.follow(http, answer_stream.of_words(calls.infer_file("m", b"x", {}), patience_s=10))
+        assert [found.answer.status for found in told] == [Status.PROVISIONAL, Status.FINAL]

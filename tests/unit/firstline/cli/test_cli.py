@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.bundle.store import open_bundle
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+_FILES = _DIGITS / "artefacts"
+_CREATE = [
+    "bundle", "create", "--name", "mine", "--labels", str(_DIGITS / "labels.txt"),
+    "--edge", str(_FILES / "edge.onnx"), "--full", str(_FILES / "full.onnx"),
+    "--preprocess", "decode:L,resize:8x8,scale:0:255", "--postprocess", "softmax",
+]  # fmt: skip
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert code != 2 or "Traceback" not in result.stderr
+    return result
+
+
+def _json(*arguments: object, code: int = 0) -> Any:
+    return msgspec.json.decode(_run(*arguments, "-o", "json", code=code).stdout)
+
+
+def test_from_model_files_to_figures(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    made = _json(*_CREATE, "--out", out, "--score", "margin", "--threshold", 0.5, "--bundle-version", 4)
+    assert (made["bundle"]["name"], made["bundle"]["version"], made["warnings"]) == ("mine", 4, [])
+    assert made["bundle"]["policy"] == {
+        "score": {"kind": "margin", "temperature": 1.0, "graph": None, "learned": None},
+        "threshold": 0.5,
+        "value": None,
+    }
+
+    shown = _json("bundle", "inspect", out)
+    assert shown == made["bundle"]
+    assert [model["digest"] for model in shown["models"]] == [m.digest for m in open_bundle(out).manifest.models]
+    assert shown["models"][0]["preprocess"] == "decode:L,resize:8x8:bilinear,scale:mean=0:std=255"
+
+    assert _json("bundle", "verify", out)["ok"] is True
+    figures = _json("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 50)
+    assert figures["samples"] == 50
+    assert figures["variants"][0]["tiered"]["accuracy"] > 0.9
+
+
+def test_text_says_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    assert "mine version 1, classification, 10 labels." in _run(*_CREATE, "--out", out).stdout
+    assert "full.onnx" in _run("bundle", "inspect", out).stdout
+    assert _run("bundle", "verify", out).stdout.count("ok ") == 4
+    text = _run("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 20).stdout
+    assert "20 images of heldout" in text
+    assert "without the network" in text
+    assert 'edge: AUROC 1.000 of the score for "edge disagrees with full".' in text
+
+
+def test_calibration_is_called_what_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    arguments = [*_CREATE, "--out", out, "--calibrate", _DIGITS / "calibration", "--target-disagreement", 0.02]
+    made = _json(*arguments)
+    assert made["calibration"]["certified"] is False
+    assert made["calibration"]["variants"][0]["disagreement"] <= 0.02
+    assert made["bundle"]["policy"] == made["calibration"]["policy"]
+    assert "not certified" in _run(*arguments, "--force").stdout
+
+
+def test_a_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'name = "mine"\nversion = 2\nlabels = "labels.txt"\npreprocess = "decode:L,resize:8x8,scale"\n'
+        'postprocess = "softmax"\n[full]\nfile = "artefacts/full.onnx"\n'
+    )
+    arguments = ["bundle", "create", "--recipe", recipe, "--models", _DIGITS, "--out", tmp_path / "bundle"]
+    assert _json(*arguments)["bundle"]["version"] == 2
+    assert "drop the flag" in _run(*arguments, "--name", "other", code=2).stderr
+
+
+def test_each_tier_may_have_its_own_steps(tmp_path: Path) -> None:
+    made = _json(*_CREATE, "--out", tmp_path / "b", "--edge-preprocess", "decode:L,resize:8x8:nearest,scale")
+    edge, full = made["bundle"]["models"]
+    assert "nearest" in edge["preprocess"]
+    assert "bilinear" in full["preprocess"]
+
+
+def test_variants_may_be_named(tmp_path: Path) -> None:
+    named = f"tiny={_FILES / 'edge_int8.tflite'}"
+    made = _json(*_CREATE, "--out", tmp_path / "b", "--edge", named)
+    assert [model["id"] for model in made["bundle"]["models"]] == ["edge-onnx-fp32", "tiny", "full"]
+
+
+def test_warnings_go_to_stderr(tmp_path: Path) -> None:
+    result = _run(*_CREATE, "--out", tmp_path / "b", "--full-postprocess", "", "-o", "json")
+    assert "Warning: full.onnx: the outputs of a trial run do not look like probabilities" in result.stderr
+    assert len(msgspec.json.decode(result.stdout)["warnings"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["evaluate"], "Missing argument 'BUNDLE'"),
+        (["evaluate", "/nowhere", "--data", "/nowhere"], "/nowhere is not a bundle"),
+        (["evaluate", _DIGITS / "bundle", "--data", "/nowhere"], "/nowhere/labels.csv cannot be read"),
+        (["bundle", "create", "--out", "x"], "needs --name"),
+        (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
+        ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
+        ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
+        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is no score"),
+        (
+            [*_CREATE, "--out", "x", "--threshold", "nan"],
+            "The threshold nan does not do: max_probability is fr",
+        ),
+        ([*_CREATE, "--out", "x", "--threshold", "7", "--score", "margin"], "margin is from 0 to 1"),
+        ([*_CREATE, "--out", "x", "--temperature", "inf"], "The temperature inf does not do"),
+        (
+            [*_CREATE, "--out", "x", "--full-preprocess", "decode:L,scale:nan:1"],
+            "'scale:mean=nan:std=1' makes no",
+        ),
+        ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' does not do"),
+        (
+            ["bundle", "create", "--out", "x", "--recipe", "nope.toml"],
+            "name another with --recipe",
+        ),
+        (["bundle", "verify", "/nowhere"], "/nowhere is not a bundle"),
+    ],
+)
+def test_wrong_usage_is_a_sentence_and_exit_code_2(arguments: list[object], said: str) -> None:
+    result = _run(*arguments, code=2)
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_verify_fails_on_changed_bytes(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    _run(*_CREATE, "--out", out)
+    (out / "full.onnx").unlink()  # absent is no failure: a device does not need it
+    assert {check["what"]: check["outcome"] for check in _json("bundle", "verify", out)["checks"]} == {
+        "files": "ok",
+        "model edge": "ok",
+        "model full": "absent",
+        "score": "ok",
+    }
+    (out / "edge.onnx").write_bytes(b"x" * (out / "edge.onnx").stat().st_size)
+    found = _json("bundle", "verify", out, code=1)
+    assert found["ok"] is False
+    assert "sha256" in found["checks"][0]["detail"]
+    assert "sha256" in _run("evaluate", out, "--data", _DIGITS / "heldout", code=1).stderr
+
+
+def test_as_a_process() -> None:
+    arguments = ["evaluate", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--limit", "20", "-o", "json"]
+    done = subprocess.run([sys.executable, "-m", "firstline", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert msgspec.json.decode(done.stdout)["samples"] == 20
+    wrong = subprocess.run(
+        [sys.executable, "-m", "firstline", "bundle", "inspect", "/nowhere"], capture_output=True, text=True
+    )
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.splitlines() == [
+        "/nowhere is not a bundle: it has no manifest.json (make one: firstline bundle create)."
+    ]
+
+
+@pytest.mark.parametrize("absent", ["typer", "rich"])
+def test_without_the_workbench_extra(absent: str) -> None:
+    code = f"import sys; sys.modules[{absent!r}] = None; from firstline.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "The firstline command needs more than the client library: install firstline[workbench]."
+    ]

@@ -1,0 +1,202 @@
+"""`firstline profile` and `edge-agent profile`: where a profile lies, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.bundles import variant_bundle
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.accuracy import accuracies_on
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import figures
+from firstline.workbench.measure import measure
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.profile import encode
+from firstline_core.profile.reading import read_profile
+from firstline_edge.__main__ import main as edge_agent
+
+DIGITS = Path(__file__).parents[4] / "models/digits"
+POINTS = Wanted(threads=(1,), batches=(1,), total_s=0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle, and its profile as the workbench keeps it: the commands have nothing left to measure."""
+    folder = tmp_path_factory.mktemp("cli")
+    bundle = variant_bundle(folder / "bundle", "small", name="two")
+    path = folder / "profiles" / "two@bench.json"
+    found = measure_profile(bundle, path, POINTS, machine="bench")
+    # As if there had been as much time for each as a default profile of so few points gives.
+    path.write_bytes(encode(replace(found, points=tuple(replace(one, given_s=5.0) for one in found.points))))
+    (folder / "state" / "profiles").mkdir(parents=True)
+    (folder / "state" / "profiles" / "two.json").write_bytes(path.read_bytes())
+    return folder
+
+
+def test_the_workbench_prints_the_profile_that_lies_beside_the_bundle(folder: Path) -> None:
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options, "-o", "json"])
+    assert found.exit_code == 0, found.output
+    assert [point["key"]["variant"] for point in json.loads(found.stdout)["points"]] == ["small", "full"]
+    text = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options])
+    assert "small: loads in " in text.stdout and "a query moves " in text.stdout and " of weights" in text.stdout
+    assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
+
+
+def test_threads_that_are_no_numbers_are_refused(folder: Path) -> None:
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), "--threads", "many"])
+    assert found.exit_code == 2
+    assert "--threads many is no list of numbers" in found.output
+
+
+@pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])
+def test_a_name_that_no_folder_can_have_is_refused_in_a_sentence(more: list[str]) -> None:
+    found = CliRunner().invoke(app, ["profile", "n" * 300, *more])
+    assert found.exit_code == 2 and "n" * 30 in found.output
+
+
+def test_a_damaged_profile_is_set_aside_and_the_machine_measured_anew(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bundle", tmp_path / "bundle")
+    path = tmp_path / "profiles" / "two@bench.json"
+    path.parent.mkdir()
+    path.write_bytes(b"{half of it")
+    options = ["--quick", "--variant", "small", "--threads", "1", "--batches", "8", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
+    assert found.exit_code == 0, found.output
+    assert "set aside as two@bench.json.damaged" in found.stderr
+    written = read_profile(path)
+    assert written is not None and [one.key.batch for one in written.points] == [8]
+
+
+@pytest.mark.parametrize("by", ["name", "folder"])
+def test_the_device_keeps_it_in_its_state(
+    folder: Path, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "two" if by == "name" else str(folder / "bundle")
+    there = ["--set", f"agent.state_dir={folder / 'state'}", "--set", f'models.directories=["{folder / "bundle"}"]']
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", said, *there, "--threads", "1", "--batches", "1"])
+    assert edge_agent() == 0
+    assert f"Written: {folder}/state/profiles/two.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["three", "n" * 300])
+def test_a_model_that_the_device_does_not_have_is_named(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--set", f'models.directories=["{folder / "bundle"}"]']
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", name, *there])
+    assert edge_agent() == 2
+    assert "no model of models.directories, which has: two" in capsys.readouterr().err
+
+
+def _right(folder: Path) -> None:
+    """Has the bundle say how many answers are right; digests of models stay as they were."""
+    path = folder / "bundle" / "manifest.json"
+    said = json.loads(path.read_text())
+    for model, share in ((said["edge"][0], 0.9), (said["full"], 0.95)):
+        model["measured"] = {"accuracy": share}
+    path.write_text(json.dumps(said))
+
+
+def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    _right(own)
+    profile = own / "profiles" / "two@bench.json"
+    other = tmp_path / "board.json"
+    other.write_bytes(profile.read_bytes().replace(b'"machine":"bench"', b'"machine":"board"'))
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    pictures = [tmp_path / "one.svg", tmp_path / "both.svg", tmp_path / "both.png"]
+    for picture, more in zip(pictures, ([], ["--beside", str(other)], ["--beside", str(other)]), strict=True):
+        found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options, "--draw", str(picture), *more])
+        assert found.exit_code == 0, found.output
+        assert f"Drawn: {picture}" in found.stdout
+    assert "95.00 % +" in found.stdout  # nothing is as right as the full model
+    assert "on the Pareto front of latency and accuracy" in found.stdout
+    one, both, png = (picture.read_bytes() for picture in pictures)
+    assert one.count(b"<svg") == both.count(b"<svg") == 1 and png.startswith(b"\x89PNG")
+    assert b"board" not in one and b"board" in both
+
+
+def test_a_picture_without_points_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "bundle", tmp_path / "bundle")
+    _right(tmp_path)
+    options = ["--batches", "8", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
+    assert found.exit_code == 2 and "let --batches have 1" in found.output
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_what_was_measured_is_printed_whatever_becomes_of_the_picture(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    _right(own)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("firstline.workbench.pareto.write_whole", full)
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(own / "bundle"), *options])
+    assert found.exit_code == 2 and "front.svg cannot be written: No space left" in found.output
+    assert "95.00 % +" in found.stdout and "Written: " in found.stdout
+
+
+def test_right_answers_are_counted_on_labelled_images_where_the_manifest_says_nothing(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DIGITS / "bundle", bundle)
+    said = json.loads((bundle / "manifest.json").read_text())
+    for model in (*said["edge"], said["full"]):
+        model["measured"] = {}
+    (bundle / "manifest.json").write_text(json.dumps(said))
+    options = ["--threads", "1", "--batches", "1", "--quick", "--variant", "edge-onnx", "--machine", "bench"]
+    counting = ["--data", str(DIGITS / "heldout"), "--limit", "60", "--draw", str(tmp_path / "front.svg")]
+    found = CliRunner().invoke(app, ["profile", str(bundle), *options, *counting])
+    assert found.exit_code == 0, found.output
+    assert "Accuracy is counted on 60 images" in found.stderr
+    evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
+    assert f"{100 * evaluated.variants[0].edge.accuracy:.2f} % +" in found.stdout
+    assert (tmp_path / "front.svg").read_bytes().count(b"<svg") == 1
+
+
+def test_a_model_that_does_not_load_here_has_no_accuracy(tmp_path: Path) -> None:
+    shutil.copytree(DIGITS / "bundle", tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    first = bundle.manifest.edge[0]
+    bundle.file(first.artefact).write_bytes(b"no model")
+    dataset = open_dataset(DIGITS / "heldout", 10)
+    found = accuracies_on(bundle, dataset)
+    assert first.digest not in found and found
+    with pytest.raises(ConfigError, match=r"No model of .* loads here"):
+        accuracies_on(bundle, dataset, (first.id,))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--draw", "front.gif"], "let its name end with .svg or .png"),
+        (["--draw", "front.svg"], "count right answers with --data DIR"),
+        (["--limit", "5"], "--limit counts the images of --data"),
+        (["--data", "missing"], "missing/labels.csv cannot be read"),
+        (["--beside", "other.json"], "say --draw FILE too"),
+        (["--draw", "/nowhere/at/all/front.svg"], "there is no folder /nowhere/at/all"),
+        (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
+        (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(folder: Path, options: list[str], said: str) -> None:
+    known = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *known, *options])
+    assert found.exit_code == 2
+    assert said in " ".join(found.output.split())

@@ -1,0 +1,71 @@
+"""`firstline rollout get --watch` through a gateway's restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+from msgspec.structs import replace
+
+from firstline.cli import rollout
+from firstline.fleet.rollouts import Rollouts
+from firstline_core.errors import LinkDownError, StoreUnavailableError, UnauthorizedError
+from firstline_core.fleet.rollout import RolloutSummary
+
+RUNNING = RolloutSummary(
+    id="r1",
+    bundle="digits",
+    version=2,
+    state="running",
+    stage=0,
+    phase="installing",
+    sentence="Stage 1 of 1 begins.",
+    revision=1,
+    devices={"told": 2},
+    control=1,
+    consequences={},
+    definition={},
+    stages=1,
+    created_by="ops",
+    created_s=0.0,
+    approved_by="",
+    superseded_by="",
+)
+
+
+class Said:
+    """A gateway's answers, one after the other."""
+
+    def __init__(self, *answers: RolloutSummary | Exception) -> None:
+        self._answers: Iterator[RolloutSummary | Exception] = iter(answers)
+
+    def get(self, rollout: str) -> RolloutSummary:
+        assert rollout == "r1"
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "_LOOK_S", 0.0)
+
+
+def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    away, full = LinkDownError("The gateway is away."), StoreUnavailableError("Its store is away.")
+    said = Said(away, away, full, RUNNING, replace(RUNNING, state="completed"))
+    assert rollout._watched(cast(Rollouts, said), RUNNING).state == "completed"
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(".")[0] for line in lines] == [
+        "running: Stage 1 of 1 begins",
+        "The gateway is away",
+        "Its store is away",
+        "running: Stage 1 of 1 begins",
+    ]
+
+
+def test_who_may_no_longer_ask_is_told_so() -> None:
+    with pytest.raises(UnauthorizedError):
+        rollout._watched(cast(Rollouts, Said(UnauthorizedError("The key was revoked."))), RUNNING)

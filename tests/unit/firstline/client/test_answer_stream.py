@@ -1,0 +1,158 @@
+"""Following an answer over a server that streams, breaks off, refuses or says nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from firstline.client import answer_stream, calls
+from firstline_core.errors import FirstlineError, ProtocolError, QueueFullError, UnknownAnswerError
+from firstline_core.protocol import answer as answers
+from firstline_core.protocol.http import error_reply
+from firstline_core.types import Answer, Reason, Status, Tier
+
+EVENTS = "/firstline/v1/answers/id/events"
+URL = "http://agent"
+
+Script = list[Callable[[httpx.Request], httpx.Response]]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "_BACKOFF_S", 0.0)
+
+
+def event(number: int, status: Status, label: str = "one") -> bytes:
+    answer = Answer("id", status, False, True, Tier.EDGE, Reason.LINK_DOWN, 0.5, "d")
+    words = {"label": label, "probability": 0.5, "top": [], "model": "m", "version": "1"}
+    return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
+
+
+def streaming(*pieces: bytes | httpx.HTTPError) -> Callable[[httpx.Request], httpx.Response]:
+    class Pieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for piece in pieces:
+                if isinstance(piece, httpx.HTTPError):
+                    raise piece
+                yield piece
+
+        async def __aiter__(self) -> Any:
+            for piece in self:
+                yield piece
+
+    return lambda _: httpx.Response(200, headers={"Content-Type": "text/event-stream"}, stream=Pieces())
+
+
+def refusing(error: FirstlineError) -> Callable[[httpx.Request], httpx.Response]:
+    reply = error_reply(error)
+    return lambda _: httpx.Response(reply.status, headers=reply.headers, content=reply.body)
+
+
+class Server:
+    """Answers call by call as its script says."""
+
+    def __init__(self, *script: Callable[[httpx.Request], httpx.Response]) -> None:
+        self.script = list(script)
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request)
+        return self.script.pop(0)(request)
+
+
+@pytest.fixture(params=["sync", "async"])
+def followed(request: pytest.FixtureRequest) -> Callable[..., list[tuple[Status, str]]]:
+    """Follows a short call to its end with one of the two drivers."""
+
+    def follow(server: Server, patience_s: float = 10.0) -> list[tuple[Status, str]]:
+        found = answer_stream.of_words(calls.infer_file("m", b"x", {"wait": "first"}), patience_s)
+        transport = httpx.MockTransport(server)
+        if request.param == "sync":
+            with httpx.Client(base_url=URL, transport=transport) as http:
+                return [(told.answer.status, told.label) for told in answer_stream.follow(http, found)]
+
+        async def all_told() -> list[tuple[Status, str]]:
+            async with httpx.AsyncClient(base_url=URL, transport=transport) as http:
+                return [(told.answer.status, told.label) async for told in answer_stream.follow_async(http, found)]
+
+        return asyncio.run(all_told())
+
+    return follow
+
+
+Follow = Callable[..., list[tuple[Status, str]]]
+BOTH = [(Status.PROVISIONAL, "one"), (Status.FINAL, "two")]
+
+
+def test_one_call_gives_both(followed: Follow) -> None:
+    server = Server(streaming(event(1, Status.PROVISIONAL), b":\n\n", event(2, Status.FINAL, "two")))
+    assert followed(server) == BOTH
+    (asked,) = server.asked
+    assert (asked.method, asked.headers["Accept"], asked.url.params["wait"]) == ("POST", "text/event-stream", "first")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        streaming(event(1, Status.PROVISIONAL), b"id: 2\nda"),
+        streaming(event(1, Status.PROVISIONAL), httpx.ReadError("reset")),
+        streaming(event(1, Status.PROVISIONAL), httpx.RemoteProtocolError("incomplete chunked read")),
+        streaming(event(1, Status.PROVISIONAL), httpx.ReadTimeout("silent")),
+    ],
+)
+def test_a_dropped_connection_is_taken_up_where_it_was(followed: Follow, broken: Any) -> None:
+    full = refusing(QueueFullError("Too many streams."))
+    repeated = streaming(event(1, Status.PROVISIONAL), event(2, Status.FINAL, "two"))
+    server = Server(broken, full, streaming(b":\n\n"), repeated)
+    assert followed(server) == BOTH
+    again = server.asked[1:]
+    assert len(again) == 3
+    assert {(asked.method, asked.url.path, asked.headers["Last-Event-ID"]) for asked in again} == {("GET", EVENTS, "1")}
+    assert {asked.url.params["form"] for asked in again} == {"short"}
+
+
+def test_before_the_first_answer_nothing_is_tried_twice(followed: Follow) -> None:
+    """The request may have been answered: whether to send it again is the caller's to say."""
+    server = Server(streaming(b":\n\n", httpx.ReadError("reset")))
+    with pytest.raises(FirstlineError, match="cannot be reached"):
+        followed(server)
+    assert len(server.asked) == 1
+
+
+def test_a_refusal_is_raised_at_once(followed: Follow) -> None:
+    server = Server(streaming(event(1, Status.PROVISIONAL)), refusing(UnknownAnswerError("Gone.")))
+    with pytest.raises(UnknownAnswerError, match="Gone"):
+        followed(server)
+
+
+def test_patience_has_an_end(followed: Follow) -> None:
+    server = Server(streaming(event(1, Status.PROVISIONAL)), refusing(QueueFullError("Too many streams.")))
+    with pytest.raises(FirstlineError):
+        followed(server, patience_s=0.0)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("stream", "fault"),
+    [(b"<html>\n\n", "field"), (b"id: 1\ndata: [\n\n", "not JSON"), (b"id: 1\ndata: 1\n\n", "not a JSON object")],
+)
+def test_nonsense_is_not_asked_for_again(followed: Follow, stream: bytes, fault: str) -> None:
+    server = Server(streaming(event(1, Status.PROVISIONAL), stream.replace(b"id: 1", b"id: 2")))
+    with pytest.raises(ProtocolError, match=fault):
+        followed(server)
+
+
+def test_a_server_that_does_not_stream_has_said_its_last_word(followed: Follow) -> None:
+    body = event(2, Status.FINAL, "two").removeprefix(b"id: 2\ndata: ").strip()
+    server = Server(lambda _: httpx.Response(200, headers={"Content-Type": "application/json"}, content=body))
+    assert followed(server) == BOTH[1:]
+
+
+def test_who_has_seen_all_hears_no_more(followed: Follow) -> None:
+    server = Server(streaming(event(1, Status.PROVISIONAL)), lambda _: httpx.Response(204))
+    assert followed(server) == BOTH[:1]

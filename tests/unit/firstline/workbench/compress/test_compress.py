@@ -1,0 +1,450 @@
+from __future__ import annotations
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.onnx_models import write_graph
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.compress import sensitivity, techniques
+from firstline.workbench.compress.judge import Figures
+from firstline.workbench.compress.loss import most_lost
+from firstline.workbench.compress.making import free_name
+from firstline.workbench.compress.parts import parted
+from firstline.workbench.compress.pruning import pairs, prune
+from firstline.workbench.compress.reconstruction import reconstruct
+from firstline.workbench.compress.student import Lesson, student
+from firstline.workbench.compress.writing import Preference, in_order
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.inspect import verify
+from firstline.workbench.precision import precision_of
+from firstline_core.bundle.golden import read_golden
+from firstline_core.bundle.manifest import encode_manifest, valid_certificate
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import Modelled
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.storage.artefact import Artefact
+
+_DIGITS = Path(__file__).parents[5] / "models/digits"
+_HELDOUT = _DIGITS / "heldout"
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["compress", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def _residual(path: Path, channels: int = 16) -> Path:
+    """Images [n, 3, 8, 8] to two logits, by one residual block of convolutions."""
+    random = np.random.default_rng(0)
+    shapes = {"stem": (channels, 3), "first": (channels, channels), "second": (channels, channels)}
+    weights = []
+    for name, shape in shapes.items():
+        kernel = random.normal(0, 0.2, (*shape, 3, 3)).astype(np.float32)
+        weights += [numpy_helper.from_array(kernel, f"{name}.w")]
+        weights += [numpy_helper.from_array(random.normal(0, 0.1, shape[0]).astype(np.float32), f"{name}.b")]
+    weights += [numpy_helper.from_array(random.normal(0, 1, (2, channels)).astype(np.float32), "fc.w")]
+    weights += [numpy_helper.from_array(np.zeros(2, np.float32), "fc.b")]
+
+    def convolution(given: str, name: str) -> Any:
+        return helper.make_node("Conv", [given, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
+
+    nodes = [
+        convolution("x", "stem"),
+        helper.make_node("Relu", ["stem"], ["r0"]),
+        convolution("r0", "first"),
+        helper.make_node("Relu", ["first"], ["r1"]),
+        convolution("r1", "second"),
+        helper.make_node("Add", ["second", "r0"], ["sum"]),
+        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "fc.w", "fc.b"], ["logits"], transB=1),
+    ]
+    return write_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
+        weights,
+    )
+
+
+def _said(path: Path, rows: Any) -> Any:
+    runtime = OnnxRuntime(path, providers=(CPU,), threads=1)
+    found = runtime.run({runtime.inputs[0].name: rows})[runtime.outputs[0].name]
+    runtime.close()
+    return found
+
+
+def _images(count: int, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).normal(0, 1, (count, 3, 8, 8)).astype(np.float32)
+
+
+def test_the_parts_have_nothing_in_common() -> None:
+    dataset = open_dataset(_HELDOUT)
+    parts = parted(dataset, 3)
+    files = [{sample.file for sample in part.samples} for part in (parts.make, parts.judge, parts.certify)]
+    assert [len(part) for part in files] == [300, 120, 179]
+    assert len(set.union(*files)) == len(dataset)
+    assert parted(dataset, 3) == parts
+    assert parted(dataset, 4) != parts
+    with pytest.raises(ConfigError, match="give 100 or more"):
+        parted(open_dataset(_HELDOUT, 60))
+
+
+def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> None:
+    names = [*(f"{number}.png" for number in range(120)), "./7.png"]
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
+        parted(open_dataset(tmp_path))
+
+
+def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{at}.png,0\n" for at in range(120)))
+    for at in range(120):
+        (tmp_path / f"images/{at}.png").write_bytes(f"image {at if at != 70 else 7}".encode())
+    with pytest.raises(
+        ConfigError, match=r"labels\.csv:72 names '70\.png', which is byte for byte '7\.png' of line 9; an"
+    ):
+        parted(open_dataset(tmp_path))
+    (tmp_path / "images/70.png").write_bytes(b"another")
+    assert len(parted(open_dataset(tmp_path)).make) == 60
+
+
+def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
+    source, ready = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx"
+    nodes = techniques.prepared(source, ready)
+    assert len(nodes) == len(set(nodes)) == 4
+    rows = _images(40)
+    wanted = _said(source, rows)
+    made = {name: tmp_path / f"{name}.onnx" for name in (*techniques.PLAIN, "static-int8")}
+    for name, make in techniques.PLAIN.items():
+        make(ready, made[name])
+    techniques.static_int8(ready, made["static-int8"], rows)
+    for name, file in made.items():
+        assert np.abs(_said(file, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean(), name
+        assert file.stat().st_size < source.stat().st_size
+    assert precision_of(made["int8-weights"], "onnx") == "int8"
+
+    some = tmp_path / "some.onnx"
+    techniques.static_int8(ready, some, rows[:20], exclude=nodes[:2])
+    kinds = {tensor.name: tensor.data_type for tensor in onnx.load(some).graph.initializer}
+    assert kinds["stem.w"] == kinds["first.w"] == TensorProto.FLOAT
+    assert TensorProto.INT8 in kinds.values()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool) -> None:
+    source, ready, made = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "made.onnx"
+    model = onnx.load(source)
+    model.opset_import[0].version = 11
+    if listed:  # weights are among the inputs, as they had to be
+        model.ir_version = 3
+        model.graph.input.extend(
+            helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)) for one in model.graph.initializer
+        )
+    onnx.save(model, source)
+    nodes, rows = techniques.prepared(source, ready), _images(20)
+    wanted = _said(ready, rows)
+    for make in (*techniques.PLAIN.values(), lambda file, out: techniques.static_int8(file, out, rows)):
+        make(ready, made)
+        assert np.abs(_said(made, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean()
+        assert made.stat().st_size < ready.stat().st_size
+    assert len(nodes) == 4
+
+
+def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
+    said = _said(_residual(tmp_path / "m.onnx"), _images(80))
+    model = onnx.load(tmp_path / "m.onnx")
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    spread = numpy_helper.to_array(constants["fc.w"]).copy()
+    spread[:, 0] += 400  # both classes alike; eight bits then have no step left for what tells them apart
+    even = np.array([0, np.median(said[:, 0] - said[:, 1])], np.float32)
+    constants["fc.w"].CopyFrom(numpy_helper.from_array(spread, "fc.w"))
+    constants["fc.b"].CopyFrom(numpy_helper.from_array(even, "fc.b"))
+    onnx.save(model, tmp_path / "m.onnx")
+    ready = tmp_path / "ready.onnx"
+    nodes = techniques.prepared(tmp_path / "m.onnx", ready)
+    rows = _images(80)
+    told: list[tuple[int, int]] = []
+    left_out = sensitivity.excluded(
+        ready, nodes, rows[:30], rows[30:], tmp_path, progress=lambda *done: told.append(done)
+    )
+    assert left_out == (next(node for node in nodes if node.startswith("Gemm")),)
+    assert told[-1] == (4, 4)
+
+
+def test_what_was_cut_is_mended(tmp_path: Path) -> None:
+    source = onnx.load(_residual(tmp_path / "m.onnx"))
+    assert [(first.output[0], second.output[0]) for first, second in pairs(source.graph)] == [("first", "second")]
+    pruned, cut = prune(source, 0.5)
+    shapes = {tensor.name: list(tensor.dims) for tensor in pruned.graph.initializer}
+    assert cut == 1
+    assert (shapes["first.w"], shapes["first.b"], shapes["second.w"]) == ([8, 16, 3, 3], [8], [16, 8, 3, 3])
+    assert shapes["stem.w"] == [16, 3, 3, 3]  # others add to it
+    mended = reconstruct(pruned, source, _images(60))
+    wanted = _said(tmp_path / "m.onnx", rows := _images(60, seed=2))
+    wrong = {}
+    for name, model in (("pruned", pruned), ("mended", mended)):
+        onnx.save(model, tmp_path / "cut.onnx")
+        wrong[name] = float(np.square(_said(tmp_path / "cut.onnx", rows) - wanted).mean())
+    assert wrong["mended"] < 0.5 * wrong["pruned"]
+    with pytest.raises(ConfigError, match="above 0 to 1"):
+        prune(source, 0)
+
+
+def test_a_student_without_epochs_needs_no_training(tmp_path: Path) -> None:
+    told = student(
+        _residual(tmp_path / "m.onnx"),
+        tmp_path / "student.onnx",
+        _images(40),
+        Lesson(keep=0.5, epochs=0),
+        options=RuntimeOptions(),
+    )
+    assert told == {"keep": "0.5", "pruned_pairs": "1", "rows": "40", "epochs": "0"}
+    assert (tmp_path / "student.onnx").stat().st_size < 0.8 * (tmp_path / "m.onnx").stat().st_size
+
+
+def test_what_a_student_starts_as_asks_for_its_teaching() -> None:
+    asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--student")
+    result = CliRunner().invoke(app, ["compress", *map(str, asked), "edge-onnx"])
+    assert result.exit_code != 0
+    assert "--train says for how many epochs" in " ".join(result.output.split())
+    assert "has no model 'nobody'" in " ".join(
+        CliRunner().invoke(app, ["compress", *map(str, asked), "nobody"]).output.split()
+    )
+
+
+def test_variants_stand_in_the_order_of_what_they_keep() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge
+    new = msgspec.structs.replace(there[0], id="new")
+    kept = dict(zip((*(model.id for model in there), "new"), (0.8, 0.7, 0.6, 0.75), strict=True))
+    figures = {name: Figures(name, 0.9, 1.0, 1, share) for name, share in kept.items()}
+    assert [model.id for model in in_order(there, [new], figures)] == [there[0].id, "new", there[1].id, there[2].id]
+    figures["new"] = Figures("new", 0.9, 0.5, 1, 0.8)  # as much, and faster
+    assert in_order(there, [new], figures)[0].id == "new"
+    figures["new"] = Figures("new", 0.9, 0.5, 1, 0.0)
+    assert in_order(there, [new], figures)[-1].id == "new"
+
+
+@pytest.mark.parametrize(
+    ("prefer", "better"),
+    [
+        ("latency", {"latency_ms": 0.5}),
+        ("size", {"size_bytes": 50}),
+        ("energy", {"energy_mj": Modelled(1.0, "stated")}),
+    ],
+)
+def test_variants_stand_in_the_order_that_is_asked_for(prefer: str, better: dict[str, Any]) -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge
+    new = msgspec.structs.replace(there[0], id="new")
+    figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
+    worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of which nobody knows the energy
+    assert in_order(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
+    one_better = figures | {"new": msgspec.structs.replace(worse, **better)}
+    assert in_order(there, [new], one_better, Preference(prefer))[0].id == "new"
+    assert in_order(there, [new], one_better)[-1].id == "new"
+
+
+def test_what_did_not_run_on_the_target_stands_behind_what_did() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
+    new = msgspec.structs.replace(there[0], id="new")
+    figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
+    assert in_order(there, [new], figures)[0].id == in_order(there, [new], figures, Preference.LATENCY)[0].id == "new"
+
+
+def test_what_is_not_certified_stands_behind_what_is() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge
+    assert all(model.certificate is not None for model in there)
+    new = msgspec.structs.replace(there[0], id="new", certificate=None)
+    figures = {model.id: Figures(model.id, 0.9, 1.0, 1, 0.0) for model in there}  # this data proves nothing of them
+    figures["new"] = Figures("new", 0.9, 0.5, 1, 0.0)
+    assert in_order(there, [new], figures)[-1].id == "new"
+
+
+def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
+    out = tmp_path / "next"
+    found = msgspec.json.decode(
+        _run(
+            _DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--out", out, "-o", "json"
+        ).stdout
+    )
+    by_technique = {one["technique"]: one for one in found["candidates"]}
+    assert set(by_technique) == {"static-int8", "dynamic-int8", "fp16", "int8-weights"}
+    assert not by_technique["static-int8"]["accepted"]  # smaller by a fifth, and slower
+    assert found["rows"] == {"make": 300, "judge": 120, "certify": 179}
+    taken = "edge-onnx-int8-weights"
+    assert taken in found["taken"]
+    made = open_bundle(out)
+    old = open_bundle(_DIGITS / "bundle").manifest
+    assert (made.manifest.version, found["version"]) == (old.version + 1, old.version + 1)
+    new = next(model for model in made.manifest.edge if model.id == taken)
+    certificate = valid_certificate(made.manifest, new)
+    assert certificate is not None
+    assert (certificate.epsilon, certificate.delta, certificate.n) == (0.1, 0.1, 179)
+    assert new.measured == {"accuracy": round(found["certified_accuracy"][taken], 4)}
+    assert certificate.kept == by_technique["int8-weights"]["figures"]["kept"]
+    assert new.provenance is not None
+    assert new.provenance.technique == "int8-weights"
+    assert new.provenance.source_digest == old.edge[0].digest
+    assert new.provenance.parameters == {
+        "seed": "0",
+        "data_sha256": open_dataset(_HELDOUT).digest(),
+        "make_rows": "300",
+        "judge_rows": "120",
+        "certify_rows": "179",
+    }
+    assert set(new.provenance.libraries) == {"firstline", "onnx", "onnxruntime"}
+    lost = by_technique["int8-weights"]["figures"]["loss"]
+    assert lost["rows"] == 120
+    assert lost["seen"] == (lost["lost"] - lost["won"]) / 120
+    assert lost["at_most"] == most_lost(lost["lost"], lost["won"], 120, 0.05 / 4)  # of four candidates together
+    assert (lost["delta"], found["loss_delta"], found["loss_proved"]) == (0.05, 0.05, False)
+    assert made.manifest.golden is not None
+    assert old.golden is not None
+    answers = read_golden(made, made.manifest.golden.artefact)
+    assert set(answers.outputs) == {model.id for model in made.manifest.edge}
+    assert answers.inputs == read_golden(open_bundle(_DIGITS / "bundle"), old.golden.artefact).inputs
+    assert made.manifest.golden.tolerance == old.golden.tolerance
+    assert not [check for check in verify(out) if check.outcome == "failed"]
+    for more in ((), ("--force",)):  # which takes the refused, and no more
+        assert (
+            "exists; name another" in _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, *more, code=2).output
+        )
+
+
+def test_a_loss_that_so_few_images_cannot_rule_out_is_refused_where_proof_is_asked_for() -> None:
+    asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--confidence")
+    text = " ".join(_run(*asked, 0.9).stdout.split())
+    assert "at most, with confidence 90 % for all candidates together; the most decides." in text
+    assert text.count("points of accuracy against edge-onnx, with confidence 90 %, and 2 are allowed: of 120") == 4
+    assert "No bundle was written: no candidate was taken." in text
+    assert "confidence is 95, but must be above 0 and below 1" in _run(*asked, 95, code=2).output
+
+
+def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path: Path) -> None:
+    out = tmp_path / "next"
+    text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
+    assert "certified on 179: at most 1.5 % disagreement, with confidence 90 %" in text
+    assert "edge-onnx-static-int8 is refused: is not certified on this data" in text
+    assert ".." not in text
+    assert "No bundle was written: no candidate was taken." in text
+    assert not out.exists()
+    forced = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, "--force")
+    assert "--force takes 4 that the rule refuses." in forced.output
+    assert len(open_bundle(out).manifest.edge) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--of", "nobody"), "has no model 'nobody'"),
+        (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
+        (("--of", "edge-tflite-float", "--train", "0"), "A student is cut from an ONNX model"),
+        (("--epsilon", "1.5"), "epsilon"),
+        (("--keep", "0.5"), "--keep says what a student is; --train says for how many epochs"),
+        (("--depth", "0.5"), "--depth says what a student is; --train says for how many epochs"),
+        (("--student", "edge-onnx", "--train", "0"), "is a copy of it; teach it, or keep less"),
+        (("--prefer", "energy"), "--prefer energy orders by what is measured of energy, which --for PROFILE has done"),
+        (("--checkpoints", "somewhere"), "--checkpoints keeps a training; --train says for how many epochs"),
+        (("--limit", "50"), "give 100 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_said(arguments: tuple[str, ...], says: str) -> None:
+    assert says in _run(_DIGITS / "bundle", "--data", _HELDOUT, *arguments, code=2).output
+
+
+@pytest.mark.parametrize("out", ["afile/next", "afile/more/next", "/proc/none/next"])
+def test_where_nothing_can_be_written_is_said_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.setattr("firstline.cli.compress.compress", lambda *_, **__: pytest.fail("it worked for nothing"))
+    (tmp_path / "afile").touch()
+    said = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", tmp_path / out, code=2).output
+    assert f"The bundle {tmp_path / out} cannot be written:" in said
+    assert [left.name for left in tmp_path.iterdir()] == ["afile"]
+
+
+def test_a_bundle_of_one_tier_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(_DIGITS / "bundle", tmp_path / "one")
+    manifest = msgspec.json.decode((tmp_path / "one/manifest.json").read_bytes())
+    manifest["full"] = None
+    (tmp_path / "one/manifest.json").write_bytes(msgspec.json.encode(manifest))
+    assert "needs edge and full model" in _run(tmp_path / "one", "--data", _HELDOUT, code=2).output
+
+
+def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(_DIGITS / "bundle", tmp_path / "some")
+    (tmp_path / "some/full.onnx").unlink()
+    assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
+
+
+def test_a_model_that_no_student_can_be_cut_from_is_compressed_all_the_same() -> None:
+    found = msgspec.json.decode(_run(_DIGITS / "bundle", "--data", _HELDOUT, "--train", 0, "-o", "json").stdout)
+    made = {one["technique"]: one for one in found["candidates"]}
+    assert made["student"]["reasons"] == ["The model has no residual block that could be dropped."]
+    assert made["fp16"]["figures"] is not None
+
+
+def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:
+    """The digits' bundle with one edge model of these nodes, from "image" to "logits", that promises nothing."""
+    shutil.copytree(_DIGITS / "bundle", folder)
+    manifest = open_bundle(folder).manifest
+    edge = manifest.edge[0]
+    known = onnx.load(folder / edge.artefact.file).graph
+    content = write_graph(folder / "other.onnx", nodes, list(known.input), list(known.output), weights).read_bytes()
+    artefact = Artefact("other.onnx", sha256(content).hexdigest(), len(content))
+    other = msgspec.structs.replace(edge, artefact=artefact, certificate=None)
+    (folder / "manifest.json").write_bytes(
+        encode_manifest(msgspec.structs.replace(manifest, edge=(other,), golden=None))
+    )
+    return folder
+
+
+def test_where_there_is_nothing_to_quantise_no_candidate_is_called_by_it(tmp_path: Path) -> None:
+    bounds = [
+        numpy_helper.from_array(np.array([each], np.int64), name) for name, each in (("a", 0), ("b", 10), ("c", 1))
+    ]
+    nodes = [
+        helper.make_node("Flatten", ["image"], ["pixels"]),
+        helper.make_node("Slice", ["pixels", "a", "b", "c"], ["logits"]),
+    ]
+    bundle = _with_edge(tmp_path / "plain", nodes, bounds)
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    for one in found["candidates"]:
+        assert one["reasons"] == ["'edge-onnx' has no operator that it takes"], one["technique"]
+    text = _run(bundle, "--data", _HELDOUT).stdout
+    assert "int8-weights is not made: 'edge-onnx' has no operator that it takes.\n" in text
+
+
+def test_weights_that_are_nodes_are_quantised_as_others_are(tmp_path: Path) -> None:
+    known = onnx.load(_DIGITS / "bundle/edge-onnx.onnx").graph
+    constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
+    bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
+    assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    assert all(one["figures"] for one in found["candidates"])
+
+
+def test_a_candidate_takes_no_name_and_no_file_of_the_bundle() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    source = bundle.manifest.edge[0]
+    file = msgspec.structs.replace(source.artefact, file="edge-onnx-fp16.onnx")
+    other = msgspec.structs.replace(source, id="another", artefact=file)
+    more = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, edge=(*bundle.manifest.edge, other)))
+    assert free_name(bundle, source, "fp16") == "edge-onnx-fp16"
+    assert free_name(more, source, "fp16") == "edge-onnx-fp16-2"
+    assert len(free_name(bundle, msgspec.structs.replace(source, id="e" * 64), "student-static-int8")) <= 64

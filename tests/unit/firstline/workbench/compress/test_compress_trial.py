@@ -1,0 +1,152 @@
+"""What the rows prove of several candidates at once, and which images cannot be compressed with."""
+
+from __future__ import annotations
+
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from support.bundles import COLOURS, colour_bundle, number_bundle, solid
+from support.images import encode
+
+from firstline.workbench.compress.compression import promise_of
+from firstline.workbench.compress.trial import proved, rows_of
+from firstline.workbench.dataset import Dataset, Sample
+from firstline.workbench.evidence import Evidence
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.runtime.select import RuntimeOptions
+
+_DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
+_DELTA, _EPSILON, _ROWS, _AMONG = 0.1, 0.1, 199, 4
+
+
+def _evidence(random: np.random.Generator) -> Evidence:
+    """Of a variant that breaks the contract just more often than may be, and is equally sure of all."""
+    model = open_bundle(_DIGITS).manifest.edge[0]
+    wrong = random.random(_ROWS) < _EPSILON + 0.001
+    probabilities = np.full((_ROWS, 10), 0.05, np.float32)
+    probabilities[:, 0] = 0.55
+    full = wrong.astype(np.int64)
+    return Evidence(model, probabilities, None, np.full(_ROWS, 0.9), full, full)
+
+
+def test_no_certificate_of_several_is_wrong_with_the_confidence_of_one() -> None:
+    bundle, random = open_bundle(_DIGITS), np.random.default_rng(0)
+    trials = 150
+    broken = {1: 0, _AMONG: 0}
+    for _ in range(trials):
+        each = [_evidence(random) for _ in range(_AMONG)]
+        for among in broken:
+            found = [
+                proved(bundle, one, epsilon=_EPSILON, delta=_DELTA, contract="disagreement", among=among)
+                for one in each
+            ]
+            broken[among] += any(one.certificate is not None for one in found)
+    assert broken[_AMONG] <= _DELTA * trials
+    assert broken[1] > 1.5 * _DELTA * trials  # each by itself: one of them is too often wrong
+
+
+def test_a_certificate_says_the_confidence_that_holds_for_all() -> None:
+    evidence = _evidence(np.random.default_rng(1))
+    sure = Evidence(
+        evidence.variant, evidence.probabilities, None, evidence.scores, np.zeros(_ROWS, np.int64), evidence.truth
+    )
+    alone, among = (
+        proved(open_bundle(_DIGITS), sure, epsilon=0.1, delta=0.1, contract="disagreement", among=count).certificate
+        for count in (1, 4)
+    )
+    assert alone is not None
+    assert among is not None
+    assert among.delta == alone.delta == 0.1
+    assert among.risk_upper > alone.risk_upper
+
+
+def _data(folder: Path, *contents: bytes) -> Dataset:
+    (folder / "images").mkdir(parents=True)
+    for number, content in enumerate(contents):
+        (folder / f"images/{number}.png").write_bytes(content)
+    return Dataset(folder, tuple(Sample(f"{number}.png", 0, "", number) for number in range(len(contents))))
+
+
+def _rows(bundle: Bundle, dataset: Dataset, limit: int | None = None) -> np.ndarray:
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    try:
+        return rows_of(model, dataset, bundle.manifest.input, limit)
+    finally:
+        model.close()
+
+
+def test_an_image_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    good, larger = encode(solid(0)), encode(solid(0, 8))
+    resized = colour_bundle(tmp_path)
+    with pytest.raises(ConfigError, match=r"'1\.png' of .* does not fit the bundle: .*neither JPEG nor PNG"):
+        _rows(resized, _data(tmp_path / "bad", good, b"no image"))
+    assert len(_rows(resized, _data(tmp_path / "sizes", good, larger))) == 2
+    free = colour_bundle(tmp_path / "free", size="side", resize=False)
+    with pytest.raises(
+        ConfigError, match=r"'1\.png' of .* becomes a row of shape \[3, 8, 8\].*preprocessing that resi"
+    ):
+        _rows(free, _data(tmp_path / "other", good, larger))
+
+
+def test_only_images_that_are_wanted_are_read(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path)
+    dataset = _data(tmp_path / "data", encode(solid(0)), b"no image", encode(solid(2)), b"no image")
+    found = _rows(bundle, dataset, 2)
+    assert [COLOURS[row.mean(axis=(1, 2)).argmax()] for row in found] == ["red", "blue"]
+
+
+def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path, size="side", resize=False)
+    dataset = _data(tmp_path / "data", *(encode(solid(at % 3, 64)) for at in range(60)))
+    shutil.make_archive(str(tmp_path / "data/images"), "zip", tmp_path / "data/images")
+    shutil.rmtree(tmp_path / "data/images")  # a file's reader makes room for the largest image that there may be
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    spec = bundle.manifest.input
+    try:
+        wanted = rows_of(model, dataset, spec)
+        tracemalloc.start()
+        held = rows_of(model, dataset, spec, place=tmp_path / "rows")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        model.close()
+    assert np.array_equal(held, wanted)
+    assert type(held) is np.ndarray
+    assert (tmp_path / "rows").stat().st_size == wanted.nbytes
+    assert peak_bytes < wanted.nbytes / 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
+def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path) -> None:
+    bundle = colour_bundle(tmp_path)
+    model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            rows_of(model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full"))
+    finally:
+        model.close()
+
+
+def test_a_bundle_of_numbers_cannot_be_compressed_with_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="preprocessing that starts with decode"):
+        _rows(number_bundle(tmp_path), _data(tmp_path / "data", encode(solid(0))))
+
+
+def test_a_narrower_promise_is_not_exchanged_for_another_without_a_word() -> None:
+    manifest = open_bundle(_DIGITS).manifest
+    assert promise_of(manifest, None, None).epsilon == 0.015
+    first = manifest.edge[0]
+    assert first.certificate is not None
+    stream = msgspec.structs.replace(first.certificate, contract="stream", audit_epsilon=None)
+    narrower = msgspec.structs.replace(
+        manifest, edge=(msgspec.structs.replace(first, certificate=stream), *manifest.edge[1:])
+    )
+    with pytest.raises(ConfigError, match=f"'{first.id}' promises something of the stream.*--epsilon and --delta"):
+        promise_of(narrower, 0.05, None)
+    assert promise_of(narrower, 0.05, 0.1).contract == "disagreement"

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.onnx_models import write_graph
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.splitting import onnx_graph, tflite_graph
+from firstline.workbench.splitting.measure import measure_splits, narrowest
+from firstline.workbench.splitting.sweep import lone_tensors
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.planning.split import decode
+from firstline_core.runtime.litert import LiteRtRuntime
+from firstline_core.runtime.select import RuntimeOptions, load_runtime
+
+_DIGITS = Path(__file__).parents[5] / "models/digits"
+_QUANTISED = _DIGITS / "artefacts/edge_int8.tflite"
+
+
+def _residual(path: Path) -> Path:
+    """x -> a -> (b, and past it) -> c -> y, with a scale that is computed of weights alone."""
+    nodes = [
+        helper.make_node("Abs", ["weight"], ["scale"]),
+        helper.make_node("Mul", ["x", "scale"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Mul", ["c", "scale"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
+    weights = [numpy_helper.from_array(np.array([1.0, -2.0, 3.0], np.float32), "weight")]
+    return write_graph(path, nodes, ports[:1], ports[1:], weights)
+
+
+def test_a_model_is_cut_where_one_tensor_alone_crosses(tmp_path: Path) -> None:
+    content = _residual(tmp_path / "model.onnx").read_bytes()
+    assert onnx_graph.points(content, "x", "y") == ["a", "c"]
+
+
+def test_the_halves_together_are_the_model(tmp_path: Path) -> None:
+    path, rows = _residual(tmp_path / "model.onnx"), np.array([[0.5, -1.0, 2.0]], np.float32)
+    whole = load_runtime(path, "onnx", RuntimeOptions()).run({"x": rows})["y"]
+    for tensor in ("a", "c"):
+        head, tail = onnx_graph.cut(path.read_bytes(), tensor, "x", "y")
+        (tmp_path / "head.onnx").write_bytes(head)
+        (tmp_path / "tail.onnx").write_bytes(tail)
+        middle = load_runtime(tmp_path / "head.onnx", "onnx", RuntimeOptions()).run({"x": rows})
+        found = load_runtime(tmp_path / "tail.onnx", "onnx", RuntimeOptions()).run(middle)["y"]
+        np.testing.assert_array_equal(found, whole)
+
+
+def test_what_two_tensors_cross_is_no_cut() -> None:
+    operators = [
+        (["x"], ["a"]),
+        (["x"], ["b"]),
+        (["a", "b"], ["c"]),
+        (["c", "x"], ["d"]),
+        (["d"], ["e"]),
+        (["e"], ["y"]),
+    ]
+    assert lone_tensors(operators, "x", ["y"]) == ["d", "e"]
+
+
+def test_a_tensor_that_nobody_needs_is_in_nobodys_way() -> None:
+    assert lone_tensors([(["x"], ["a", "unused"]), (["a"], ["y"])], "x", ["y"]) == ["a"]
+
+
+def test_the_halves_of_a_quantised_model_are_the_model(tmp_path: Path) -> None:
+    content = _QUANTISED.read_bytes()
+    whole = LiteRtRuntime(_QUANTISED, threads=1)
+    rows = np.random.default_rng(7).random((5, *whole.inputs[0].shape[1:]), np.float32)
+    said = whole.run({whole.inputs[0].name: rows})[whole.outputs[0].name]
+    points = tflite_graph.points(content)
+    assert points
+    for tensor in points:
+        head_file, tail_file = tflite_graph.cut(content, tensor)
+        assert max(len(head_file), len(tail_file)) < len(content) + 200
+        for name, half in (("head", head_file), ("tail", tail_file)):
+            (tmp_path / f"{name}.tflite").write_bytes(half)
+        head, tail = (LiteRtRuntime(tmp_path / f"{name}.tflite", threads=1) for name in ("head", "tail"))
+        middle = head.run({head.inputs[0].name: rows})[head.outputs[0].name]
+        found = tail.run({tail.inputs[0].name: middle})[tail.outputs[0].name]
+        np.testing.assert_array_equal(found, said)
+
+
+@pytest.mark.parametrize("call", [tflite_graph.points, lambda content: onnx_graph.points(content, "x", "y")])
+def test_what_is_no_model_is_refused(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError, match="This is no"):
+        call(b"\x08\x00\x00\x00 no model at all")
+
+
+def test_an_earlier_cut_that_sends_no_more_is_the_better_one() -> None:
+    assert narrowest({"a": 1000, "b": 990, "c": 500, "d": 2000, "e": 100}) == ["a", "c", "e"]
+
+
+def test_what_is_measured_of_the_digits() -> None:
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
+    told: list[tuple[int, int]] = []
+    found = measure_splits(bundle, dataset, progress=lambda done, total: told.append((done, total)))
+    assert bundle.manifest.full is not None
+    assert found.model_digest == bundle.manifest.full.digest
+    assert (found.rows, told[-1]) == (40, (40, 40))
+    assert found.input_bytes == np.mean([len(encoded) for encoded, _ in dataset.read()])
+    [cut] = found.cuts  # everything after the pixels is wider
+    assert (cut.shape, found.points) == ((1, 64), 3)
+    assert [form.name for form in cut.forms] == ["fp32", "fp16", "int8"]
+    assert [form.raw_bytes for form in cut.forms] == [256, 128, 72]
+    exact = cut.forms[0]
+    assert (exact.disagreement, exact.accuracy_loss) == (0, 0)
+    assert min(found.model_ms, cut.head_ms, cut.tail_ms, exact.pack_ms) > 0
+
+
+def test_a_coarse_checkpoint_shows_as_disagreement() -> None:
+    """The digits' 4,490 distances in 256 steps tell the classes apart no more; written down as they are, they do."""
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
+    found = measure_splits(bundle, dataset, at="minus_gamma_distances")
+    [cut] = found.cuts
+    assert cut.shape == (1, 4490)
+    exact, _, coarse = cut.forms
+    assert (exact.name, exact.disagreement) == ("fp32", 0)
+    assert coarse.name == "int8"
+    assert coarse.accuracy_loss is not None
+    assert coarse.disagreement >= abs(coarse.accuracy_loss)
+    assert coarse.disagreement > 0
+
+
+def test_split_says_which_way_wins(tmp_path: Path) -> None:
+    arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "20"]
+    out = tmp_path / "cuts"
+    told = CliRunner().invoke(app, [*arguments, "--device-slowdown", "0.001", "--out", str(out)])
+    assert told.exit_code == 0, told.output
+    assert "whatever the bandwidth: the whole model on the device" in told.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["head-0.onnx", "split.json", "tail-0.onnx"]
+    assert decode((out / "split.json").read_bytes(), "split.json").rows == 20
+    again = CliRunner().invoke(app, [*arguments, "--out", str(out)])
+    assert again.exit_code == 2 or "exists" in str(again.exception)
+
+
+def test_split_speaks_json() -> None:
+    arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "5", "-o", "json"]
+    found = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert found["bundle"] == "digits"
+    assert found["cuts"][0]["forms"][0]["name"] == "fp32"
+
+
+def test_a_tensor_that_is_not_there_is_told_with_those_that_are() -> None:
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 1)
+    with pytest.raises(ConfigError, match="cannot be cut at 'nowhere', but at: pixels"):
+        measure_splits(bundle, dataset, at="nowhere")

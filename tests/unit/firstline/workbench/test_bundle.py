@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from support.images import encode
+from support.onnx_models import first_column_graph, linear_model, reversing_graph, two_inputs
+
+from firstline.workbench import bundle as making
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.bundle.loading import load_edge, load_model, load_scorer
+from firstline_core.bundle.manifest import Policy, valid_certificate
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.processing.steps import InputSpec
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+_BEFORE = parse_preprocess("decode:L,resize:8x8,scale:0:255")
+_AFTER = parse_postprocess("softmax")
+_OPTIONS = RuntimeOptions()
+
+
+def _model(file: str) -> ModelSpec:
+    return ModelSpec(_DIGITS / "artefacts" / file, _BEFORE, _AFTER)
+
+
+@pytest.fixture
+def digits() -> BundleSpec:
+    return BundleSpec(
+        name="digits",
+        version=7,
+        labels=read_labels(_DIGITS / "labels.txt"),
+        edge=(_model("edge.onnx"), _model("edge.tflite"), _model("edge_int8.tflite")),
+        full=_model("full.onnx"),
+        policy=PolicySpec("margin", 0.8, 0.6),
+    )
+
+
+def _bare(file: Path, labels: int, postprocess: str = "softmax", **more: str) -> BundleSpec:
+    """A bundle of one edge model that takes numbers as they are."""
+    names = tuple(f"class {n}" for n in range(labels))
+    return BundleSpec("bare", 1, names, (ModelSpec(file, postprocess=parse_postprocess(postprocess), **more),))
+
+
+def test_a_bundle_holds_what_the_spec_says(digits: BundleSpec, tmp_path: Path) -> None:
+    said: list[str] = []
+    made = create_bundle(digits, tmp_path / "new" / "bundle", warn=said.append)
+    manifest = made.manifest
+    assert (manifest.name, manifest.version, manifest.labels[9]) == ("digits", 7, "nine")
+    assert [model.id for model in manifest.models] == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8", "full"]
+    assert (manifest.input.datatype, manifest.input.shape) == ("BYTES", (-1,))
+    assert (manifest.policy.score.kind, manifest.policy.score.temperature, manifest.policy.threshold) == (
+        "margin",
+        0.8,
+        0.6,
+    )
+    assert said == []
+    assert sorted(path.name for path in made.path.parent.iterdir()) == ["bundle"]  # nothing staged is left
+
+
+def test_the_same_spec_gives_the_same_bytes(digits: BundleSpec, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        create_bundle(digits, tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_the_committed_digits_bundle_is_what_the_recipe_declares() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    for model in bundle.manifest.models:
+        assert bundle.has(model)
+    artefacts = {path.read_bytes() for path in (_DIGITS / "artefacts").iterdir()}
+    assert artefacts == {bundle.file(model.artefact).read_bytes() for model in bundle.manifest.models}
+    routing = msgspec.json.decode((_DIGITS / "routing.json").read_bytes())
+    score = bundle.manifest.policy.score
+    assert (score.kind, score.temperature) == (routing["score"], routing["temperature"])
+    assert [valid_certificate(bundle.manifest, model) is not None for model in bundle.manifest.edge] == [True] * 3
+
+
+def test_a_bundle_is_replaced_only_by_force(digits: BundleSpec, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    create_bundle(digits, out)
+    with pytest.raises(ConfigError, match="--force"):
+        create_bundle(replace(digits, version=8), out)
+    assert open_bundle(out).manifest.version == 7
+    create_bundle(replace(digits, version=8), out, force=True)
+    assert open_bundle(out).manifest.version == 8
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_force_never_replaces_what_is_not_a_bundle(digits: BundleSpec, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="is not a bundle"):
+        create_bundle(digits, tmp_path / "thesis", force=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_link_is_not_followed(digits: BundleSpec, tmp_path: Path) -> None:
+    create_bundle(digits, tmp_path / "bundle")
+    (tmp_path / "link").symlink_to(tmp_path / "bundle")
+    with pytest.raises(ConfigError, match="is a link"):
+        create_bundle(digits, tmp_path / "link", force=True)
+
+
+def test_a_failure_leaves_the_old_bundle_and_nothing_else(digits: BundleSpec, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    create_bundle(digits, out)
+    with pytest.raises(ConfigError):
+        create_bundle(replace(digits, labels=digits.labels[:9]), out, force=True)
+    assert open_bundle(out).manifest.version == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_rename_that_fails_puts_the_old_bundle_back(
+    digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "bundle"
+    create_bundle(digits, out)
+    rename = Path.rename
+
+    def refuse_new(self: Path, target: Path) -> Path:
+        if target == out and not self.name.endswith(".old"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        create_bundle(replace(digits, version=8), out, force=True)
+    assert open_bundle(out).manifest.version == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_the_policy_can_be_chosen_on_the_finished_files(digits: BundleSpec, tmp_path: Path) -> None:
+    def choose(staged: Bundle) -> Policy:
+        load_edge(staged, _OPTIONS).close()
+        assert not (tmp_path / "bundle").exists()
+        return Policy(threshold=0.25)
+
+    made = create_bundle(digits, tmp_path / "bundle", choose_policy=choose)
+    assert made.manifest.policy == Policy(threshold=0.25)
+
+
+def test_without_decode_the_input_is_the_models_own(tmp_path: Path) -> None:
+    file = linear_model(tmp_path / "m.onnx", pixels=6, classes=3)
+    made = create_bundle(_bare(file, 3), tmp_path / "out")
+    assert made.manifest.input == InputSpec(name="image", datatype="FP32", shape=(-1, 6))
+    assert [model.id for model in made.manifest.models] == ["edge"]
+
+
+def test_graphs_travel_in_the_bundle_and_run(tmp_path: Path) -> None:
+    file = linear_model(tmp_path / "m.onnx", pixels=6, classes=3)
+    turn, column = reversing_graph(tmp_path / "turn.onnx", 3), first_column_graph(tmp_path / "column.onnx", 3)
+    plain = create_bundle(_bare(file, 3), tmp_path / "plain")
+    spec = _bare(file, 3, f"softmax,graph:{turn}")
+    turned = create_bundle(replace(spec, policy=PolicySpec(column, 1.0, 0.5)), tmp_path / "turned")
+
+    rows = Tensor("image", np.random.default_rng(3).random((5, 6), np.float32))
+    first, second = (load_model(bundle, bundle.manifest.edge[0], _OPTIONS) for bundle in (plain, turned))
+    np.testing.assert_allclose(first.predict(rows), second.predict(rows)[:, ::-1])
+    np.testing.assert_allclose(load_scorer(turned, _OPTIONS)(second.predict(rows)), second.predict(rows)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "postprocess", "said"),
+    [
+        (11, 10, "softmax", "has 11 outputs and there are 10 labels: add label_offset:1 to its postprocessing"),
+        (11, 11, "softmax,label_offset:1", "11 outputs, 10 after label_offset:1, and there are 11 labels: leave out"),
+        (10, 11, "softmax", "10 outputs and there are 11 labels: leave out the first label (--labels-skip 1)"),
+        (100, 10, "softmax", "100 outputs and there are 10 labels: give the labels of this model"),
+    ],
+)
+def test_classes_and_labels_that_differ(tmp_path: Path, outputs: int, labels: int, postprocess: str, said: str) -> None:
+    file = linear_model(tmp_path / "mine.onnx", pixels=4, classes=outputs)
+    with pytest.raises(ConfigError) as caught:
+        create_bundle(_bare(file, labels, postprocess), tmp_path / "out")
+    assert caught.value.message.startswith("mine.onnx has ")
+    assert said in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_processing_that_does_not_fit_the_model(digits: BundleSpec, tmp_path: Path) -> None:
+    wrong = replace(_model("edge.onnx"), preprocess=parse_preprocess("decode:L,resize:9x8,scale"))
+    with pytest.raises(ConfigError, match=r"edge\.onnx: .*\[8, 9, 1\].*\[8, 8, 1\]"):
+        create_bundle(replace(digits, edge=(wrong,)), tmp_path / "out")
+
+
+def test_logits_without_softmax_are_noticed(tmp_path: Path) -> None:
+    said: list[str] = []
+    create_bundle(
+        _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3, ""), tmp_path / "out", warn=said.append
+    )
+    assert len(said) == 1
+    assert "do not look like probabilities" in said[0]
+    assert "add softmax" in said[0]
+
+
+def test_a_second_softmax_is_noticed(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=True)
+    create_bundle(_bare(file, 3), tmp_path / "out", warn=said.append)
+    assert len(said) == 1
+    assert "drop softmax" in said[0]
+
+
+def test_a_background_class_that_counts_is_noticed(tmp_path: Path) -> None:
+    said: list[str] = []
+    spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3)
+    create_bundle(replace(spec, labels=("background", "cat", "dog")), tmp_path / "out", warn=said.append)
+    assert len(said) == 1
+    assert "label_offset:1" in said[0]
+
+
+def test_an_output_must_be_named_where_there_are_several(tmp_path: Path) -> None:
+    file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, outputs=2)
+    with pytest.raises(
+        ConfigError, match=r"has 2 outputs, 'scores', 'scores_1'; name one of them as `output` in the recipe"
+    ):
+        create_bundle(_bare(file, 3), tmp_path / "out")
+    create_bundle(_bare(file, 3, output="scores_1"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "my bundle"}, "The name 'my bundle' does not do"),
+        ({"version": 0}, "count up from 1"),
+        ({"name": "digits\n"}, "does not do: use up to 64 letters"),
+        ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 does not do: it is a number from 0.01 to 100."),
+        ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf does not do"),
+        ({"policy": PolicySpec(threshold=math.nan)}, "The threshold nan does not do: max_probability is from 0 to 1."),
+        ({"policy": PolicySpec("margin", threshold=1.5)}, "The threshold 1.5 does not do: margin is from 0 to 1."),
+        ({"policy": PolicySpec(Path("graph.onnx"), threshold=math.inf)}, "The threshold inf does not do"),
+        (
+            {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},
+            "The step 'scale:mean=nan:std=1' makes no sense: mean and std are finite numbers, and no std is 0.",
+        ),
+        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:0"))}, "'scale:mean=0:std=0'"),
+        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "no std is 0"),
+        (
+            {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
+            "The figure 'accuracy' of full.onnx",
+        ),
+        ({"labels": ("one",)}, "at least two labels"),
+        ({"edge": (), "full": None}, "needs a model"),
+        ({"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))}, "ids must differ"),
+        ({"edge": (_model("absent.onnx"),)}, "absent.onnx cannot be read"),
+        ({"full": ModelSpec(Path(__file__))}, "neither .onnx nor a TFLite file"),
+        ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx cannot be read"),
+    ],
+)
+def test_mistakes_are_sentences(digits: BundleSpec, tmp_path: Path, change: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_bundle(replace(digits, **change), tmp_path / "out")
+    assert said in caught.value.message
+
+
+def test_the_runtime_follows_from_the_content(tmp_path: Path) -> None:
+    hidden = tmp_path / "model.bin"
+    hidden.write_bytes((_DIGITS / "artefacts/edge.tflite").read_bytes())
+    assert making.runtime_of(hidden) == "tflite"
+
+
+def test_labels_files(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("background\ncat\n dog \n\n", encoding="utf-8")
+    assert read_labels(file, skip=1) == ("cat", "dog")
+    file.write_text("cat\n\ndog\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"labels\.txt:2 is empty"):
+        read_labels(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_labels(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_labels(tmp_path / "absent")
+
+
+def test_a_model_of_two_inputs_is_refused_before_it_is_described(tmp_path: Path) -> None:
+    file = two_inputs(tmp_path / "pair.onnx")
+    with pytest.raises(ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one"):
+        create_bundle(_bare(file, 2, "", input="a"), tmp_path / "out")
+
+
+def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: Path) -> None:
+    image = tmp_path / "digit.png"
+    image.write_bytes(encode(np.random.default_rng(3).integers(0, 255, (28, 28), np.uint8)))
+    made = create_bundle(digits, tmp_path / "bundle", golden=[image, image])
+    golden = made.manifest.golden
+    assert golden is not None
+    answers = read_golden(made, golden.artefact)
+    assert sorted(answers.outputs) == ["edge-onnx-fp32", "edge-tflite-fp32", "edge-tflite-int8"]
+    for model in made.manifest.edge:
+        loaded = load_model(made, model, _OPTIONS)
+        found = deviation(answers, model.id, loaded.predict(tensor_of(answers, made.manifest.input)))
+        assert found is not None and found < 1e-6
+        loaded.close()
+    with pytest.raises(ConfigError, match="golden input"):
+        create_bundle(digits, tmp_path / "other", golden=[tmp_path / "absent"])
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstline.workbench.calibrate import calibrate, fit_temperature, smallest_threshold
+from firstline.workbench.dataset import open_dataset
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing import policy
+from firstline_core.routing.confidence import temper
+from firstline_core.types import Tier
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+
+
+@pytest.mark.parametrize("true_temperature", [0.4, 1.0, 3.0])
+def test_the_temperature_that_made_the_labels_is_found(true_temperature: float) -> None:
+    rng = np.random.default_rng(1)
+    said = rng.dirichlet(np.full(5, 0.7), 20_000).astype(np.float32)
+    honest = temper(said, true_temperature)
+    truth = (honest.cumsum(axis=1) > rng.random((len(said), 1))).argmax(axis=1)
+    assert fit_temperature(said, truth) == pytest.approx(true_temperature, rel=0.05)
+
+
+# Neighbours in FP32 among them, as two processors or two batch sizes give them for one image.
+_scores = st.sampled_from(
+    [
+        float(np.nextafter(np.float32(sure), np.float32(towards)))
+        for sure in (0.25, 0.5, 0.7, 0.75, 0.9123457, 1.0)
+        for towards in (0, sure, 1)
+    ]
+)
+_samples = st.lists(st.tuples(_scores, st.booleans()), min_size=1, max_size=12)
+_same = 1e-6
+
+
+@given(st.lists(_samples, min_size=1, max_size=3), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
+def test_the_threshold_is_the_smallest_that_meets_the_target(
+    variants: list[list[tuple[float, bool]]], target: float
+) -> None:
+    def meets(threshold: float) -> bool:
+        """As routing decides: each score, a Python float, against the threshold."""
+        kept = [
+            [wrong for sure, wrong in variant if policy.after(sure, threshold).tier is Tier.EDGE]
+            for variant in variants
+        ]
+        return any(kept) and all(sum(wrong) <= target * len(wrong) for wrong in kept)
+
+    scores = [np.array([sure for sure, _ in variant], np.float32) for variant in variants]
+    differs = [np.array([wrong for _, wrong in variant]) for variant in variants]
+    known = sorted({sure for variant in variants for sure, _ in variant})
+    candidates = [sure for i, sure in enumerate(known) if i == 0 or sure - known[i - 1] > _same]
+    wanted = next((sure for sure in candidates if meets(sure)), None)
+    if wanted is None:
+        with pytest.raises(ConfigError, match="even the surest answers"):
+            smallest_threshold(scores, differs, target)
+    else:
+        found = smallest_threshold(scores, differs, target)
+        assert meets(found)
+        assert min(sure for sure in known if sure >= found) == wanted
+        assert min(abs(sure - found) for sure in known) > 2e-7  # no last bit decides
+
+
+def test_scores_that_are_no_numbers_are_not_kept() -> None:
+    scores, differs = [np.array([np.nan, 0.5], np.float32)], [np.array([True, False])]
+    assert 0.499 < smallest_threshold(scores, differs, 0.0) < 0.5
+    with pytest.raises(ConfigError, match="even the surest answers"):
+        smallest_threshold([np.array([np.nan], np.float32)], [np.array([False])], 0.5)
+
+
+def test_the_digits() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    images = open_dataset(_DIGITS / "calibration", 150)
+    found = calibrate(bundle, images, target_disagreement=0.02)
+    assert not found.certified
+    assert found.samples == 150
+    assert [choice.id for choice in found.variants] == [model.id for model in bundle.manifest.edge]
+    for choice in found.variants:
+        assert choice.disagreement <= 0.02
+        assert choice.edge_share > 0.5
+    kept = calibrate(
+        bundle,
+        open_dataset(_DIGITS / "calibration", 50),
+        target_disagreement=0.1,
+        keep_temperature=True,
+        against="full",
+    )
+    assert kept.policy.score == bundle.manifest.policy.score
+
+
+@pytest.mark.parametrize("target", [-0.1, 1.0, float("nan")])
+def test_a_target_is_a_share(target: float) -> None:
+    with pytest.raises(ConfigError, match="it is a share"):
+        calibrate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "calibration"), target_disagreement=target)

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline_core.bundle.manifest import valid_certificate
+from firstline_core.bundle.store import open_bundle
+from firstline_core.routing.certification import certify
+from firstline_core.routing.drift import histogram
+from firstline_edge.audits.records import key_of
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+_BUNDLE = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--delta", 0.1)
+
+
+def _run(*arguments: object, table: str | bytes | None = None, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["certify", *map(str, arguments)], input=table)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def _table(rows: int, errors: int = 0) -> str:
+    return "score,agree\n" + "".join(f"{0.9},{int(row >= errors)}\n" for row in range(rows))
+
+
+def test_the_contract_of_the_output(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    scores, agree = random.random(1000), random.random(1000) < 0.99
+    file = tmp_path / "scores.csv"
+    file.write_text("id,agree,score\n" + "".join(f"x,{int(a)},{s}\n" for s, a in zip(scores, agree, strict=True)))
+    promise = ("--scores", file, "--epsilon", 0.05, "--delta", 0.05, "-o", "json")
+    found = msgspec.json.decode(_run(*promise).stdout)
+    assert list(found) == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
+    assert (found["certified"], found["n"], found["n_needed"]) == (True, 1000, 0)
+    assert found["kept"] == np.mean(scores >= found["threshold"])
+    assert found["threshold"] == certify(scores, ~agree, 0.05, 0.05).threshold
+
+    part = msgspec.json.decode(_run(*promise, "--select", 0.2, "--seed", 3).stdout)
+    assert part["n"] == 800
+
+
+def test_what_is_not_certified_also_exits_0() -> None:
+    promise = ("--scores", "-", "--epsilon", 0.01, "--delta", 0.05)
+    found = msgspec.json.decode(_run(*promise, "-o", "json", table=_table(100)).stdout)
+    assert found == {
+        "certified": False, "threshold": None, "kept": 0.0, "risk_upper": None, "n": 100, "n_needed": 199,
+    }  # fmt: skip
+    assert "at least 199 more rows" in _run(*promise, table=_table(100)).stdout
+    assert "Certified on 299 rows" in _run(*promise, table="\ufeff" + _table(299)).stdout
+
+
+def test_a_spreadsheets_table_with_its_mark_quotes_and_line_ends() -> None:
+    table = "\ufeff" + "\r\n".join(['"score","agree"', *['"0.9","1"'] * 299, ""])
+    found = _run("--scores", "-", "--epsilon", 0.01, "--delta", 0.05, "-o", "json", table=table)
+    assert msgspec.json.decode(found.stdout)["certified"]
+
+
+def test_no_confidence_reads_100_percent() -> None:
+    text = _run("--scores", "-", "--epsilon", 0.05, "--delta", 1e-6, table=_table(999)).stdout
+    assert "with confidence 99.9999 %" in text
+
+
+def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
+    promise = ("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, "-o", "json")
+    rows = [(0.9, 1, 4.0)] * 300 + [(0.5, 0, 2.0)] * 100
+    table = "score,agree,weight,kept\n" + "".join(f"{score},{agree},{weight},1\n" for score, agree, weight in rows)
+    found = msgspec.json.decode(_run(*promise, table=table).stdout)
+    assert (found["certified"], found["n"]) == (True, 400)
+    assert found["kept"] == pytest.approx(1200 / 1400)  # of what was asked, not of the rows
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("", "standard input:1 has no column score and agree"),
+        ("score\n1\n", "standard input:1 has no column agree"),
+        ("score,agree\n", "no rows"),
+        ("score,agree\n0.5,1\nhigh,1\n", "standard input:3 has the score 'high'"),
+        ("score,agree\nnan,1\n", "standard input:2 has the score 'nan'"),
+        ("score,agree\n0.5,yes\n", "standard input:2 has 'yes' under agree"),
+        ("score,agree\n0.5\n", "standard input:2 has '' under agree"),
+        ('score,agree\n"0.5,1\n', "is not CSV"),
+        ("score,agree,weight\n0.5,1,0\n", "standard input:2 has the weight '0'"),
+        ("score,agree,weight\n0.5,1\n", "standard input:2 has the weight ''"),
+        ("score,agree\n0,97,1\n", "standard input:2 has more cells than line 1 has columns"),
+        ("score,agree,score\n0.5,1,0.7\n", "standard input:1 has the column score more than once"),
+        ("score,agree\n\x1b[2J,1\n", r"standard input:2 has the score '\x1b[2J'"),
+        (f"score,agree\n{'9' * 500}x,1\n", f"has the score '{'9' * 37}...';"),
+        (b"score,agree\n\xff,1\n", "standard input is not CSV in UTF-8"),
+    ],
+)
+def test_a_bad_table_gets_a_sentence_with_its_line(table: str | bytes, says: str) -> None:
+    result = _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, table=table, code=2)
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_bad_arguments_get_a_sentence(tmp_path: Path) -> None:
+    assert "cannot be read" in _run("--scores", tmp_path / "no", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in _run("--scores", tmp_path / "bytes", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
+    for epsilon, select in ((0, 0.1), (0.1, 1.5)):
+        promise = ("--scores", "-", "--epsilon", epsilon, "--delta", 0.1, "--select", select)
+        assert "must be above 0 and below 1" in _run(*promise, table=_table(9), code=2).stderr
+
+
+def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.02, "--out", out, "-o", "json").stdout)
+    assert list(found)[:6] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
+    assert found["certified"] and found["n"] == 599
+    assert (found["score"], found["selected"], found["auroc"]) == ("margin", 0, {})  # too few to set any aside
+
+    before, after = open_bundle(_DIGITS / "bundle"), open_bundle(out)
+    assert (after.manifest.name, after.manifest.version) == ("digits", before.manifest.version + 1)
+    assert all(after.has(model) for model in after.manifest.models)
+    first, *others = after.manifest.edge
+    certificate = valid_certificate(after.manifest, first)
+    assert certificate is not None
+    assert (certificate.contract, certificate.epsilon, certificate.delta, certificate.n) == (
+        "disagreement", 0.02, 0.1, 599,
+    )  # fmt: skip
+    assert certificate.audit_epsilon == 0.02
+    assert certificate.histogram is not None and sum(certificate.histogram.shares) == pytest.approx(1)
+    assert (certificate.threshold, certificate.kept, certificate.risk_upper) == (
+        found["threshold"], found["kept"], found["risk_upper"],
+    )  # fmt: skip
+    assert [model.certificate for model in others] == [model.certificate for model in before.manifest.edge[1:]]
+    assert [model.digest for model in after.manifest.models] == [model.digest for model in before.manifest.models]
+
+    arguments = ("--edge", others[1].id, "--loss", "harm", "--epsilon", 0.03)
+    text = _run(out, *_BUNDLE[1:], *arguments, "--out", out, "--force").stdout
+    assert "are wrong where the full model is right" in text
+    assert f"digits version 3, {others[1].id} certified." in text
+    both = open_bundle(out).manifest
+    contracts = [model.certificate and model.certificate.contract for model in both.edge]
+    assert contracts == ["disagreement", "disagreement", "harm"]
+    assert [path.name for path in tmp_path.iterdir()] == ["certified"]
+
+
+def test_a_part_set_aside_chooses_the_score_and_the_bundle_carries_it(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    _run(*_BUNDLE, "--epsilon", 0.1, "--out", first, "--edge", "edge-tflite-int8")
+    chosen = (first, *_BUNDLE[1:], "--epsilon", 0.1, "--select", 0.5, "--edge", "edge-onnx")
+    result = _run(*chosen, "--out", second, "-o", "json")
+    found = msgspec.json.decode(result.stdout)
+    assert (found["n"], found["selected"]) == (299, 300)
+    assert set(found["auroc"]) == {"margin", "max_probability", "entropy", "energy", "learned"}
+    assert max(found["auroc"].values()) > 0.9
+    assert "edge-tflite-int8 are void" in result.stderr
+    assert "300 other rows decided on the score" in _run(*chosen).stdout
+
+    manifest = open_bundle(second).manifest
+    onnx, _, int8 = manifest.edge
+    certificate = valid_certificate(manifest, onnx)
+    assert certificate is not None and valid_certificate(manifest, int8) is None
+    assert (manifest.policy.score.kind, manifest.policy.score.temperature) == (found["score"], found["temperature"])
+    assert manifest.policy.threshold == certificate.threshold == found["threshold"]
+    assert manifest.policy.value is not None
+
+    again = (second, *_BUNDLE[1:], "--epsilon", 0.1, "--edge", "edge-tflite-int8", "--score", "bundle")
+    assert "void" not in _run(*again, "--out", third).stderr
+    manifest = open_bundle(third).manifest
+    assert [valid_certificate(manifest, model) is not None for model in manifest.edge] == [True, False, True]
+
+
+def test_a_score_by_name_and_what_audits_test_of_harm(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    _run(*_BUNDLE, "--epsilon", 0.1, "--loss", "harm", "--score", "energy", "--out", out)
+    found = open_bundle(out).manifest
+    certificate = found.edge[0].certificate
+    assert found.policy.score.kind == "energy" and certificate is not None
+    assert certificate.audit_epsilon is not None and 0 < certificate.audit_epsilon < 0.5
+    figures = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(_DIGITS / "heldout"), "-o", "json"])
+    (variant,) = msgspec.json.decode(figures.stdout)["variants"]
+    assert variant["tiered"]["edge_share"] == certificate.kept
+    assert variant["tiered"]["disagreement"] <= certificate.audit_epsilon
+    assert "energy of the logits" in CliRunner().invoke(app, ["bundle", "verify", str(out)]).stdout
+
+
+def test_without_scikit_learn_the_best_of_the_others_is_taken_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    chosen = (*_BUNDLE, "--epsilon", 0.1, "--select", 0.5)
+    result = _run(*chosen, "-o", "json")
+    assert "learned" not in msgspec.json.decode(result.stdout)["auroc"]
+    assert result.stderr.count("no score was learned: pip install 'firstline[analysis]'") == 1
+    assert "fitted with scikit-learn" in _run(*chosen, "--score", "learned", code=2).stderr
+    assert "no score was learned" not in _run(*chosen, "--score", "margin").stderr
+
+
+def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.03, "--out", out, "-o", "json").stdout)
+    figures = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(_DIGITS / "heldout"), "-o", "json"])
+    (variant,) = msgspec.json.decode(figures.stdout)["variants"]
+    assert variant["threshold"] == found["threshold"]
+    assert variant["tiered"]["edge_share"] == found["kept"]
+    assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
+
+
+def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
+    manifest = open_bundle(first).manifest
+    alarmed = valid_certificate(manifest, manifest.edge[0])
+    assert alarmed is not None and alarmed.audit_epsilon is not None
+    key = key_of("digits", str(manifest.version), alarmed, alarmed.audit_epsilon)
+    rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
+    table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
+    field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)
+    result = _run(*field, "--out", second, table=table)
+    assert f"digits version {manifest.version + 1}, edge-onnx certified." in result.stdout
+    after = open_bundle(second).manifest
+    renewed = valid_certificate(after, after.edge[0])
+    assert renewed is not None and 0.62 < renewed.threshold < 0.651
+    assert renewed.threshold > alarmed.threshold
+    assert (renewed.n, renewed.contract, renewed.audit_epsilon) == (1000, "disagreement", 0.05)
+    scores, weights = (
+        [0.5 + number / 2000 for number in range(1000)],
+        [1 + int(number % 3 == 0) for number in range(1000)],
+    )
+    assert renewed.histogram == histogram(scores, weights=weights) != histogram(scores)  # of all that was asked
+    assert after.policy.score == manifest.policy.score
+
+    assert "no bundle was written" in _run(*field, table=table).stdout.lower()
+    refused = _run(second, *field[1:], table=table, code=2).stderr  # another version than the device ran
+    assert "names none of this bundle's" in " ".join(refused.split())
+    assert "names none" in _run(*field, table=_table(1000), code=2).stderr
+    assert "go with a bundle and --data" in _run(*field, "--loss", "harm", table=table, code=2).stderr
+
+
+def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    result = _run(*_BUNDLE, "--epsilon", 0.001, "--out", out)
+    assert "Not certified on 599 rows" in result.stdout and "No bundle was written." in result.stdout
+    assert not out.exists()
+    found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.001, "--out", out, "-o", "json").stdout)
+    assert (found["certified"], found["threshold"]) == (False, None)
+    assert found["n_needed"] > 0
+
+
+def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(*arguments: object) -> str:
+        return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
+
+    assert "Name either a bundle" in says("--delta", 0.1)
+    assert "Name either a bundle" in says(*_BUNDLE, "--scores", "-")
+    assert "Name either a bundle" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "Name either a bundle" in says(*_BUNDLE[1:])
+    assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
+    assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
+    assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
+    with monkeypatch.context() as patch:  # before the models run for minutes
+        patch.setattr("firstline.cli.certify.gathered", None)
+        assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
+        assert "needs the edge model's logits" in says(*_BUNDLE, "--score", "energy", "--from-agent", "http://x")
+    assert "--score" in says("--scores", "-", "--delta", 0.1, "--score", "margin")
+    assert "has no edge variant 'other'" in says(*_BUNDLE, "--edge", "other")
+    assert "replace it with --force" in says(*_BUNDLE, "--out", _DIGITS / "bundle")
+    tmp_path.joinpath("mine").write_text("keep me")
+    assert "is not a bundle" in says(*_BUNDLE, "--out", tmp_path, "--force")
+    assert tmp_path.joinpath("mine").read_text() == "keep me"
+
+
+def test_agreement_needs_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "images.zip").symlink_to(_DIGITS / "heldout/images.zip")
+    promise = ("--epsilon", 0.03, "--delta", 0.1, "-o", "json")
+    unlabelled = msgspec.json.decode(_run(_BUNDLE[0], "--data", tmp_path, *promise).stdout)
+    assert unlabelled == msgspec.json.decode(_run(*_BUNDLE[:3], *promise).stdout)
+    assert (
+        "labels.csv cannot be read" in _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2).stderr
+    )

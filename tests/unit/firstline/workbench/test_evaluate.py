@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.onnx_models import linear_model
+
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import evaluate
+from firstline.workbench.spec import BundleSpec, ModelSpec
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.bundle.loading import load_edge, load_model
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import score
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import Tensor
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+
+
+def test_figures_are_those_of_the_parts() -> None:
+    """Against the same bundle run as one batch and counted in plain numpy."""
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 300)
+    told: list[tuple[int, int]] = []
+    found = evaluate(bundle, dataset, progress=lambda done, total: told.append((done, total)))
+
+    images, truth = zip(*dataset.read(), strict=True)
+    batch = Tensor("image", np.array(images, object))
+    assert bundle.manifest.full is not None
+    edge = load_edge(bundle, RuntimeOptions()).predict(batch)
+    full = load_model(bundle, bundle.manifest.full, RuntimeOptions()).predict(batch)
+    policy = bundle.manifest.policy
+    kept = score("margin", edge, policy.score.temperature) >= policy.threshold
+    sizes = np.array([len(image) for image in images])
+    answers = np.where(kept, edge.argmax(axis=1), full.argmax(axis=1))
+
+    assert found.samples == 300
+    assert told[0] == (1, 300)
+    assert told[-1] == (300, 300)
+    assert found.full is not None
+    assert found.full.accuracy == (full.argmax(axis=1) == truth).mean()
+    [variant] = found.variants
+    assert variant.edge.id == "edge-onnx"
+    assert variant.edge.accuracy == (edge.argmax(axis=1) == truth).mean()
+    tiered = variant.tiered
+    assert tiered is not None
+    assert tiered.accuracy == (answers == truth).mean()
+    assert (tiered.kept, tiered.escalated) == (kept.sum(), 300 - kept.sum())
+    assert tiered.edge_share == kept.mean()
+    assert tiered.disagreement == (edge.argmax(axis=1) != full.argmax(axis=1))[kept].mean()
+    certainty = score("margin", edge, policy.score.temperature).astype(np.float64)
+    differs = edge.argmax(axis=1) != full.argmax(axis=1)
+    below = certainty[differs][:, None] - certainty[~differs]
+    assert tiered.auroc == pytest.approx(((below < 0) + (below == 0) / 2).mean())
+    assert (tiered.bytes_sent, tiered.bytes_all) == (sizes[~kept].sum(), sizes.sum())
+    for latency in (found.full.latency_ms, variant.edge.latency_ms, tiered.latency_ms):
+        assert 0 < latency.p50 <= latency.p99
+    assert tiered.latency_ms.p99 > variant.edge.latency_ms.p50
+
+
+def test_tiering_the_digits_loses_nothing() -> None:
+    found = evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout"), variants=["all"])
+    assert found.full is not None
+    assert len(found.variants) == 3
+    for variant in found.variants:
+        assert variant.tiered is not None
+        assert variant.tiered.edge_share >= 0.7
+        assert variant.tiered.accuracy >= found.full.accuracy - 0.005
+
+
+def test_a_variant_by_its_id() -> None:
+    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 5)
+    found = evaluate(bundle, dataset, variants=["edge-tflite-int8"])
+    assert [variant.edge.id for variant in found.variants] == ["edge-tflite-int8"]
+    with pytest.raises(ConfigError, match="no edge variant 'edge-fpga'; it has: edge-onnx"):
+        evaluate(bundle, dataset, variants=["edge-fpga"])
+
+
+def test_an_image_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("file,label\nletter.txt,0\n")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "letter.txt").write_text("Dear Sir")
+    with pytest.raises(ConfigError, match=r"'letter\.txt' of .* neither JPEG nor PNG"):
+        evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(tmp_path))
+
+
+def test_a_bundle_without_images_says_so(tmp_path: Path) -> None:
+    model = ModelSpec(linear_model(tmp_path / "m.onnx", pixels=4, classes=10), postprocess=parse_postprocess("softmax"))
+    bundle = create_bundle(BundleSpec("bare", 1, tuple("0123456789"), (model,)), tmp_path / "out")
+    with pytest.raises(ConfigError, match="starts with decode"):
+        evaluate(bundle, open_dataset(_DIGITS / "heldout", 5))
+
+
+def test_a_bundle_of_one_tier_has_figures_for_that_tier(tmp_path: Path) -> None:
+    dataset = open_dataset(_DIGITS / "heldout", 20)
+    before, after = parse_preprocess("decode:L,resize:8x8,scale"), parse_postprocess("softmax")
+    edge, full = (ModelSpec(_DIGITS / "artefacts" / file, before, after) for file in ("edge.onnx", "full.onnx"))
+    labels = tuple("0123456789")
+    only_edge = evaluate(create_bundle(BundleSpec("edge", 1, labels, (edge,)), tmp_path / "edge"), dataset)
+    assert only_edge.full is None
+    assert only_edge.variants[0].tiered is None
+    only_full = evaluate(create_bundle(BundleSpec("full", 1, labels, (), full), tmp_path / "full"), dataset)
+    assert only_full.variants == ()
+    assert only_full.full is not None
+    assert only_full.full.accuracy > 0.9

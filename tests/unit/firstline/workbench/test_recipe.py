@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.errors import ConfigError
+
+_RECIPE = """\
+name = "cats"
+version = 3
+labels = "labels.txt"
+labels_skip = 1
+preprocess = "decode:RGB,resize:8x8"
+postprocess = "softmax"
+
+[[edge]]
+file = "small.tflite"
+id = "small"
+postprocess = ""
+output = "probabilities"
+measured = {accuracy = 0.9}
+
+[full]
+file = "deep/large.onnx"
+preprocess = "graph:deep/before.onnx"
+
+[policy]
+score = "entropy"
+temperature = 1.5
+threshold = 0.75
+"""
+
+
+def _written(folder: Path, text: str) -> Path:
+    (folder / "labels.txt").write_text("background\ncat\ndog\n")
+    (folder / "recipe.toml").write_text(text)
+    return folder / "recipe.toml"
+
+
+def test_a_recipe_declares_everything(tmp_path: Path) -> None:
+    spec = read_recipe(_written(tmp_path, _RECIPE))
+    assert (spec.name, spec.version, spec.labels) == ("cats", 3, ("cat", "dog"))
+    small = spec.edge[0]
+    assert small.file == tmp_path / "small.tflite"
+    assert small.preprocess == parse_preprocess("decode:RGB,resize:8x8")
+    assert small.postprocess == ()
+    assert (small.id, small.output, small.measured) == ("small", "probabilities", {"accuracy": 0.9})
+    assert spec.full is not None
+    assert spec.full.file == tmp_path / "deep/large.onnx"
+    assert spec.full.preprocess == (tmp_path / "deep/before.onnx",)
+    assert spec.full.postprocess == parse_postprocess("softmax")
+    assert (spec.policy.score, spec.policy.temperature, spec.policy.threshold) == ("entropy", 1.5, 0.75)
+
+
+def test_files_may_lie_elsewhere(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "labels.txt").write_text("background\ncat\ndog\n")
+    assert read_recipe(_written(tmp_path, _RECIPE), models).edge[0].file == models / "small.tflite"
+
+
+def test_a_score_may_be_a_graph(tmp_path: Path) -> None:
+    spec = read_recipe(_written(tmp_path, _RECIPE.replace('"entropy"', '"graph:score.onnx"')))
+    assert spec.policy.score == tmp_path / "score.onnx"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "said"),
+    [
+        ("output =", "outptu =", "did you mean 'output'?"),
+        ("version = 3", 'version = "three"', "recipe.toml:2"),
+        ('score = "entropy"', 'score = "entropie"', "'entropie' is no score"),
+        ('score = "entropy"', 'score = "energy"', "`firstline certify BUNDLE --data DIR --score energy"),
+        ('name = "cats"', "", "name"),
+        ("resize:8x8", "rezise:8x8", "did you mean 'resize'?"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, wrong: str, right: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_recipe(_written(tmp_path, _RECIPE.replace(wrong, right)))
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade"])
+def test_the_repositorys_recipes_are_read(tmp_path: Path, name: str) -> None:
+    for labels in ("labels.txt", "labels_1001.txt"):
+        (tmp_path / labels).write_text("background\none\ntwo\n")
+    assert read_recipe(Path(__file__).parents[4] / "models" / name / "recipe.toml", tmp_path).name == name

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import builtins
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.bundles import with_certificate
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.evaluate import figures
+from firstline.workbench.measure import Measured, measure
+from firstline.workbench.page import html, standing
+from firstline.workbench.report import write_report
+from firstline.workbench.sheet import sheet
+from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.routing.confidence import auroc
+
+_DIGITS = Path(__file__).parents[4] / "models/digits"
+_COMMAND = ("evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"))
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    return measure(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 200))
+
+
+def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None:
+    (edge,) = measured.edges
+    bare = _replaced(edge, model=msgspec.structs.replace(edge.model, certificate=None))
+    assert standing(sheet(measured, bare)).startswith("Not certified: its bundle carries no certificate for it.")
+    for fields, says in (({}, "Certified: at most 5 % of kept answers disagree"), ({"score_digest": "0" * 64}, "void")):
+        model = with_certificate(edge.model, measured.manifest, **fields)
+        certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
+        found = sheet(_replaced(measured, manifest=certified), _replaced(edge, model=model))
+        assert says in standing(found)
+
+
+def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> None:
+    """And of an edge model that never disagrees, that there is nothing to tell."""
+    (edge,) = measured.edges
+    assert measured.full is not None
+    expected = auroc(edge.scores, edge.labels != measured.full.labels)
+    assert expected is not None
+    same = _replaced(measured, full=_replaced(measured.full, labels=edge.labels))
+    for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
+        text = html("digits", "", [(sheet(one, edge), ())])
+        assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
+    tiered = figures(same).variants[0].tiered
+    assert tiered is not None and tiered.auroc is None
+    assert "AUROC" not in html("digits", "", [(sheet(_replaced(measured, full=None), edge), ())])
+
+
+def test_what_is_from_outside_cannot_write_html(measured: Measured) -> None:
+    text = html("digits", "Measured on <script>alert(1)</script>.", [(sheet(measured, measured.edges[0]), ())])
+    assert "<script" not in text and "&lt;script&gt;" in text
+
+
+def test_without_an_edge_model_there_is_nothing_to_draw(measured: Measured, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to draw"):
+        write_report(_replaced(measured, edges=()), tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "file" / "in")])
+    assert result.exit_code == 2
+    assert "cannot be made" in result.stderr
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = builtins.__import__
+
+    def without(name: str, *arguments: Any, **named: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return usual(name, *arguments, **named)
+
+    monkeypatch.delitem(sys.modules, "firstline.workbench.plots", raising=False)
+    monkeypatch.delattr("firstline.workbench.plots", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "pip install 'firstline[analysis]'" in result.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def _replaced(instance: Any, **fields: Any) -> Any:
+    return replace(instance, **fields)
