@@ -15,7 +15,7 @@ from firstline_core.runtime.litert import LiteRtRuntime
 
 pytestmark = pytest.mark.tflite
 
-ARTEFACTS = Path(__file__).parents[3] / "models" / "digits" / "artefacts"
+ARTEFACTS = Path(__file__).parents[4] / "models" / "digits" / "artefacts"
 FLOAT, INT8 = ARTEFACTS / "edge.tflite", ARTEFACTS / "edge_int8.tflite"
 
 

@@ -12,7 +12,7 @@ from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, check_options, load_runtime
 
-DIGITS_TFLITE = Path(__file__).parents[3] / "models" / "digits" / "artefacts" / "edge.tflite"
+DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge.tflite"
 
 
 def test_loads_by_the_declared_runtime_whatever_the_file_is_called(tmp_path: Path) -> None:
