@@ -20,7 +20,7 @@ https://github.com/SeldonIO/MLServer/tree/master/tests
 | rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_loading_what_there_is_not` |
 | grpc/test_servicers: model_infer; grpc/test_converters | `test_infer_with_typed_and_raw_contents` |
 | grpc/test_model_infer: a message over MLServer's limit | `test_grpc.py::test_what_is_too_large_is_refused...` |
-| rest/test_codecs, grpc/test_codecs: each datatype travels | `tests/unit/core/protocol/test_oip.py`, `protocol/grpc/test_codec.py` |
+| rest/test_codecs, grpc/test_codecs: each datatype travels | `unit/core/protocol/test_oip.py`, `grpc/test_codec.py` |
 | rest: gzip requests | `test_infer_compressed` |
 | grpc/test_interceptor, metrics: what was asked is counted | `test_requests_are_counted` |
 | repository: several versions, the latest answers | `test_versions` |
