@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from firstline_core.errors import ConfigError
-from firstline_core.toml_lines import key_lines
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -151,12 +150,39 @@ def _dotted(path: str | None) -> list[str]:
 
 
 def _line(text: str, path: list[str]) -> str:
-    """`:LINE` of a key in TOML text, or of what should hold it; "" where the text has neither."""
-    lines = key_lines(text)
+    """Returns `:LINE` of a key, or of the closest table or list around it; "" where the text has none of them.
+
+    `tomllib` reports no lines of valid keys. A key is defined by the last line that mentions it and before which it
+    does not exist.
+    """
+    lines = text.split("\n")
     for length in range(len(path), 0, -1):
-        if (line := lines.get(tuple(path[:length]))) is not None:
-            return f":{line}"
+        wanted = path[:length]
+        if not _defines(text, wanted):
+            continue
+        name = next((part for part in reversed(wanted) if not part.isdigit()), wanted[-1])
+        mention = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+        for number in range(len(lines), 0, -1):
+            before = "\n".join(lines[: number - 1])
+            if mention.search(lines[number - 1]) and _defines(before, wanted) is False:
+                return f":{number}"
     return ""
+
+
+def _defines(text: str, path: list[str]) -> bool | None:
+    """Returns whether TOML text, which may end within a list, has a key; None where it ends within another value."""
+    for ending in ("", "]"):
+        try:
+            found: Any = tomllib.loads(text + ending)
+        except (ValueError, RecursionError):
+            continue
+        try:
+            for part in path:
+                found = found[int(part)] if isinstance(found, list) else found[part]
+        except (LookupError, TypeError, ValueError):
+            return False
+        return True
+    return None
 
 
 @cache

@@ -82,7 +82,7 @@ def test_a_list_comes_from_the_environment_as_json() -> None:
             "links = [\n  { kind = 'a' },\n  { kind = 'b', ulr = 1 },\n]\n",
             "agent.toml:3 has an unknown key 'links.1.ulr'",
         ),
-        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:4, 'run.providers.1': expected `str`, got `int`."),
+        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers.1': expected `str`, got `int`."),
         ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
         ("[run]\n[run.measured]\nedge = 'x'\n", "agent.toml:2, 'run.measured': expected `float`, got `str`."),
         ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level': invalid enum value 'INFO'; use one of debug, info."),
