@@ -27,12 +27,12 @@ from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor, Tier
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache.results import ModelOutput
+from firstline_edge.cascade.router import Router
 from firstline_edge.models.held import HeldModel
 from firstline_edge.models.loading import hold
-from firstline_edge.router import Router
-from firstline_edge.rows import Row
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.models.workers import Workers
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
 
 _DIGITS = Path(__file__).parents[1] / "models" / "digits" / "bundle"
 _ROWS = 10_000

@@ -29,16 +29,16 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.audits.standing import Standings
 from firstline_edge.fleet import reported, starts
 from firstline_edge.fleet.desired import keep_desired, read_desired
+from firstline_edge.fleet.updates.adapters import AgentServing
+from firstline_edge.fleet.updates.history import History
+from firstline_edge.fleet.updates.means import Means, Patience, Trials
+from firstline_edge.fleet.updates.slots import manifest_sha256
+from firstline_edge.fleet.updates.updater import Updater
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import hold
 from firstline_edge.models.reloading import Reloading
-from firstline_edge.scheduling.workers import Workers
-from firstline_edge.updater.adapters import AgentServing
-from firstline_edge.updater.history import History
-from firstline_edge.updater.means import Means, Patience, Trials
-from firstline_edge.updater.slots import manifest_sha256
-from firstline_edge.updater.updater import Updater
+from firstline_edge.models.workers import Workers
 from fleet.population import BUNDLE, NEW, Device, Said
 from fleet.shelf import Shelf
 

@@ -31,7 +31,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.fleet.rest import DEVICES_PATH, FleetDevice, FleetDevicePage
 from firstline_core.fleet.rollout import ROLLOUTS_PATH, LookList, RolloutSummary
-from firstline_edge.updater.slots import manifest_sha256
+from firstline_edge.fleet.updates.slots import manifest_sha256
 from firstline_gateway.rollouts.stages import place
 from firstline_gateway.settings.settings import Store
 from fleet.bundles import RETRAINED, SOUND, Character, write_bundle

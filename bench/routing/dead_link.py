@@ -23,7 +23,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.routing.confidence import score
 from firstline_core.types import InferRequest, Reason
-from firstline_edge.router import Router
+from firstline_edge.cascade.router import Router
 from routing.device import Device, device
 from routing.parts import Effort, Job, Table
 from routing.replay import NAME, ReplayedGateway, held_model, manifest_of, tensor_of

@@ -23,18 +23,19 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache.results import ModelOutput, ResultCache
-from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.hedging import HedgeOptions, Hedging
+from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain, no_budget
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
-from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
-from firstline_edge.router import Router
-from firstline_edge.rows import Row, merge
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row, merge
 from routing.arrivals import Floats
 from routing.promises import MemoryOutbox
 from routing.replay import NAME, tensor_of

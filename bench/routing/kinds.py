@@ -8,8 +8,8 @@ from pools import Pool
 from firstline_core.clock import Clock
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Kind, make
+from firstline_edge.cascade.router import Router
 from firstline_edge.models.held import HeldModel
-from firstline_edge.router import Router
 from routing.replay import DECLARED
 
 KINDS: tuple[Kind, ...] = (

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.models.workers import Workers
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -1,47 +1,32 @@
-"""The device: answers what its own model can be trusted with, and asks the gateway about the rest.
+"""The device agent: answers with its own model where that is safe, and asks the gateway otherwise.
 
-One request, from the outside in
-    api/            REST: the Open Inference Protocol, the short way in, answers by id and as events
-    agent           the data plane, whichever way a request comes in
-    cascade         one request, read top to bottom
-    at_once         the same for the commonest request, which waits for nothing
-    case            a request on its way, and how far it came
-    rows            each is decided by itself; together they are the answer
-    runner          asks this device's own model
-    judge           keeps its answer of a row, or escalates it
-    router          by policy, certificate, and what audits found
+A request
+    api/            HTTP and gRPC: the Open Inference Protocol, files, answers by id and as events
+    agent           the data plane that every protocol calls
+    cascade/        decides which tier answers, read from top to bottom
+    requests/       the context of a request and its rows
     gateway         asks the full model
-    hedge           asks it early, where one after the other would be too late
-    provisional     the edge answer for now, with the promise of a correction
+    cloud/          the connections to the gateway over HTTP and MQTT, each with a circuit breaker
 
-What it rests on
-    models/         those that this device holds: opened, measured, copied, reloaded
-    adaptation/     several variants of a bundle: who answers by heat, memory, battery and time left
-    memory          what models leave behind goes back to the system
-    cache/          what models said of rows, in memory and on disk
-    scheduling/     who begins next, on which thread, and for how long it is waited for
-    punctuality     can the full model's answer be expected in time?
-    escalation      what crosses the link, and what is accepted of what comes back
-    complaints      what the gateway says against a model
-    cloud/          to the gateway, over HTTP and MQTT: one after the other, each with its breaker
-    identity/       this device's certificate, how it joined and renews, and what time it is
-    outbox/         promises of corrections, on disk, and how they are kept
-    fleet/          one of a fleet: its twin, its counts, its brake
-    updater/        models from the fleet: tried, and kept or undone
-    configuration/  settings from the fleet, likewise
-    profiling/      bundles are measured where the fleet asks for it
-    audits/         the contract in the field: checks of kept answers, alarms, drift
-    budgets/        what may be spent, and what was
-    hardware/       what this device is, and how it is: sensors, read beside the requests
+What it uses
+    models/         the models on this device: loading, measuring, reloading
+    adaptation/     chooses between the variants of a bundle by heat, memory, battery and time left
+    cache/          model outputs by input digest, in memory and on disk
+    audits/         random checks of edge answers by the full model, alarms, drift
+    budgets/        limits on traffic, energy and money
+    outbox/         promised corrections on disk, and their delivery
+    hardware/       the hardware catalogue and the sensor readings
+    identity/       the device certificate: enrolment and renewal
+
+The fleet
+    fleet/          the device twin, updates and remote configuration
+    profiling/      measures bundles on request of the fleet
 
 The process
     cli/            the commands of `edge-agent`
-    settings/       what can be set on the device
-    telemetry/      what it tells: counters, log lines, the decision log, how it is
-    tokens          who may call
-    state           the state directory, and where each thing lies in it
-    purge           erases what was kept
-    wiring          single parts, each from its section of the settings
-    parts           all of them, opened in order and closed in the reverse
-    background      what works beside the requests, and what is told where it ends
+    settings/       the settings of the device
+    telemetry/      counters, logs, the decision log, the status
+    state           the state directory
+    parts           builds, starts and stops everything
+    wiring          builds single parts from the settings
 """

@@ -28,10 +28,10 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext, Wait
 from firstline_edge.budgets.spending import denied
-from firstline_edge.case import Trail
+from firstline_edge.cascade.turns import Turns
 from firstline_edge.models.held import HeldModel
 from firstline_edge.parts import Parts, open_parts
-from firstline_edge.scheduling.turns import Turns
+from firstline_edge.requests.context import Trail
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.telemetry import report
 

@@ -24,15 +24,16 @@ from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, R
 from firstline_edge.audits.hooks import Contracts
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache import keys
-from firstline_edge.cache.results import ModelOutput, ResultCache
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.complaints import Complaints
-from firstline_edge.escalation import FullAnswer, checked, checked_digest, escalation_of
+from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.held import HeldModel
-from firstline_edge.punctuality import Punctuality
-from firstline_edge.rows import Row
-from firstline_edge.scheduling.deadline import within
-from firstline_edge.scheduling.single_flight import SingleFlight
+from firstline_edge.requests.deadline import within
+from firstline_edge.requests.escalation import FullAnswer, checked, checked_digest, escalation_of
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
+from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
 

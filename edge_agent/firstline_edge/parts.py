@@ -19,36 +19,36 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ContractNotice, InferRequest
-from firstline_edge import rows
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom
-from firstline_edge.background import Background
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import asking_mj, open_spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade import Cascade
+from firstline_edge.cascade.cascade import Cascade
+from firstline_edge.cascade.hedging import Hedging
+from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links, open_links
-from firstline_edge.complaints import Complaints
 from firstline_edge.gateway import Gateway
 from firstline_edge.hardware.room import HardwareRoom
-from firstline_edge.hedge import Hedging
 from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import Models
 from firstline_edge.models.loading import hold, open_models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
+from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.patient import PatientOutbox
 from firstline_edge.outbox.schema import count_promises
-from firstline_edge.router import Router
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.requests import rows
 from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry import report
+from firstline_edge.telemetry.background import Background
 from firstline_edge.telemetry.recorder import Recorder
 from firstline_edge.wiring import (
     adapting_of,

@@ -13,8 +13,8 @@ from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.cache.disk import DiskCache
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade import CascadeOptions
-from firstline_edge.hedge import HedgeOptions
+from firstline_edge.cascade.cascade import CascadeOptions
+from firstline_edge.cascade.hedging import HedgeOptions
 from firstline_edge.outbox.endings import Endings
 from firstline_edge.outbox.store import Outbox
 from firstline_edge.settings.settings import EdgeSettings, LogSection, PolicySection

@@ -22,8 +22,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.erasure import PLACES, erase_running
 from firstline_edge.cache.disk import DiskCache
-from firstline_edge.purge import PLACES, erase_running
 
 
 @pytest.fixture

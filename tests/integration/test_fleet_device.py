@@ -25,8 +25,8 @@ from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.updater.ports import BYTES_NEED_HTTP
 from firstline_gateway.fleet import counting
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway

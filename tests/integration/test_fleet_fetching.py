@@ -15,9 +15,9 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkError, ProtocolError
 from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.updates.adapters import RegistryBytes
+from firstline_edge.fleet.updates.fetching import Pace, fetch
 from firstline_edge.settings.settings import LinkSection
-from firstline_edge.updater.adapters import RegistryBytes
-from firstline_edge.updater.fetching import Pace, fetch
 
 CUTS = 100
 SIZE_BYTES = 4 << 20

@@ -21,8 +21,8 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.agent import EdgeAgent
+from firstline_edge.fleet.updates.slots import manifest_sha256
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.updater.slots import manifest_sha256
 
 
 @pytest_asyncio.fixture

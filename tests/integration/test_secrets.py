@@ -16,9 +16,9 @@ from support.line import Line, line
 
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
+from firstline_edge.api.tokens import read_tokens
 from firstline_edge.cloud.http_link import HttpLink
 from firstline_edge.cloud.http_pool import HttpLinkSettings
-from firstline_edge.tokens import read_tokens
 
 API_TOKEN = "press-hall-4-of-tuesday"  # the agent's own callers'
 SHORT = "/firstline/v1/models/digits/infer"

@@ -19,8 +19,8 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.policies import KINDS, make
 from firstline_core.types import InferRequest, InferResponse, Privacy, RequestedOutput, Route, Wait
 from firstline_edge.audits.watched import Standing
-from firstline_edge.case import Trail
-from firstline_edge.hedge import HedgeOptions
+from firstline_edge.cascade.hedging import HedgeOptions
+from firstline_edge.requests.context import Trail
 from firstline_edge.settings.settings import AuditSection
 
 # -0.5 is no input that the model takes, and 2 breaks it.

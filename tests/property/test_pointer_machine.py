@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from firstline_edge.updater.pointer import Pointer, Slot
+from firstline_edge.fleet.updates.pointer import Pointer, Slot
 
 
 class Pointers(RuleBasedStateMachine):

@@ -43,18 +43,19 @@ from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache.results import ModelOutput, ResultCache
-from firstline_edge.cascade import Cascade, CascadeOptions
-from firstline_edge.case import Trail
-from firstline_edge.complaints import Complaints
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.hedging import HedgeOptions, Hedging
+from firstline_edge.cascade.router import Router
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.gateway import Gateway
-from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.store import OutboxItem
-from firstline_edge.router import Router
-from firstline_edge.rows import Row
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.requests.context import Trail
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import AuditSection
 
 THRESHOLD = 0.8

@@ -27,9 +27,9 @@ from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError,
 from firstline_core.fleet.target import Hardware, ListedBundle, described, listed, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.processing.steps import InputSpec, Softmax
-from firstline_edge.updater.history import History
-from firstline_edge.updater.means import Means, Patience, Trials
-from firstline_edge.updater.updater import Updater
+from firstline_edge.fleet.updates.history import History
+from firstline_edge.fleet.updates.means import Means, Patience, Trials
+from firstline_edge.fleet.updates.updater import Updater
 
 NAME = "wide"
 

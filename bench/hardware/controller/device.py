@@ -16,8 +16,8 @@ from firstline_core.adaptation.sharing import Sharing
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
+from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.edge_model import Pace
-from firstline_edge.punctuality import Punctuality
 from hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
 from hardware.thermal import CORES, HOT_C, Board, Heat
 

@@ -11,7 +11,7 @@ from firstline_core.protocol.http_request import Request
 from firstline_core.protocol.limits import Limits
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.bodies import read_body
-from firstline_edge.purge import erase_running
+from firstline_edge.api.erasure import erase_running
 
 _LIMITS = Limits(body_bytes=4096)
 

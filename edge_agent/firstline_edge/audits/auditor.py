@@ -36,11 +36,12 @@ from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import keys
-from firstline_edge.cache.results import ModelOutput, ResultCache
+from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.escalation import checked
 from firstline_edge.models.held import HeldModel
-from firstline_edge.rows import Row
+from firstline_edge.requests.escalation import checked
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)

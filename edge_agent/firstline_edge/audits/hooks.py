@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from firstline_core.types import ContractNotice, InferRequest
-from firstline_edge.cache.results import ModelOutput
 from firstline_edge.models.held import HeldModel
-from firstline_edge.rows import Row
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
 
 
 class Audits(Protocol):

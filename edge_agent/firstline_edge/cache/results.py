@@ -14,30 +14,16 @@ from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from firstline_core.clock import Clock
 from firstline_edge.cache.disk import DiskCache
+from firstline_edge.requests.model_output import ModelOutput
 
 _FORMAT = 2
 _HEAD = struct.Struct("<Bff")  # format, score, value
 _NUMBERS = np.dtype("<f4")
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
-
-
-class ModelOutput(Struct, frozen=True, eq=False):
-    """What one model said of one row.
-
-    Args:
-        probabilities: (classes,) float32.
-        score: the edge model's confidence; None for the full model.
-        value: P(edge wrong and full right), what asking the full model is worth; None where the bundle learned none.
-    """
-
-    probabilities: NDArray[np.float32]
-    score: float | None = None
-    value: float | None = None
 
 
 class _Entry(Struct, frozen=True, eq=False):

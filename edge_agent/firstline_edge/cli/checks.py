@@ -19,6 +19,7 @@ from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
+from firstline_edge.api.tokens import read_tokens
 from firstline_edge.cli.contract_checks import contract_findings
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.cli.fleet_checks import fleet_findings
@@ -27,7 +28,6 @@ from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.tokens import read_tokens
 
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.updater.ports import BYTES_NEED_HTTP
 
 
 def fleet_findings(settings: EdgeSettings) -> list[Finding]:

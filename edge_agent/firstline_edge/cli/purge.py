@@ -10,14 +10,14 @@ import httpx
 
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.http_errors import error_from
-from firstline_edge import purge
+from firstline_edge.api import erasure as purge
+from firstline_edge.api.tokens import first_token
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, leave_proof, proof_path
-from firstline_edge.tokens import first_token
 
 _TIMEOUT_S = 600.0  # a slow card, and much to overwrite
 

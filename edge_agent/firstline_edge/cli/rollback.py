@@ -11,15 +11,15 @@ import httpx
 
 from firstline_core.errors import CapacityError, RequestError
 from firstline_core.protocol.http_errors import error_from
+from firstline_edge.api.tokens import first_token
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
-from firstline_edge.configuration.kept import read_kept, write_kept
+from firstline_edge.fleet.configuration.kept import read_kept, write_kept
+from firstline_edge.fleet.updates.history import History
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
-from firstline_edge.tokens import first_token
-from firstline_edge.updater.history import History
 
 _TIMEOUT_S = 120.0
 _ASKED = "Rolled back on the device."

@@ -10,12 +10,12 @@ import orjson
 
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.telemetry.wording import counted
+from firstline_edge.api.tokens import first_token
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings.last_good import load_or_last_good
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import is_in_use, url_path
-from firstline_edge.tokens import first_token
 
 _TIMEOUT_S = 5.0
 _NO_AGENT = "What answers at {url} is no edge agent, or one of another version; name yours with --url."

@@ -11,10 +11,10 @@ import msgspec
 from firstline_core.errors import CapacityError
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
-from firstline_edge.configuration.kept import read_kept
+from firstline_edge.fleet.configuration.kept import read_kept
+from firstline_edge.fleet.updates.history import History
 from firstline_edge.settings.load import load
 from firstline_edge.state import configuration_path, updates_path
-from firstline_edge.updater.history import History
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""The client of the gateway: asks the full model, over whichever link works."""

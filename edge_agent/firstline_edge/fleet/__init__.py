@@ -9,5 +9,7 @@ Its twin
     counts          what was answered, by model
     starts          processes so far, and how many ended without a word
     brake           how many rows may be escalated in an hour
+    updates/        models from the fleet: fetched, verified, tried, kept or rolled back
+    configuration/  settings from the fleet: the same
     wiring          all of it, put together
 """

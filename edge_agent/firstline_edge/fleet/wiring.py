@@ -19,13 +19,18 @@ from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
 from firstline_core.ids import new_request_id
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
-from firstline_edge.configuration.room import ConfigurationRoom
-from firstline_edge.configuration.source import SignedConfigurations
 from firstline_edge.fleet import reported, starts
 from firstline_edge.fleet.brake import SAVE_EVERY_S, BrakePedal
+from firstline_edge.fleet.configuration.room import ConfigurationRoom
+from firstline_edge.fleet.configuration.source import SignedConfigurations
 from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.twin import Twin
+from firstline_edge.fleet.updates.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
+from firstline_edge.fleet.updates.history import History
+from firstline_edge.fleet.updates.means import Means, Patience, Trials
+from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
+from firstline_edge.fleet.updates.updater import Updater
 from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
 from firstline_edge.models.held import HeldModel
 from firstline_edge.profiling.profiler import Profiler
@@ -33,11 +38,6 @@ from firstline_edge.profiling.room import open_profiler
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.report import VERSION
-from firstline_edge.updater.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
-from firstline_edge.updater.history import History
-from firstline_edge.updater.means import Means, Patience, Trials
-from firstline_edge.updater.ports import BYTES_NEED_HTTP
-from firstline_edge.updater.updater import Updater
 
 if TYPE_CHECKING:
     from firstline_edge.parts import Parts

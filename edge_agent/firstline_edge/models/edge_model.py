@@ -15,8 +15,8 @@ from firstline_core.profile.profile import Point
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.learned import Logistic
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.cache.results import ModelOutput
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.models.workers import Workers
+from firstline_edge.requests.model_output import ModelOutput
 
 # Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
 _INLINE_MS = 1.0

@@ -14,8 +14,8 @@ from firstline_core.errors import InvalidTensorError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
-from firstline_edge.cache.results import ModelOutput
 from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.requests.model_output import ModelOutput
 
 if TYPE_CHECKING:
     from firstline_edge.adaptation.variants import Variants

@@ -24,13 +24,13 @@ from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
-from firstline_edge.memory import own_bytes
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.edge_model import EdgeModel, Pace
 from firstline_edge.models.held import HeldModel, Models, Problem
+from firstline_edge.models.memory import own_bytes
 from firstline_edge.models.profiles import Profiles, planned, prior
 from firstline_edge.models.timing import quickest_ms
-from firstline_edge.scheduling.workers import Workers
+from firstline_edge.models.workers import Workers
 
 if TYPE_CHECKING:
     from firstline_edge.adaptation.loading import Adapting

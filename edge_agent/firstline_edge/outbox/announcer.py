@@ -17,7 +17,7 @@ from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.store import Outbox
-from firstline_edge.scheduling.deadline import within
+from firstline_edge.requests.deadline import within
 
 log = logger(__name__)
 

@@ -10,8 +10,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.complaints import Complaints
 from firstline_edge.outbox.item import OutboxItem, expire
 
 log = logger(__name__)

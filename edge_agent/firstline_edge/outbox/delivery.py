@@ -19,9 +19,9 @@ from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, TraceContext
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.complaints import Complaints
 from firstline_edge.outbox.ages import LOOK_EVERY_S
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge

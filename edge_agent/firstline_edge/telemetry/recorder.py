@@ -23,8 +23,8 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status, TraceContext
 from firstline_edge.audits.drawn import Finding
-from firstline_edge.case import Trail
 from firstline_edge.models.held import HeldModel
+from firstline_edge.requests.context import Trail
 from firstline_edge.telemetry.counted import Counted
 
 _NAME = "firstline_edge"

@@ -16,7 +16,7 @@ Each attack has its own error:
 An older bundle that the present targets list may be installed: that is a rollback which somebody signed.
 
 No agent imports this module: python-tuf brings urllib3, and takes some megabytes for good. It has a process for it
-(`firstline_edge.updater.verifier`), which ends with the look.
+(`firstline_edge.fleet.updates.verifier`), which ends with the look.
 """
 
 from __future__ import annotations

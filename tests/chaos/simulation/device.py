@@ -21,19 +21,19 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
 from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.hedging import HedgeOptions, Hedging
+from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.complaints import Complaints
+from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.gateway import Gateway
-from firstline_edge.hedge import HedgeOptions, Hedging
 from firstline_edge.models.held import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.store import Outbox
-from firstline_edge.router import Router
-from firstline_edge.rows import merge
+from firstline_edge.requests.rows import merge
 from firstline_edge.settings.settings import OutboxSection
 
 if TYPE_CHECKING:

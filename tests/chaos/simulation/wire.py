@@ -11,7 +11,7 @@ from simulation.network import Gateway, SimulatedLink, Weather
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.scheduling.deadline import within
+from firstline_edge.requests.deadline import within
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book

@@ -1,0 +1,200 @@
+"""Asking the full model while the small one still runs, where one after the other would be too late.
+
+A hedge flies as any escalation does: if the rows are escalated after all, they join it, and if nobody does, it is
+cancelled. So no row is asked for twice, and an answer that is kept was not escalated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from firstline_core.clock import Clock
+from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
+from firstline_core.routing.token_bucket import TokenBucket
+from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
+from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
+from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.rows import Row
+
+# Looking a member up in its enumeration takes as long as reading a clock.
+_AUTO, _ANY, _EDGE = Route.AUTO, Privacy.ANY, Tier.EDGE
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeOptions:
+    """When to ask early.
+
+    Args:
+        share: hedges for each request that the edge model runs for.
+        burst: hedges that were not needed and are kept for later.
+        least_rate: of the model's requests of late, the share that must have been escalated.
+        reserve_s: kept back of a deadline, as for any escalation.
+    """
+
+    share: float = 0.05
+    burst: float = 5.0
+    least_rate: float = 0.25
+    reserve_s: float = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class Hedge:
+    """One call that was made early.
+
+    Args:
+        contents: of the rows that travel.
+        until_s: by when an answer can still be written in time.
+        call: what the full model says of each.
+        attempts: what was tried, by this call.
+        joined: whether it answered a row.
+        settled: whether it is known if it was needed.
+    """
+
+    contents: list[bytes]
+    started_s: float
+    until_s: float
+    call: asyncio.Task[list[tuple[ModelOutput, str]]]
+    attempts: list[Attempt] = field(default_factory=list)
+    joined: bool = False
+    settled: bool = False
+
+    @property
+    def landed(self) -> bool:
+        """Whether the full model has answered."""
+        return self.call.done() and not self.call.cancelled() and self.call.exception() is None
+
+    def take(self, row: Row, attempts: list[Attempt]) -> bool:
+        """Answers the row, if the full model has answered already.
+
+        Args:
+            row: that is to be escalated.
+            attempts: of the request; gains this call's.
+        """
+        if not self.landed or row.content not in self.contents:
+            return False
+        output, ran = self.call.result()[self.contents.index(row.content)]
+        row.take(output, Tier.CLOUD, row.reason, ran)
+        if not self.joined:
+            attempts += self.attempts
+        self.joined = True
+        return True
+
+    def recalled(self, row: Row) -> None:
+        """The row was answered by what the full model said and the cache kept: a moment ago, by this call."""
+        self.joined = self.joined or row.content in self.contents
+
+
+class Hedging:
+    """Decides about hedges, makes them, and ends those that nobody needs.
+
+    Args:
+        gateway: asks the full model.
+        options: when to; None for never.
+
+    Attributes:
+        used: hedges whose call was needed.
+        unneeded: those that were not.
+    """
+
+    def __init__(self, gateway: Gateway, clock: Clock, options: HedgeOptions | None) -> None:
+        self._gateway = gateway
+        self._clock = clock
+        self._options = options
+        self._bucket = TokenBucket(options.burst if options is not None else 0.0)
+        self._rates: dict[str, DecayedShare] = {}
+        self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
+        self.used = self.unneeded = 0
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def start(
+        self, request: InferRequest, model: HeldModel, edge: EdgeModel, rows: Sequence[Row], deadline_s: float
+    ) -> Hedge | None:
+        """Asks early, where that is allowed, likely to be needed, and the only way to be in time.
+
+        Args:
+            request: of which these are rows.
+            model: the bundle that the gateway must run.
+            edge: about to run.
+            rows: for which it will.
+            deadline_s: of the request, on the monotonic clock.
+        """
+        free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
+        if self._options is None or not free:
+            return None
+        self._bucket.earn(self._options.share)
+        now_s = self._clock.monotonic_s()
+        left_s = deadline_s - now_s
+        until_s = deadline_s - min(self._options.reserve_s, left_s / 4)
+        rate = self._rates.get(request.model)
+        prospect = Prospect(
+            left_s=until_s - now_s,
+            edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
+            cloud_s=self._gateway.predicted_s(request, len(rows)),
+            escalation_rate=rate.value if rate is not None else None,
+        )
+        if not worth_hedging(prospect, self._options.least_rate) or not self._bucket.take(now_s):
+            return None
+        attempts: list[Attempt] = []
+        # To the very end: an escalation that joins it may have a little more time than there is to spare now.
+        asking = self._gateway.ask(request, model, rows, deadline_s, attempts, keep=False)
+        call = asyncio.get_running_loop().create_task(asking)
+        self._calls.add(call)
+        call.add_done_callback(self._ended)
+        return Hedge([row.content for row in rows], now_s, until_s, call, attempts)
+
+    def settle(
+        self, request: InferRequest, hedge: Hedge | None, escalated: Sequence[Row], attempts: list[Attempt]
+    ) -> None:
+        """The edge model has answered: learns how often that is not enough, and cancels a hedge that nobody needs.
+
+        Args:
+            request: that the edge model ran for.
+            hedge: of this request, if there is one.
+            escalated: rows that the full model is yet to answer.
+            attempts: of the request; gains a hedge that was not needed.
+        """
+        if self._options is None:
+            return
+        joined = hedge is not None and hedge.joined
+        if request.route is _AUTO and request.privacy is _ANY and [tried for tried in attempts if tried.tier is _EDGE]:
+            self._learn(request.model, hit=bool(escalated) or joined)
+        if hedge is None:
+            return
+        if joined or any(row.content in hedge.contents for row in escalated):
+            hedge.settled = True
+            self.used += 1
+        else:
+            self.call_off(hedge)
+            attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
+
+    def kept(self, name: str) -> None:
+        """The edge model of this name ran for a request that might have been hedged, and its answer was kept."""
+        if self._options is not None:
+            self._learn(name, hit=False)
+
+    def call_off(self, hedge: Hedge | None) -> None:
+        """The request is over, however it ended: cancels its hedge, unless that was needed."""
+        if hedge is not None and not hedge.settled:
+            hedge.settled = True
+            self.unneeded += 1
+            hedge.call.cancel()
+
+    def _learn(self, name: str, *, hit: bool) -> None:
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = DecayedShare()
+        rate.add(hit=hit)
+
+    def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # whoever joined has seen it

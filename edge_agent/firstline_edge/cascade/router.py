@@ -1,0 +1,170 @@
+"""Who answers a row, by what the edge model said of it: policy, certificate, what this device adds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.routing import policy
+from firstline_core.routing.policies import CERTIFIED, Line, Policy, Seen, State, value_of
+from firstline_core.routing.policy import Decision
+from firstline_core.types import Reason, Tier
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import CLEAR, Standing
+from firstline_edge.models.held import HeldModel
+from firstline_edge.requests.rows import Row
+
+
+class Terms(NamedTuple):
+    """What answers of a model, or those of one predicted class, are held against.
+
+    Attributes:
+        manifest, standing: for which this was worked out.
+        threshold: the bundle's, as the device and an alarm raised it.
+        line: from which score on an answer is kept, by the device's policy; None where the score alone does not tell.
+        covered: whether a certificate covers those that are kept for their score.
+        told: the same for people, see `Router.told`.
+    """
+
+    manifest: Manifest
+    standing: Standing
+    threshold: float
+    line: Line | None
+    covered: bool
+    told: Mapping[str, Any]
+
+
+_CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
+_TOO_HEAVY = Decision(Tier.CLOUD, Reason.HEAVY)
+
+
+class Router:
+    """Decides row by row.
+
+    Args:
+        min_threshold: raises a bundle's threshold, never lowers it.
+        chosen: the policy that decides.
+        clock: for policies that look at the time.
+        standings: of the certificates in the field; None where nothing is known of that.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_threshold: float,
+        chosen: Policy = CERTIFIED,
+        clock: Clock = SYSTEM_CLOCK,
+        standings: Standings | None = None,
+    ) -> None:
+        self._min_threshold = min_threshold
+        self.policy = chosen
+        self._clock = clock
+        self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
+        self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
+        self._standings = standings
+
+    def adopt(self, chosen: Policy, min_threshold: float) -> None:
+        """Decides by another policy, or above another least threshold, from the next row on."""
+        if chosen.kind != self.policy.kind:
+            self._states.clear()
+        self.policy, self._min_threshold = chosen, min_threshold
+        self._terms.clear()
+
+    def threshold(self, model: HeldModel, group: str | None = None) -> float:
+        """The score from which the bundle has an edge answer kept; the device can only raise it.
+
+        Args:
+            model: that answered.
+            group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
+        """
+        return self.terms(model, group).threshold
+
+    def verdict(self, model: HeldModel, row: Row) -> Decision:
+        """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
+        edge, said = model.edge, row.edge
+        if said is None or edge is None:
+            return _TOO_HEAVY
+        score = math.nan if said.score is None else said.score
+        seen = Seen(
+            score,
+            value_of(said.value, score),
+            self.threshold(model, model.group(said)),
+            edge.certificate is not None,
+            said.probabilities,
+            self._clock.monotonic_s(),
+        )
+        return self.policy.decide(seen, self._states[edge.digest])
+
+    def instead(self, model: HeldModel, row: Row, denied: Decision) -> Decision:
+        """What becomes of an edge answer whose escalation was denied: kept for its score, if only the price spoke."""
+        confident = row.score >= self.threshold(model, model.group(row.edge))
+        return _CONFIDENT if confident and not denied.demanded else _DENIED
+
+    def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
+        """Whether a valid certificate covers an edge answer that this verdict keeps."""
+        if verdict.reason is not _CONFIDENT.reason:
+            return False
+        return self.terms(model, model.group(row.edge)).covered
+
+    def uncertified(self, model: HeldModel) -> str:
+        """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        if not self.policy.certifies:
+            return f"policy.kind is {self.policy.kind}, which no certificate covers"
+        watched = self._standings.find(model) if self._standings is not None else None
+        if watched is not None and watched.record.alarmed:
+            return f"an alarm voids its certificate: {watched.record.cause}"
+        return model.edge.uncertified if model.edge is not None else ""
+
+    def told(self, model: HeldModel) -> Mapping[str, Any]:
+        """What this model's answers are held against, for the decision log: JSON-able."""
+        return self.terms(model).told
+
+    def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
+        """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
+
+        What would be escalated without the alarm too needs none.
+        """
+        if self._standings is None or verdict.reason is not Reason.UNCERTAIN:
+            return True
+        kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
+        return not kept_before or self._standings.grants(model)
+
+    def terms(self, model: HeldModel, group: str | None = None) -> Terms:
+        """What answers of a model, or of one group, are held against now.
+
+        Worked out once, until an alarm changes how the certificate stands, or another bundle comes.
+        """
+        standing = CLEAR if self._standings is None else self._standings.of(model)
+        manifest = model.manifest
+        at = (model.edge.digest if model.edge is not None else "", group)
+        known = self._terms.get(at)
+        if known is None or known.standing is not standing or known.manifest is not manifest:
+            threshold = self._without_alarm(model, group)
+            if standing.threshold is not None:
+                threshold = max(threshold, standing.threshold)
+            certificate = model.edge.certificate if model.edge is not None else None
+            covered = (
+                certificate is not None
+                and certificate.contract in self.policy.certifies
+                and not standing.alarmed
+                and policy.covered(_CONFIDENT, threshold, certificate, group)
+            )
+            told: Mapping[str, Any] = {
+                "threshold": threshold if math.isfinite(threshold) else None,
+                "by": certificate.by if certificate is not None else "",
+                "certificate": certificate and certificate.promise,
+                "uncertified": self.uncertified(model),
+            }
+            if group is not None:  # people are told of the model as a whole
+                told = self.terms(model).told
+            line = self.policy.line(threshold)
+            known = self._terms[at] = Terms(manifest, standing, threshold, line, covered, told)
+        return known
+
+    def _without_alarm(self, model: HeldModel, group: str | None) -> float:
+        certificate = model.edge.certificate if model.edge is not None else None
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)

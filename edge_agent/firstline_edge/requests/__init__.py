@@ -1,0 +1,10 @@
+"""What belongs to one request: its context and rows, and the work that equal requests share.
+
+Files
+    context         the state of one request in the cascade
+    rows            the rows of a request, and the answer that they make together
+    model_output    what a model says about one row
+    escalation      what is sent to the gateway, and which of its answers are accepted
+    deadline        waits for work until a deadline
+    single_flight   computes equal work once
+"""

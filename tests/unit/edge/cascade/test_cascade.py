@@ -1,0 +1,706 @@
+"""The cascade, decision by decision: who answers, what the answer says, and what crosses the link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.edge import SURE, UNSURE, Scene, outcomes, request, said, tiers, yes
+from support.escalations import settle
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+    LinkDownError,
+    LinkError,
+    ModelMismatchError,
+    ProtocolError,
+    QueueFullError,
+    RemoteTimeoutError,
+    RequestError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
+from firstline_edge.requests.context import Trail
+
+MakeScene = Callable[..., Scene]
+
+
+@pytest.fixture
+async def make_scene() -> AsyncIterator[MakeScene]:
+    made: list[Scene] = []
+
+    def make(**arguments: Any) -> Scene:
+        made.append(Scene(**arguments))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        await scene.close()
+
+
+async def test_a_sure_answer_is_kept_and_nothing_leaves(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    response = await scene.infer(SURE, id="mine")
+    answer = said(response)
+    assert yes(response) == [SURE]
+    assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CONFIDENT, Status.FINAL)
+    assert answer.confidence == pytest.approx(SURE)
+    assert answer.model_digest == scene.echo.digest
+    assert not answer.certified and not answer.durable
+    assert outcomes(response) == [("edge", "ok")]
+    assert (response.id, response.version, scene.cloud.requests) == ("mine", "3", [])
+
+
+async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    asked = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
+    response = await scene.cascade.infer(asked)
+    answer = said(response)
+    assert yes(response) == [0.01]
+    assert (answer.tier, answer.reason, answer.status) == (Tier.CLOUD, Reason.UNCERTAIN, Status.FINAL)
+    assert answer.certified
+    assert answer.confidence == pytest.approx(UNSURE)
+    assert answer.model_digest == scene.cloud.digest
+    assert outcomes(response) == [("edge", "ok"), ("cloud", "ok")]
+    (sent,) = scene.cloud.requests
+    assert (sent.request_id, sent.version, sent.full_model_digest) == (asked.request_id, "3", scene.cloud.digest)
+    assert (sent.id, sent.outputs) == ("", ())
+
+
+async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    response = await scene.infer(0.6, 0.95, 0.7, 0.9)
+    answer = said(response)
+    assert yes(response) == [0.01, 0.95, 0.01, 0.9]
+    assert scene.sent_rows == [[0.6, 0.7]]
+    assert tiers(answer.rows) == [Tier.CLOUD, Tier.EDGE, Tier.CLOUD, Tier.EDGE]
+    assert [row.certified for row in answer.rows] == [True, False, True, False]
+    assert (answer.tier, answer.reason, answer.certified) == (Tier.CLOUD, Reason.UNCERTAIN, False)
+    assert answer.confidence == pytest.approx(0.6)
+
+
+async def test_a_score_that_is_no_number_is_never_kept(make_scene: MakeScene) -> None:
+    scene = make_scene()
+    assert said(await scene.infer(float("nan"))).tier is Tier.CLOUD
+
+
+class TestCertificate:
+    async def test_a_kept_answer_is_certified_and_stays_so_from_the_cache(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7)
+        first, again = said(await scene.infer(0.75)), said(await scene.infer(0.75))
+        assert [(a.tier, a.reason, a.certified) for a in (first, again)] == [
+            (Tier.EDGE, Reason.CONFIDENT, True),
+            (Tier.CACHE, Reason.CONFIDENT, True),
+        ]
+        assert scene.cloud.requests == []  # though the policy's own threshold is above it
+
+    async def test_its_threshold_also_tightens(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.97)
+        assert said(await scene.infer(SURE)).reason is Reason.UNCERTAIN
+
+    async def test_a_row_below_goes_to_the_full_model(self, make_scene: MakeScene) -> None:
+        answer = said(await make_scene(certified=0.9).infer(0.95, 0.6))
+        assert [(row.reason, row.certified) for row in answer.rows] == [
+            (Reason.CONFIDENT, True),
+            (Reason.UNCERTAIN, True),
+        ]
+        assert answer.certified
+
+    @pytest.mark.parametrize("asked", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
+    async def test_what_the_caller_bound_to_the_device_is_not_covered(
+        self, make_scene: MakeScene, asked: dict[str, Any]
+    ) -> None:
+        answer = said(await make_scene(certified=0.7).infer(SURE, **asked))
+        assert (answer.tier, answer.certified) == (Tier.EDGE, False)
+
+    async def test_what_stands_in_for_the_full_model_is_not_covered(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7)
+        for error in (LinkDownError("down"), DeadlineExceededError("late")):
+            scene.cloud.error = error
+            answers = [said(await scene.infer(UNSURE)), said(await scene.infer(SURE, route=Route.CLOUD))]
+            assert [(a.model_digest, a.certified) for a in answers] == [(scene.echo.digest, False)] * 2
+        first = said(await scene.infer(SURE, route=Route.CLOUD, wait=Wait.FIRST))
+        assert (first.reason, first.certified) == (Reason.REQUESTED, False)
+
+    async def test_a_tightened_device_serves_nothing_below_from_the_cache(self, make_scene: MakeScene) -> None:
+        before = make_scene(certified=0.7)
+        assert said(await before.infer(0.9)).certified
+        after = make_scene(certified=0.7, cache=before.cache, min_threshold=0.93)
+        answer = said(await after.infer(0.9))
+        assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.UNCERTAIN)
+
+    async def test_a_more_careful_device_does_not_lose_its_certificate(self, make_scene: MakeScene) -> None:
+        scene = make_scene(certified=0.7, min_threshold=0.93)
+        answer = said(await scene.infer(SURE))
+        assert (answer.reason, answer.certified) == (Reason.CONFIDENT, True)
+
+
+class TestCache:
+    async def test_a_hit_says_so_and_keeps_its_reason(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        await scene.infer(SURE)
+        response = await scene.infer(SURE)
+        assert (said(response).tier, said(response).reason) == (Tier.CACHE, Reason.CONFIDENT)
+        assert yes(response) == [SURE]
+        assert outcomes(response) == [("cache", "ok")]
+        assert len(scene.echo.runs) == 1
+
+    async def test_the_full_models_answer_is_reused_for_an_uncertain_row(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        await scene.infer(UNSURE)
+        response = await scene.infer(UNSURE)
+        answer = said(response)
+        assert (answer.tier, answer.reason, answer.certified) == (Tier.CACHE, Reason.UNCERTAIN, True)
+        assert (yes(response), answer.model_digest, len(scene.cloud.requests)) == ([0.01], scene.cloud.digest, 1)
+
+    async def test_only_the_new_rows_of_a_batch_run_and_travel(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        await scene.infer(0.95, 0.6)
+        response = await scene.infer(0.7, 0.95, 0.6)
+        assert scene.echo.runs[1:] == [[0.7]]
+        assert scene.sent_rows[1:] == [[0.7]]
+        assert tiers(said(response).rows) == [Tier.CLOUD, Tier.CACHE, Tier.CACHE]
+        assert yes(response) == [0.01, 0.95, 0.01]
+
+    async def test_a_tightened_threshold_is_not_answered_from_yesterday(self, make_scene: MakeScene) -> None:
+        before = make_scene()
+        assert said(await before.infer(0.9)).tier is Tier.EDGE
+        after = make_scene(cache=before.cache, min_threshold=0.93)
+        assert said(await after.infer(0.9)).tier is Tier.CLOUD
+        assert after.echo.runs == []  # the evidence was good, the decision was not
+
+    async def test_min_threshold_never_loosens(self, make_scene: MakeScene) -> None:
+        scene = make_scene(min_threshold=0.1)
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+
+    async def test_a_provisional_answer_is_asked_for_again(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.error = LinkDownError("down")
+        assert said(await scene.infer(UNSURE)).status is Status.PROVISIONAL
+        scene.cloud.error = None
+        response = await scene.infer(UNSURE)
+        assert (said(response).status, said(response).tier, yes(response)) == (Status.FINAL, Tier.CLOUD, [0.01])
+
+    async def test_another_models_answer_is_refused_and_not_kept(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.digest = "f" * 64
+        answer = said(await scene.infer(UNSURE))
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
+        scene.cloud.digest = scene.held.manifest.full_digest
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+
+    async def test_an_answer_without_a_digest_is_given_but_neither_certified_nor_kept(
+        self, make_scene: MakeScene
+    ) -> None:
+        scene = make_scene()
+        scene.cloud.digest = ""
+        assert [said(await scene.infer(UNSURE)).certified for _ in range(2)] == [False, False]
+        assert len(scene.cloud.requests) == 2
+
+
+class TestTheFarSide:
+    """What comes over the link is looked at before it is anybody's answer."""
+
+    @pytest.mark.parametrize(
+        ("spoil", "outcome"),
+        [
+            (lambda r: replace(r, outputs=(Tensor("probabilities", np.ones((1, 3), np.float32)),)), "model_mismatch"),
+            (lambda r: replace(r, outputs=()), "model_mismatch"),
+            (lambda r: replace(r, answer=replace(r.answer, model_digest="f" * 64)), "model_mismatch"),
+            (lambda r: replace(r, outputs=(Tensor("probabilities", r.outputs[0].array * np.nan),)), "inference_failed"),
+            (lambda r: replace(r, answer=replace(r.answer, status=Status.PROVISIONAL)), "inference_failed"),
+        ],
+    )
+    async def test_a_wrong_answer_is_refused_for_good_and_not_kept(
+        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse], outcome: str
+    ) -> None:
+        scene = make_scene()
+        scene.cloud.spoil = spoil
+        response = await scene.infer(UNSURE)
+        answer = said(response)
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CLOUD_ERROR, Status.FINAL)
+        assert (answer.certified, yes(response), scene.promises.items) == (False, [UNSURE], [])
+        assert outcomes(response)[-1] == ("cloud", outcome)
+        scene.cloud.spoil = None
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD  # nothing of it was remembered
+
+    async def test_a_provisional_answer_is_not_passed_on_as_final(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.spoil = lambda r: replace(r, answer=replace(said(r), status=Status.PROVISIONAL))
+        with pytest.raises(InferenceError, match="not final"):
+            await scene.infer(SURE, model="other")
+
+
+class TestOffline:
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (LinkDownError("down"), Reason.LINK_DOWN),
+            (ProtocolError("babble"), Reason.LINK_DOWN),
+            (QueueFullError("full"), Reason.LINK_DOWN),
+            (UnauthorizedError("who?"), Reason.LINK_DOWN),
+            (RemoteTimeoutError("late"), Reason.DEADLINE),
+            (DeadlineExceededError("late"), Reason.DEADLINE),
+        ],
+    )
+    async def test_the_edge_answer_now_and_a_durable_promise(
+        self, make_scene: MakeScene, error: FirstlineError, reason: Reason
+    ) -> None:
+        scene = make_scene()
+        scene.cloud.error = error
+        asked = request(0.95, 0.6, deadline_s=None)
+        response = await scene.cascade.infer(asked)
+        answer = said(response)
+        assert yes(response) == [0.95, 0.6]
+        assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, reason, True)
+        assert [row.status for row in answer.rows] == [Status.FINAL, Status.PROVISIONAL]
+        (item,) = scene.promises.items
+        assert (item.rows, item.provisional, item.request.rows) == ((1,), response, 1)
+        assert (item.request.request_id, item.request.principal) == (asked.request_id, "local")
+        assert (item.request.version, item.request.full_model_digest) == ("3", scene.cloud.digest)
+
+    @pytest.mark.parametrize("error", [RequestError("no"), ModelMismatchError("no"), FirstlineError("broken")])
+    async def test_a_refusal_is_final(self, make_scene: MakeScene, error: FirstlineError) -> None:
+        scene = make_scene()
+        scene.cloud.error = error
+        answer = said(await scene.infer(UNSURE))
+        assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
+        assert not answer.certified
+        assert scene.promises.items == []
+
+    @pytest.mark.parametrize("error", [QueueFullError("full"), CapacityError("the disk refuses")])
+    async def test_a_full_outbox_promises_nothing(self, make_scene: MakeScene, error: FirstlineError) -> None:
+        scene = make_scene()
+        scene.cloud.error = LinkDownError("down")
+        scene.promises.error = error
+        answer = said(await scene.infer(UNSURE))
+        assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.OUTBOX_FULL, False)
+
+    async def test_what_only_the_gateway_can_answer_fails_clearly(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.error = LinkDownError("down", retry_after_s=7)
+        with pytest.raises(LinkDownError) as raised:
+            await scene.infer(*[SURE] * 20)  # 80 bytes, over the limit of 64
+        assert raised.value.retry_after_s == 7
+        assert scene.promises.items == [] and scene.echo.runs == []
+
+    async def test_without_links_the_edge_answer_is_all_there_is(self, make_scene: MakeScene) -> None:
+        scene = make_scene(linked=False)
+        answer = said(await scene.infer(UNSURE))
+        assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.LINK_DOWN, False)
+        with pytest.raises(LinkDownError, match="trying again does not help") as raised:
+            await scene.infer(*[SURE] * 20)
+        assert raised.value.retry_after_s is None
+        with pytest.raises(UnknownModelError, match="'other' in version '9' and has no link"):
+            await scene.infer(SURE, model="other", version="9")
+
+    async def test_no_correction_is_promised_for_a_bundle_without_a_full_model(self, make_scene: MakeScene) -> None:
+        scene = make_scene(full=False)
+        scene.cloud.error = LinkDownError("down")
+        assert said(await scene.infer(UNSURE)).status is Status.FINAL
+        assert scene.promises.items == []
+
+    async def test_a_refused_token_is_not_the_callers_fault(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.error = UnauthorizedError("who?")
+        with pytest.raises(LinkError, match="refuses this device"):
+            await scene.infer(*[SURE] * 20)
+
+
+class TestWishes:
+    async def test_route_edge_keeps_an_unsure_answer(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        answer = said(await scene.infer(UNSURE, route=Route.EDGE))
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.REQUESTED, Status.FINAL)
+        assert scene.cloud.requests == []
+
+    async def test_route_cloud_does_not_run_the_edge_model(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        answer = said(await scene.infer(SURE, route=Route.CLOUD))
+        assert (answer.tier, answer.reason, answer.confidence) == (Tier.CLOUD, Reason.REQUESTED, None)
+        assert scene.echo.runs == []
+        assert said(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CACHE
+
+    async def test_route_cloud_falls_back_to_the_edge(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.error = LinkDownError("down")
+        response = await scene.infer(SURE, route=Route.CLOUD)
+        answer = said(response)
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
+        assert yes(response) == [SURE]
+
+    async def test_wait_first_does_not_wait(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        answer = said(await scene.infer(UNSURE, wait=Wait.FIRST))
+        assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.REQUESTED, True)
+        assert scene.cloud.requests == [] and len(scene.promises.items) == 1
+        assert said(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
+
+    async def test_wait_first_takes_a_final_answer_that_is_there(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        await scene.infer(UNSURE)
+        answer = said(await scene.infer(UNSURE, wait=Wait.FIRST))
+        assert (answer.status, answer.tier) == (Status.FINAL, Tier.CACHE)
+
+    async def test_wait_first_waits_where_nothing_comes_first(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        assert said(await scene.infer(*[SURE] * 20, wait=Wait.FIRST)).reason is Reason.HEAVY
+
+    async def test_local_only_never_leaves(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.error = LinkDownError("down")
+        answer = said(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
+        assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LOCAL_ONLY, Status.FINAL)
+        assert not answer.certified
+        assert scene.cloud.requests == [] and scene.promises.items == []
+
+    async def test_local_only_is_never_answered_by_the_full_model_even_from_the_cache(
+        self, make_scene: MakeScene
+    ) -> None:
+        scene = make_scene()
+        await scene.infer(UNSURE)
+        answer = said(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
+        assert (answer.model_digest, answer.certified) == (scene.echo.digest, False)
+
+    async def test_heavy_and_local_only_is_refused(self, make_scene: MakeScene) -> None:
+        with pytest.raises(RequestError, match="local_only"):
+            await make_scene().infer(*[SURE] * 20, privacy=Privacy.LOCAL_ONLY)
+
+
+class TestHeavy:
+    async def test_over_the_limit(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        answer = said(await scene.infer(*[SURE] * 20))
+        assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert scene.echo.runs == []
+
+    async def test_a_bundle_whose_edge_model_does_not_load(self, make_scene: MakeScene) -> None:
+        scene = make_scene(loads=False)
+        answer = said(await scene.infer(SURE))
+        assert (answer.tier, answer.reason, answer.model_digest) == (Tier.CLOUD, Reason.HEAVY, scene.cloud.digest)
+        assert scene.cloud.requests[0].version == "3"
+
+    async def test_a_model_that_is_not_held_is_passed_on_as_it_is(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        asked = request(SURE, SURE, model="other", id="mine")
+        response = await scene.cascade.infer(asked)
+        answer = said(response)
+        assert (answer.tier, answer.reason, answer.certified) == (Tier.CLOUD, Reason.HEAVY, True)
+        assert (answer.request_id, response.id) == (asked.request_id, "mine")
+        assert (scene.cloud.requests[0].version, scene.cloud.requests[0].full_model_digest) == ("", "")
+
+    async def test_another_version_is_not_held(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        assert said(await scene.infer(SURE, version="2")).reason is Reason.HEAVY
+        assert scene.cloud.requests[0].version == "2"
+        assert said(await scene.infer(SURE, version="3")).reason is Reason.CONFIDENT
+
+    async def test_an_edge_model_that_breaks_is_replaced_by_the_full_one(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        response = await scene.infer(2.0)
+        assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert outcomes(response) == [("edge", "inference_failed"), ("cloud", "ok")]
+        with pytest.raises(InferenceError):
+            await scene.infer(2.0, route=Route.EDGE)
+
+    async def test_a_device_that_is_too_busy_sends_on_what_may_leave(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0, queue_limit=0)
+        scene.echo.gate.clear()
+        running = asyncio.create_task(scene.infer(SURE))
+        await settle()
+        response = await scene.infer(0.9)
+        assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+        assert outcomes(response) == [("edge", "queue_full"), ("cloud", "ok")]
+        with pytest.raises(QueueFullError):
+            await scene.infer(0.9, privacy=Privacy.LOCAL_ONLY)
+        scene.echo.gate.set()
+        assert said(await running).tier is Tier.EDGE
+        assert said(await scene.infer(0.91)).tier is Tier.EDGE
+
+    async def test_a_busy_device_keeps_what_it_knows_already(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0, queue_limit=0)
+        await scene.infer(SURE, UNSURE, route=Route.EDGE)
+        scene.echo.gate.clear()
+        running = asyncio.create_task(scene.infer(0.91))
+        await settle()
+        response = await scene.infer(SURE, 0.92, UNSURE)
+        assert [row.reason for row in said(response).rows] == [Reason.CONFIDENT, Reason.HEAVY, Reason.UNCERTAIN]
+        assert scene.sent_rows == [[0.92, 0.6]]
+        scene.echo.gate.set()
+        await running
+
+
+class TestInvalid:
+    @pytest.mark.parametrize("fields", [{}, {"model": "other"}, {"route": Route.CLOUD}])
+    async def test_no_rows(self, make_scene: MakeScene, fields: dict[str, Any]) -> None:
+        scene = make_scene()
+        with pytest.raises(InvalidTensorError, match="has no rows; send one at least"):
+            await scene.infer(**fields)
+        with pytest.raises(InvalidTensorError, match="no rows"):
+            await scene.cascade.infer(replace(request(SURE, **fields), inputs=()))
+        assert scene.cloud.requests == []
+
+    async def test_a_bad_row(self, make_scene: MakeScene) -> None:
+        with pytest.raises(InvalidTensorError, match="Row 0"):
+            await make_scene().infer(-1.0)
+
+    async def test_an_unknown_input(self, make_scene: MakeScene) -> None:
+        asked = request(SURE)
+        extra = Tensor("y", np.zeros((1, 1), np.float32))
+        scene = make_scene()
+        with pytest.raises(InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
+            await scene.cascade.infer(replace(asked, inputs=(*asked.inputs, extra)))
+
+    async def test_an_unknown_output(self, make_scene: MakeScene) -> None:
+        with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
+            await make_scene().infer(SURE, outputs=(RequestedOutput("logits"),))
+
+
+class TestDeadline:
+    async def test_the_edge_answer_at_the_deadline(self, make_scene: MakeScene) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock)
+        scene.cloud.gate = asyncio.Event()
+        task = asyncio.create_task(scene.infer(UNSURE, deadline_s=0.5))
+        await settle()
+        assert scene.cloud.deadlines_s == [pytest.approx(0.48)]  # what the promise and the answer need is kept back
+        await clock.advance(0.47)
+        assert not task.done()
+        await clock.advance(0.02)
+        answer = said(await task)
+        assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
+        assert outcomes(task.result()) == [("edge", "ok"), ("cloud", "deadline_exceeded")]
+
+    async def test_a_late_answer_is_still_remembered(self, make_scene: MakeScene) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock)
+        scene.cloud.gate = asyncio.Event()
+        task = asyncio.create_task(scene.infer(UNSURE, deadline_s=0.5))
+        await settle()
+        await clock.advance(1)
+        await task
+        scene.cloud.gate.set()
+        await settle()
+        assert said(await scene.infer(UNSURE)).tier is Tier.CACHE
+
+    async def test_a_deadline_that_has_passed_asks_nobody(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock(start_s=10))
+        assert said(await scene.infer(UNSURE, deadline_s=9.0)).reason is Reason.DEADLINE
+        with pytest.raises(DeadlineExceededError):
+            await scene.infer(*[SURE] * 20, deadline_s=9.0)
+        assert scene.cloud.requests == []
+
+    async def test_a_slow_edge_model_ends_at_the_deadline_too(self, make_scene: MakeScene) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock, row_ms=50.0)
+        scene.echo.gate.clear()
+        tasks = [asyncio.create_task(scene.infer(value, deadline_s=0.2)) for value in (0.95, 0.94, 0.93)]
+        await settle()
+        await clock.advance(0.21)
+        outcome = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in outcome] == [DeadlineExceededError] * 3
+        assert "This device's model was not done" in str(outcome[0])
+
+    async def test_who_would_be_late_for_the_edge_model_is_asked_elsewhere_at_once(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock(), row_ms=100.0)
+        scene.echo.gate.clear()
+        first = asyncio.create_task(scene.infer(0.95, deadline_s=0.25))
+        await settle()
+        second = asyncio.create_task(scene.infer(0.94, deadline_s=0.25))
+        await settle()
+        third = said(await scene.infer(0.93, deadline_s=0.25))
+        assert third.tier is Tier.CLOUD
+        with pytest.raises(QueueFullError) as refusal:  # bound to this device
+            await scene.infer(0.92, deadline_s=0.25, route=Route.EDGE)
+        assert refusal.value.retry_after_s == 1.0
+        scene.echo.gate.set()
+        assert [said(await task).tier for task in (first, second)] == [Tier.EDGE, Tier.EDGE]
+
+    @pytest.mark.parametrize(
+        ("row_ms", "asked_until_s"),
+        [(300.0, 0.68), (float("inf"), 0.48), (5000.0, 0.98)],  # measured, not measured, hopeless
+    )
+    async def test_time_is_kept_back_for_an_edge_answer_that_is_still_to_be_computed(
+        self, make_scene: MakeScene, row_ms: float, asked_until_s: float
+    ) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock, row_ms=row_ms)
+        scene.cloud.gate = asyncio.Event()
+        task = asyncio.create_task(scene.infer(UNSURE, route=Route.CLOUD, deadline_s=1.0))
+        await settle()
+        assert scene.cloud.deadlines_s == [pytest.approx(asked_until_s)]
+        await clock.advance(asked_until_s + 0.01)
+        answer = said(await task)
+        assert (answer.reason, answer.tier, answer.durable) == (Reason.DEADLINE, Tier.EDGE, True)
+
+    async def test_what_the_device_cannot_answer_ends_at_the_deadline(self, make_scene: MakeScene) -> None:
+        clock = SimulatedClock()
+        scene = make_scene(clock=clock)
+        scene.cloud.gate = asyncio.Event()
+        task = asyncio.create_task(scene.infer(SURE, model="other"))
+        await settle()
+        await clock.advance(2)
+        with pytest.raises(DeadlineExceededError):
+            await task
+
+
+class TestPunctuality:
+    """The full model is asked only where its answer can be expected before the deadline."""
+
+    async def test_what_would_be_late_is_answered_now_and_promised(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 0.6
+        trail = Trail()
+        response = await scene.cascade.infer(request(SURE, UNSURE, deadline_s=0.6), trail)
+        answer = said(response)
+        assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
+        assert yes(response) == [SURE, UNSURE]
+        assert scene.cloud.requests == [] and len(scene.promises.items) == 1
+        assert outcomes(response) == [("edge", "ok")]
+        assert trail.cause.startswith("Asking the full model takes up to 600 ms at the moment, and 580 ms are left")
+
+    async def test_what_fits_is_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 0.6
+        assert said(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
+        assert scene.gateway.punctuality.held_back == 0
+
+    async def test_without_a_deadline_the_devices_own_holds(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 1.99
+        assert said(await scene.infer(UNSURE)).reason is Reason.DEADLINE
+        scene.cloud.p95_s = 1.97
+        assert said(await scene.infer(UNSURE)).tier is Tier.CLOUD
+
+    async def test_a_link_of_which_nothing_is_known_is_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        assert said(await scene.infer(UNSURE, deadline_s=0.01)).tier is Tier.CLOUD
+
+    async def test_what_the_device_cannot_answer_is_asked_whatever_it_takes(self, make_scene: MakeScene) -> None:
+        for scene in (make_scene(clock=SimulatedClock()), make_scene(clock=SimulatedClock(), loads=False)):
+            scene.cloud.p95_s = 10.0
+            assert said(await scene.infer(*[UNSURE] * 20)).tier is Tier.CLOUD
+        slow = make_scene(clock=SimulatedClock(), row_ms=5000.0)
+        slow.cloud.p95_s = 10.0
+        assert said(await slow.infer(SURE, route=Route.CLOUD, deadline_s=1.0)).tier is Tier.CLOUD
+
+    async def test_one_in_fifty_is_asked_all_the_same(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.p95_s = 10.0
+        answers = [said(await scene.infer(0.5 + count / 1000)) for count in range(200)]
+        assert sum(answer.tier is Tier.CLOUD for answer in answers) == len(scene.cloud.requests) == 4
+        assert (scene.gateway.punctuality.held_back, scene.gateway.punctuality.explored) == (196, 4)
+
+    async def test_what_is_on_its_way_already_is_waited_for(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        scene.cloud.gate = asyncio.Event()
+        first = asyncio.create_task(scene.infer(UNSURE))
+        await settle()
+        scene.cloud.p95_s = 10.0
+        second = asyncio.create_task(scene.infer(UNSURE))
+        await settle()
+        scene.cloud.gate.set()
+        assert {said(answer).tier for answer in await asyncio.gather(first, second)} == {Tier.CLOUD}
+        assert len(scene.cloud.requests) == 1
+
+    async def test_only_the_rows_that_would_travel_count(self, make_scene: MakeScene) -> None:
+        scene = make_scene(clock=SimulatedClock())
+        sizes: list[int] = []
+
+        def predicted_s(size_bytes: int, quantile: float = 0.95) -> float:
+            sizes.append(size_bytes)
+            return 0.0
+
+        scene.cloud.predicted_s = predicted_s  # type: ignore[method-assign]
+        await scene.infer(SURE, UNSURE, SURE, 0.7)
+        assert sizes == [8]
+
+
+class TestTogether:
+    async def test_equal_requests_cross_the_link_once(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.gate = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer(UNSURE)) for _ in range(5)]
+        await settle()
+        scene.cloud.gate.set()
+        responses = await asyncio.gather(*tasks)
+        assert scene.sent_rows == [[0.6]]
+        assert all(yes(response) == [0.01] and said(response).tier is Tier.CLOUD for response in responses)
+        assert len({said(response).request_id for response in responses}) == 5
+        assert all(("cloud", "ok") in outcomes(response) for response in responses)
+
+    async def test_models_without_a_full_digest_are_not_mixed_up(self, make_scene: MakeScene) -> None:
+        scene = make_scene(full=False)
+        scene.hold_also("other")
+        scene.cloud.digest = ""
+        scene.cloud.gate = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer(UNSURE, model=model)) for model in ("m", "other", "m")]
+        await settle()
+        assert [sent.model for sent in scene.cloud.requests] == ["m", "other"]
+        scene.cloud.gate.set()
+        assert [(await task).model for task in tasks] == ["m", "other", "m"]
+
+    async def test_whoever_joins_is_no_more_certified_than_who_asked(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.digest = ""  # a server that does not say what ran
+        scene.cloud.gate = asyncio.Event()
+        tasks = [asyncio.create_task(scene.infer(UNSURE)) for _ in range(2)]
+        await settle()
+        scene.cloud.gate.set()
+        answers = [said(response) for response in await asyncio.gather(*tasks)]
+        assert [(answer.certified, answer.model_digest) for answer in answers] == [(False, "")] * 2
+        assert len(scene.cloud.requests) == 1
+
+    async def test_rows_that_were_well_are_not_run_again_for_a_neighbours_fault(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0)
+        scene.echo.gate.clear()
+        bad = asyncio.create_task(scene.infer(-0.5, 0.95))
+        await settle()
+        good = asyncio.create_task(scene.infer(0.95, 0.94, 0.93))
+        await settle()
+        scene.echo.gate.set()
+        with pytest.raises(InvalidTensorError):
+            await bad
+        assert yes(await good) == [0.95, 0.94, 0.93]
+        assert scene.echo.runs == [[-0.5, 0.95], [0.94, 0.93], [0.95]]
+
+    async def test_whoever_asked_first_may_leave(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        scene.cloud.gate = asyncio.Event()
+        first, second = (asyncio.create_task(scene.infer(UNSURE)) for _ in range(2))
+        await settle()
+        first.cancel()
+        await settle()
+        scene.cloud.gate.set()
+        assert yes(await second) == [0.01]
+        assert len(scene.cloud.requests) == 1
+
+    @pytest.mark.parametrize("value", [0.95, 0.6, 1.5], ids=["kept", "escalated", "failed"])
+    async def test_a_quick_model_runs_once(self, value: float, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        found = await scene.infer(value)
+        assert scene.echo.runs == [[value]]
+        assert found.answer is not None
+        assert [tried.tier for tried in found.answer.attempts].count(Tier.EDGE) == 1
+
+    async def test_a_slow_model_runs_equal_rows_once(self, make_scene: MakeScene) -> None:
+        scene = make_scene(row_ms=50.0)
+        responses = await asyncio.gather(*(scene.infer(SURE) for _ in range(4)))
+        assert scene.echo.runs == [[0.95]]
+        assert [yes(response) for response in responses] == [[SURE]] * 4
+
+    async def test_equal_rows_of_a_batch_travel_once(self, make_scene: MakeScene) -> None:
+        scene = make_scene()
+        response = await scene.infer(0.6, 0.6, 0.7, 0.6)
+        assert scene.sent_rows == [[0.6, 0.7]]
+        assert yes(response) == [0.01] * 4

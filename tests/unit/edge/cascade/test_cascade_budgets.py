@@ -1,0 +1,137 @@
+"""The cascade on a budget: what is denied, what is free, and what is told of it."""
+
+from __future__ import annotations
+
+import pytest
+from support.budgets import COST_BYTES, purse, spent
+from support.edge import SURE, UNSURE, Scene, request, said
+
+from firstline_core.errors import BudgetExceededError
+from firstline_core.routing import policies
+from firstline_core.routing.account import Denial
+from firstline_core.routing.demand import SLOTS
+from firstline_core.routing.tariff import Tariff
+from firstline_core.types import InferRequest, Privacy, Reason, Route, Status, Tier
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.requests.context import Trail
+
+
+@pytest.fixture
+def short() -> Spending:
+    """So short a budget that a row must be worth 0.4, and much more demand to come, so that it stays so."""
+    spending = purse(1e6, prices=(0.4 / COST_BYTES, 0.4 / COST_BYTES))
+    for demand in spending.account.meters["bytes/day"].ledger.demands[:2]:
+        demand.usual = [1e12] * SLOTS
+    return spending
+
+
+async def test_what_is_not_worth_its_price_is_answered_here_for_good(short: Spending) -> None:
+    scene = Scene(certified=0.8, spending=short)
+    answer = said(await scene.infer(0.7))
+    assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.BUDGET, Status.FINAL)
+    assert not answer.certified
+    assert scene.cloud.requests == [] and scene.promises.items == []
+    await scene.close()
+
+
+async def test_where_no_link_works_that_is_the_reason_and_not_the_price(short: Spending) -> None:
+    short._links = list
+    scene = Scene(certified=0.8, spending=short)
+    answer = said(await scene.infer(0.7))
+    assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.FINAL)
+    assert not answer.certified
+    assert scene.cloud.requests == [] and scene.promises.items == []
+    await scene.close()
+
+
+async def test_the_least_valuable_rows_are_the_ones_denied(short: Spending) -> None:
+    scene = Scene(certified=0.8, spending=short)
+    answer = said(await scene.infer(0.7, 0.5, 0.9, 0.75))
+    assert [row.reason for row in answer.rows] == [
+        Reason.BUDGET,
+        Reason.UNCERTAIN,
+        Reason.CONFIDENT,
+        Reason.BUDGET,
+    ]
+    assert scene.sent_rows == [[0.5]]
+    await scene.close()
+
+
+async def test_what_the_full_model_said_before_costs_nothing() -> None:
+    rich = Scene(certified=0.8)
+    await rich.infer(0.7)
+    poor = Scene(certified=0.8, spending=broke(), cache=rich.cache)
+    assert said(await poor.infer(0.7)).tier is Tier.CACHE
+    assert said(await poor.infer(0.71)).reason is Reason.BUDGET
+    await rich.close()
+    await poor.close()
+
+
+async def test_by_value_what_is_not_bought_beyond_the_contract_stays_certified(short: Spending) -> None:
+    scene = Scene(certified=0.5, spending=short, chosen=policies.make("value"))
+    kept = said(await scene.infer(0.9))
+    assert (kept.tier, kept.reason, kept.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
+    bought = said(await scene.infer(0.55))
+    assert (bought.tier, bought.reason, bought.certified) == (Tier.CLOUD, Reason.VALUABLE, True)
+    await scene.close()
+
+
+async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_price(short: Spending) -> None:
+    scene = Scene(spending=short, chosen=policies.make("value"))
+    answer = said(await scene.infer(0.7, SURE))
+    assert [row.reason for row in answer.rows] == [Reason.BUDGET, Reason.CONFIDENT]
+    await scene.close()
+
+
+async def test_the_trail_says_why(short: Spending) -> None:
+    scene = Scene(certified=0.8, spending=short)
+    asked = request(0.7)
+    trail = await trail_of(scene, asked)
+    denial = trail[0]
+    assert denial.value == pytest.approx(0.3, abs=1e-3) and denial.price == pytest.approx(0.4)
+    await scene.close()
+
+
+async def test_what_the_caller_wants_is_not_judged(short: Spending) -> None:
+    scene = Scene(spending=short)
+    assert said(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CLOUD
+    await scene.close()
+
+
+async def test_a_hard_stop_on_the_way_leaves_the_edge_answer_final() -> None:
+    scene = Scene()
+    scene.cloud.error = BudgetExceededError("The budget is spent.")
+    answer = said(await scene.infer(UNSURE))
+    assert (answer.reason, answer.status, answer.certified) == (Reason.BUDGET, Status.FINAL, False)
+    assert scene.promises.items == []
+    await scene.close()
+
+
+async def test_without_an_edge_answer_the_hard_stop_is_the_answer() -> None:
+    scene = Scene(loads=False)
+    scene.cloud.error = BudgetExceededError("The budget is spent.", retry_after_s=60)
+    with pytest.raises(BudgetExceededError):
+        await scene.infer(UNSURE)
+    await scene.close()
+
+
+async def test_runs_cost_energy_and_private_ones_are_counted_nowhere() -> None:
+    spending = purse(resource="joules/day", tariff=Tariff(joules_per_run=2.0))
+    scene = Scene(spending=spending)
+    await scene.infer(SURE, SURE, 0.91, 0.92)  # equal rows are computed once, and looked up as often as asked
+    counted = spent(spending)
+    assert counted >= 6.0
+    await scene.infer(0.93, privacy=Privacy.LOCAL_ONLY)
+    await scene.infer(SURE)  # from the cache
+    assert spent(spending) == counted
+    await scene.close()
+
+
+async def trail_of(scene: Scene, asked: InferRequest) -> dict[int, Denial]:
+    trail = Trail()
+    await scene.cascade.infer(asked, trail)
+    return trail.denials
+
+
+def broke() -> Spending:
+    return purse(1.0)

@@ -1,0 +1,321 @@
+"""Asking the full model early: when, how often, and what becomes of a call that nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from support.edge import SURE, UNSURE, Scene, outcomes, request, said, tiers, yes
+from support.escalations import settle
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import LinkDownError
+from firstline_core.types import InferResponse, Privacy, Reason, Route, Status, Tier, Wait
+from firstline_edge.cascade.hedging import HedgeOptions
+
+OFTEN = HedgeOptions(share=0.0, burst=3.0, least_rate=0.25)
+
+
+# The edge model takes 0.3 s and the cloud 0.5 s: one after the other is too late, side by side is not.
+SHORT = {"deadline_s": 0.7}
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Waits for the model's thread, which lives in real time."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 (nobody signals it)
+            await asyncio.sleep(0.001)
+
+
+class Stage:
+    """A slow edge model whose answers escalate often, and a link of known pace."""
+
+    def __init__(self, hedge: HedgeOptions | None = OFTEN) -> None:
+        self.clock = SimulatedClock()
+        self.scene = Scene(clock=self.clock, row_ms=300.0, hedge=hedge)
+
+    async def practise(self, *values: float) -> None:
+        """Requests with time enough, from which is learnt how often such are escalated."""
+        for value in values:
+            await self.scene.infer(value, deadline_s=100.0)
+        self.scene.cloud.p95_s = 0.5
+        self.scene.cloud.requests.clear()
+
+    async def begin(self, *values: float, **fields: Any) -> asyncio.Task[InferResponse]:
+        """A request whose edge model runs until `scene.echo.gate` is set."""
+        self.scene.echo.gate.clear()
+        task = asyncio.create_task(self.scene.infer(*values, **(SHORT | fields)))
+        await settle()
+        return task
+
+    async def end(self, task: asyncio.Task[InferResponse]) -> InferResponse:
+        self.scene.echo.gate.set()
+        return await task
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.scene.hedging.used, self.scene.hedging.unneeded
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    built = Stage()
+    await built.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    yield built
+    await built.scene.close()
+
+
+async def test_an_answer_that_came_meanwhile_is_the_escalations(stage: Stage) -> None:
+    task = await stage.begin(UNSURE)
+    assert stage.scene.sent_rows == [[UNSURE]]  # though the edge model still runs
+    await settle()
+    response = await stage.end(task)
+    answer = said(response)
+    assert (answer.tier, answer.reason, answer.certified, yes(response)) == (Tier.CLOUD, Reason.UNCERTAIN, True, [0.01])
+    assert outcomes(response) == [("edge", "ok"), ("cloud", "ok")]
+    assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
+
+
+async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(UNSURE)
+    stage.scene.echo.gate.set()
+    await until(lambda: stage.scene.hedging.used)
+    stage.scene.cloud.gate.set()
+    assert said(await task).tier is Tier.CLOUD
+    assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
+    assert stage.scene.gateway.punctuality.held_back == 0
+
+
+async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    response = await stage.end(await stage.begin(SURE))
+    answer = said(response)
+    assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.CONFIDENT, Status.FINAL)
+    assert outcomes(response) == [("edge", "ok"), ("cloud", "hedge")]
+    await settle()
+    assert (stage.scene.cloud.cancelled, stage.counts) == (1, (0, 1))
+
+
+async def test_an_answer_that_is_not_needed_is_kept_as_the_full_models(stage: Stage) -> None:
+    response = await stage.end(await stage.begin(SURE))
+    assert (said(response).tier, yes(response)) == (Tier.EDGE, [SURE])
+    again = await stage.scene.infer(SURE, route=Route.CLOUD)
+    assert (said(again).tier, yes(again), len(stage.scene.cloud.requests)) == (Tier.CACHE, [0.01], 1)
+
+
+async def test_whoever_joined_a_call_that_is_not_needed_still_gets_its_answer(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    first = await stage.begin(SURE)
+    other = asyncio.create_task(stage.scene.infer(SURE, route=Route.CLOUD))
+    await settle()
+    assert said(await stage.end(first)).tier is Tier.EDGE
+    await settle()
+    stage.scene.cloud.gate.set()
+    assert yes(await other) == [0.01]
+    assert (stage.scene.cloud.cancelled, len(stage.scene.cloud.requests)) == (0, 1)
+
+
+async def test_of_a_batch_each_row_is_kept_or_escalated_and_all_travel_once(stage: Stage) -> None:
+    response = await stage.end(await stage.begin(SURE, UNSURE, deadline_s=1.0))
+    assert tiers(said(response).rows) == [Tier.EDGE, Tier.CLOUD]
+    assert yes(response) == [SURE, 0.01]
+    assert (stage.scene.sent_rows, stage.counts) == ([[SURE, UNSURE]], (1, 0))
+
+
+async def test_it_serves_where_the_edge_model_fails(stage: Stage) -> None:
+    response = await stage.end(await stage.begin(2.0))
+    assert (said(response).tier, said(response).reason) == (Tier.CLOUD, Reason.HEAVY)
+    assert len(stage.scene.cloud.requests) == 1
+
+
+async def test_it_serves_where_the_edge_model_is_not_done_in_time(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(0.61)
+    await stage.clock.advance(0.5)
+    stage.scene.cloud.gate.set()
+    await settle()
+    assert not task.done()  # the edge model may still be the first
+    await stage.clock.advance(0.19)  # all but what is kept back of the deadline
+    response = await task
+    assert (said(response).tier, said(response).certified, yes(response)) == (Tier.CLOUD, True, [0.01])
+    assert outcomes(response) == [("edge", "deadline_exceeded"), ("cloud", "ok")]
+    assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
+
+
+async def test_an_edge_answer_counts_to_the_last_moment_where_there_is_no_other(stage: Stage) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(SURE)
+    await stage.clock.advance(0.69)
+    assert not task.done()
+    assert said(await stage.end(task)).tier is Tier.EDGE
+
+
+async def test_a_call_has_as_much_time_as_an_escalation_that_joins_it(stage: Stage) -> None:
+    """Otherwise it would be late by itself, and the rows be asked for again."""
+    await stage.end(await stage.begin(UNSURE, deadline_s=0.53))
+    assert stage.scene.cloud.deadlines_s[-1] == 0.53
+
+
+@pytest.mark.parametrize("value", [-1.0, SURE])
+async def test_a_request_that_ends_in_an_error_ends_its_call(stage: Stage, value: float) -> None:
+    stage.scene.cloud.gate = asyncio.Event()
+    task = await stage.begin(value)
+    if value == SURE:
+        task.cancel()
+    stage.scene.echo.gate.set()
+    await asyncio.gather(task, return_exceptions=True)
+    await settle()
+    assert (stage.scene.cloud.cancelled, stage.counts) == (1, (0, 1))
+
+
+async def test_a_call_that_fails_leaves_the_edge_answer(stage: Stage) -> None:
+    stage.scene.cloud.error = LinkDownError("down")
+    answer = said(await stage.end(await stage.begin(UNSURE, deadline_s=0.5001)))
+    assert (answer.tier, answer.status) == (Tier.EDGE, Status.PROVISIONAL)
+    answer = said(await stage.end(await stage.begin(SURE)))
+    assert (answer.tier, answer.status) == (Tier.EDGE, Status.FINAL)
+
+
+async def test_no_more_than_the_budget_allows(stage: Stage) -> None:
+    for value in (0.61, 0.62, 0.63, 0.64, 0.65):
+        await stage.end(await stage.begin(value))
+    assert stage.counts == (3, 0)
+    assert len(stage.scene.cloud.requests) == 5  # on this clock no time passes, so that all are asked in the end
+
+
+async def test_a_share_of_the_traffic_earns_more() -> None:
+    stage = Stage(HedgeOptions(share=0.25, burst=1.0, least_rate=0.0))
+    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    for count in range(9):
+        await stage.end(await stage.begin(0.6 + count / 1000))
+    assert stage.counts[0] == 3  # the saved one, and one for each four requests
+    await stage.scene.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"privacy": Privacy.LOCAL_ONLY},
+        {"route": Route.EDGE},
+        {"wait": Wait.FIRST},
+        {"deadline_s": 2.0},  # time enough for one after the other
+        {"deadline_s": 0.4},  # not even enough for the cloud alone
+    ],
+)
+async def test_never_where_it_is_not_wanted_or_of_no_use(stage: Stage, asked: dict[str, Any]) -> None:
+    task = await stage.begin(SURE, **asked)
+    assert stage.scene.cloud.requests == []
+    assert said(await stage.end(task)).tier is Tier.EDGE
+    assert stage.counts == (0, 0)
+
+
+async def test_never_where_the_link_is_down_or_unknown(stage: Stage) -> None:
+    stage.scene.cloud.p95_s = None
+    task = await stage.begin(UNSURE)
+    assert stage.scene.cloud.requests == []
+    await stage.end(task)
+
+
+@pytest.mark.parametrize("seen", [(0.51, 0.52), (0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.51)])
+async def test_never_for_a_model_that_is_not_known_to_escalate_often(seen: tuple[float, ...]) -> None:
+    stage = Stage()
+    await stage.practise(*seen)
+    task = await stage.begin(UNSURE)
+    assert stage.scene.cloud.requests == []
+    await stage.end(task)
+    await stage.scene.close()
+
+
+async def test_never_where_it_is_switched_off() -> None:
+    stage = Stage(hedge=None)
+    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    task = await stage.begin(UNSURE)
+    assert stage.scene.cloud.requests == []
+    await stage.end(task)
+    await stage.scene.close()
+
+
+async def test_what_waits_for_the_models_threads_counts_as_its_time() -> None:
+    clock = SimulatedClock()
+    scene = Scene(clock=clock, row_ms=50.0, hedge=OFTEN)
+    for value in (0.51, 0.52, 0.53, 0.54, 0.55):
+        await scene.infer(value, deadline_s=100.0)
+    scene.cloud.p95_s = 0.5
+    scene.cloud.requests.clear()
+    scene.echo.gate.clear()
+    asked = []
+    for value in (0.61, 0.62, 0.63, 0.64):  # with 0.05 s each, and 0.2 s for all that comes before the full model
+        asked.append(asyncio.create_task(scene.infer(value, **SHORT)))
+        await settle()
+        assert scene.sent_rows == ([[0.64]] if value == 0.64 else [])
+    scene.echo.gate.set()
+    await asyncio.gather(*asked)
+    await scene.close()
+
+
+async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start() -> None:
+    clock = SimulatedClock()
+    scene = Scene(clock=clock, row_ms=50.0)
+    scene.echo.gate.clear()
+    running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
+    await until(lambda: scene.echo.runs)
+    late = asyncio.create_task(scene.infer(0.94, deadline_s=1.0))
+    waiting = asyncio.create_task(scene.infer(0.93, deadline_s=10.0))
+    await settle()
+    await clock.advance(1.5)
+    scene.echo.gate.set()
+    await asyncio.gather(running, waiting)
+    with pytest.raises(Exception, match="deadline"):
+        await late
+    assert scene.echo.runs == [[SURE], [0.93]]
+    await scene.close()
+
+
+async def test_whoever_asked_the_same_with_more_time_gets_a_run_of_its_own() -> None:
+    clock = SimulatedClock()
+    scene = Scene(clock=clock, row_ms=50.0)
+    scene.echo.gate.clear()
+    running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
+    await until(lambda: scene.echo.runs)
+    hurried = asyncio.create_task(scene.cascade.infer(request(0.94, deadline_s=1.0)))
+    patient = asyncio.create_task(scene.cascade.infer(request(0.94, deadline_s=10.0)))
+    await settle()
+    await clock.advance(1.5)
+    scene.echo.gate.set()
+    assert yes(await patient) == [0.94]
+    with pytest.raises(Exception, match="deadline"):
+        await hurried
+    await running
+    await scene.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_no_row_is_both_kept_and_escalated_nor_asked_for_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    stage = Stage(HedgeOptions(share=1.0, burst=3.0, least_rate=0.0))
+    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    fresh = iter(rng.sample(range(600, 1000), 60))
+    for _ in range(12):
+        values = [next(fresh) / 1000 for _ in range(rng.randint(1, 4))]
+        stage.scene.cloud.gate = asyncio.Event() if rng.random() < 0.5 else None
+        stage.scene.cloud.requests.clear()
+        task = await stage.begin(*values, deadline_s=0.5 + 0.3 * len(values) * rng.random())
+        stage.scene.echo.gate.set()
+        if stage.scene.cloud.gate is not None:
+            await until(lambda: len(stage.scene.echo.runs[-1]) == len(values))  # noqa: B023 (awaited in this turn)
+            stage.scene.cloud.gate.set()
+        response = await task
+        answer = said(response)
+        rows = answer.rows or (answer,)
+        assert [row.tier is Tier.EDGE for row in rows] == [row.model_digest == stage.scene.echo.digest for row in rows]
+        expected = [value if row.tier is Tier.EDGE else 0.01 for value, row in zip(values, rows, strict=True)]
+        assert yes(response) == pytest.approx(expected)
+        travelled = [value for sent in stage.scene.sent_rows for value in sent]
+        assert len(travelled) == len(set(travelled))
+        assert ("cloud", "hedge") not in outcomes(response) or all(row.tier is Tier.EDGE for row in rows)
+    assert sum(stage.counts) > 0
+    await stage.scene.close()

@@ -1,0 +1,106 @@
+"""Who begins next, and who is refused, while many come at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import QueueFullError
+from firstline_edge.cascade import turns
+from firstline_edge.cascade.turns import Turns
+
+
+class ManualClock:
+    """Time that passes where a test says so; all else is the loop's."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    wall_s = monotonic_s
+    sleep = SYSTEM_CLOCK.sleep
+    call_at = SYSTEM_CLOCK.call_at
+
+
+class Desk:
+    """Requests that each take so long, on the event loop itself."""
+
+    def __init__(self, limit: int = 1000, work_s: float = 0.005) -> None:
+        self.clock, self.work_s = ManualClock(), work_s
+        self.turns = Turns(limit, self.clock)
+        self.order: list[int] = []
+
+    async def ask(self, number: int, deadline_s: float = 1e9) -> float:
+        """When it was done."""
+        await self.turns.take(deadline_s)
+        self.order.append(number)
+        self.clock.now_s += self.work_s
+        return self.clock.now_s
+
+
+async def test_who_comes_alone_begins_at_once() -> None:
+    desk = Desk()
+    for _ in range(3):
+        coroutine = desk.turns.take(1e9)
+        with pytest.raises(StopIteration):
+            coroutine.send(None)  # not even one look around
+        assert desk.turns.wait_s == 0
+        await asyncio.sleep(0)  # the loop comes round
+
+
+async def test_a_burst_is_served_in_order_and_the_loop_looks_around_meanwhile() -> None:
+    desk = Desk()
+    rounds = 0
+
+    async def others() -> None:
+        nonlocal rounds
+        while len(desk.order) < 200:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(desk.ask(number) for number in range(200)), others())
+    assert desk.order == list(range(200))
+    assert rounds >= 200 * desk.work_s / turns._SLICE_S / 2  # a slice at a time, once it knows what a turn takes
+
+
+async def test_who_cannot_be_in_time_is_refused_at_once_and_those_before_are_served() -> None:
+    desk = Desk(work_s=0.01)
+    await asyncio.gather(*(desk.ask(number) for number in range(100)))  # it learns what a turn takes
+    began_s = desk.clock.now_s
+    deadline_s = began_s + 0.5
+    done = await asyncio.gather(*(desk.ask(number, deadline_s) for number in range(500)), return_exceptions=True)
+    served = [when_s for when_s in done if isinstance(when_s, float)]
+    refused = [error for error in done if isinstance(error, QueueFullError)]
+    assert len(served) + len(refused) == 500
+    assert 45 <= len(served) <= 60
+    assert max(served) <= deadline_s + 4 * turns._SLICE_S  # of a slice that began in time
+    assert all(error.retry_after_s is not None and error.retry_after_s >= 1 for error in refused)
+    assert len(desk.turns) == 0
+
+
+async def test_no_more_than_the_limit_wait() -> None:
+    desk = Desk(limit=10, work_s=1.0)
+    done = await asyncio.gather(*(desk.ask(number) for number in range(50)), return_exceptions=True)
+    refused = [error for error in done if isinstance(error, QueueFullError)]
+    assert len(refused) == 50 - 10 - 1
+    assert "api.waiting_limit" in refused[0].message
+
+
+async def test_a_caller_who_leaves_takes_no_turn() -> None:
+    desk = Desk(work_s=1.0)
+    tasks = [asyncio.create_task(desk.ask(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert desk.order == [0, 1, 3, 4]
+
+
+async def test_a_deadline_that_has_passed_is_refused_even_where_nobody_waits() -> None:
+    desk = Desk()
+    desk.clock.now_s = 5.0
+    with pytest.raises(QueueFullError, match="deadline"):
+        await desk.turns.take(4.0)

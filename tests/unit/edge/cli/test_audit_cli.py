@@ -1,0 +1,154 @@
+"""What people read of the audits: status, doctor, explain, and the table to certify anew on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.agent import edge_settings
+from support.bundles import with_certificate
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.routing import audit
+from firstline_edge.audits import records
+from firstline_edge.audits.records import Record, key_of
+from firstline_edge.audits.samples import Sample, SampleLog
+from firstline_edge.cli import audits
+from firstline_edge.cli.contract_checks import contract_findings
+from firstline_edge.cli.explain import describe
+from firstline_edge.cli.findings import State
+from firstline_edge.cli.parser import parse
+from firstline_edge.cli.status import _contract_lines
+from firstline_edge.state import samples_path, standing_path
+
+CONTRACT: dict[str, Any] = {
+    "alarm": False, "cause": None, "since": None, "tightened": None, "escalates_all": False,
+    "escalations_per_hour": None, "epsilon": 0.05, "e_value": 0.3123, "alarm_at": 10.0,
+    "audits": {"drawn": 5, "agreed": 3, "disagreed": 1, "lost": 1}, "drift": None,
+}  # fmt: skip
+ALARMED = CONTRACT | {"alarm": True, "since": "2026-11-21T00:00:00Z", "escalations_per_hour": 360.0}
+
+
+def test_status_says_what_the_audits_found() -> None:
+    (line,) = _contract_lines(CONTRACT)
+    assert line == "audits: 5 drawn, 3 agreed, 1 disagreed, 1 lost; evidence 0.312, alarm at 10"
+    drifted = _contract_lines(CONTRACT | {"drift": {"index": 0.31, "word": "large"}})
+    assert drifted[1] == "scores: large (stability index 0.31)"
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ({"escalates_all": True}, "no answer is kept"),
+        ({"tightened": 0.9}, "fewer answers are kept"),
+        ({}, "answers are kept as before"),
+    ],
+)
+def test_status_says_what_an_alarm_did(found: dict[str, Any], kept: str) -> None:
+    said = _contract_lines(ALARMED | found)[-1]
+    assert said.startswith(f"alarm since 2026-11-21T00:00:00Z: {kept}, at most 360 more escalations an hour")
+
+
+def test_explain_tells_how_an_audit_ended() -> None:
+    line = {
+        "at": 1_800_000_000.0, "event": "audited", "request_id": "r", "audit_id": "a", "model": "m", "version": "1",
+        "row": 2, "score": 0.9, "propensity": 0.02, "outcome": "disagreed",
+    }  # fmt: skip
+    (said,) = describe(line)
+    assert said.endswith("Row 2 was audited: the full model disagreed (drawn with probability 0.02, as a).")
+    (said,) = describe(line | {"outcome": "lost", "cause": "No link works."})
+    assert said.endswith("no answer came (drawn with probability 0.02, as a). Why: No link works.")
+
+
+def sample(**fields: Any) -> Sample:
+    known = {"key": "k", "model": "m", "version": "1", "at": 0.0, "score": 0.9, "agree": 1, "propensity": 0.25}
+    return Sample(**(known | {"kept": True} | fields))
+
+
+def written(tmp_path: Path, *samples: Sample) -> None:
+    log = SampleLog(samples_path(tmp_path), 1 << 20)
+    for one in samples:
+        log.add(one)
+    log.close()
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    return audits.command(parse(["audits", "--set", f"agent.state_dir={tmp_path}", *arguments]))
+
+
+def test_the_table_has_the_newest_certificates_rows_and_their_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, sample(key="old"), sample(), sample(score=0.5, agree=0, kept=False))
+    assert run(tmp_path) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert rows == [
+        {"score": "0.9", "agree": "1", "weight": "4.0", "kept": "1", "certificate": "k"},
+        {"score": "0.5", "agree": "0", "weight": "4.0", "kept": "0", "certificate": "k"},
+    ]
+    assert run(tmp_path, "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 2, 0)
+
+
+def test_what_is_older_than_the_change_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, sample(at=1_800_000_000.0), sample(at=1_800_000_060.0, score=0.5))  # 2027-01-15, 08:00 and later
+    for since in ("2027-01-15T08:00:30Z", "2027-01-15T08:00:30", "2027-01-15T09:00:30+01:00"):
+        assert run(tmp_path, "--since", since, "-o", "json") == 0
+        assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.5]
+    assert run(tmp_path, "--since", "2027-01-15T08:02:00Z") == 1
+    assert "None of its 2 answers is so new" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(tmp_path, "--since", "yesterday")
+    assert "'yesterday' is no time, such as" in capsys.readouterr().err
+
+
+def test_what_there_is_no_table_of_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path) == 1
+    assert "No answer was audited" in capsys.readouterr().err
+    written(tmp_path, sample(), sample(model="n"))
+    assert run(tmp_path) == 1
+    assert "Name a model with --model; there are m, n." in capsys.readouterr().err
+    assert run(tmp_path, "--model", "x") == 1
+    assert "No answer of a model 'x' is known; there are those of m, n." in capsys.readouterr().err
+    assert run(tmp_path, "--model", "n") == 0
+
+
+def test_a_spoilt_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, sample())
+    with samples_path(tmp_path).open("a") as stream:
+        stream.write('{"key": 3}\n{"cut\n')
+    written(tmp_path, sample(propensity=0.0), sample(agree=2))
+    written(tmp_path, sample(score=0.7))
+    assert run(tmp_path, "-o", "json") == 0
+    assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.9, 0.7]
+
+
+def test_doctor_tells_an_alarm_of_a_bundle_that_is_in_use(tmp_path: Path) -> None:
+    original = parse_manifest((Path(__file__).parents[4] / "models/digits/bundle" / MANIFEST_NAME).read_bytes())
+    variant = with_certificate(original.edge[0], original)
+    manifest = msgspec.structs.replace(original, edge=(variant,))
+    bundle = tmp_path / "digits"
+    bundle.mkdir()
+    (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
+    assert contract_findings(settings) == []
+    assert variant.certificate is not None
+    key = key_of(manifest.name, str(manifest.version), variant.certificate, 0.05)
+    record = Record(model=manifest.name, version="1", test=audit.begin(0.05), agreed=7, disagreed=3)
+    path = standing_path(tmp_path / "state")
+    path.parent.mkdir(parents=True)
+    records.write(path, records.encode({key: record, "gone": record}))
+    (finding,) = contract_findings(settings)
+    assert (finding.state, finding.detail) == (State.OK, "10 audits, 3 disagreed")
+    record.alarmed, record.cause = True, "because"
+    records.write(path, records.encode({key: record}))
+    (finding,) = contract_findings(settings)
+    assert finding.state is State.SLOW and "an alarm voids its certificate: because" in finding.detail
+    path.write_text("{")
+    (finding,) = contract_findings(settings)
+    assert finding.state is State.SLOW and str(path) in finding.detail

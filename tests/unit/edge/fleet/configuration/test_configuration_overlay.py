@@ -1,0 +1,61 @@
+"""A configuration of the fleet over the device's own settings, which bound it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from support.agent import edge_settings
+
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.configuration import KEYS, Configuration, parse_configuration
+from firstline_edge.fleet.configuration.overlay import overlaid
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings
+
+
+def said(text: str) -> Configuration:
+    return parse_configuration(f'name = "quiet"\nversion = 1\n{text}'.encode(), "quiet.toml")
+
+
+def test_every_key_that_the_fleet_can_set_is_one_of_the_agents() -> None:
+    own = EdgeSettings()
+    for key in KEYS:
+        section, _, name = key.partition(".")
+        assert hasattr(getattr(own, section), name), key
+
+
+def test_what_is_set_is_changed_and_nothing_else(tmp_path: Path) -> None:
+    own = edge_settings(tmp_path, budget__bytes_per_day=1000, audit__per_hour=7)
+    found = overlaid(own, said("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n"))
+    assert (found.budget.bytes_per_day, found.budget.bytes_per_hour) == (500, 50)
+    assert found.policy.min_threshold == math.inf and found.audit.per_hour == 7
+    assert (found.links, found.api, found.agent) == (own.links, own.api, own.agent)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[budget]\nbytes_per_day = 1001\n", "allows 1000, and the fleet may only set less"),
+        ("[budget]\nbytes_per_day = 0\n", "which is no limit"),
+        ("[policy]\nmin_threshold = 0.4\n", "demands 0.5, and the fleet may only set more"),
+        ("[audit]\nper_hour = 1\n", "keeps to itself"),
+        ("[costs]\nworth = 2\n", "keeps to itself"),
+        ("[policy]\nkind = 'value'\nleast_value = 0\n", "price"),
+    ],
+)
+def test_the_devices_own_file_is_the_last_word(tmp_path: Path, text: str, why: str) -> None:
+    own = edge_settings(
+        tmp_path,
+        budget__bytes_per_day=0 if "value" in text else 1000,
+        policy__min_threshold=0.5,
+        fleet__locked=["audit.per_hour", "costs"],
+    )
+    with pytest.raises(ConfigError, match=why):
+        overlaid(own, said(text))
+
+
+def test_a_lock_of_what_cannot_be_set_anyhow_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.locked names 'links'"):
+        load(None, environ={}, overrides={"fleet.locked": ["links"]})

@@ -1,0 +1,422 @@
+"""A configuration comes to a device: fetched, verified, bounded, tried, kept or undone, whenever the power is cut."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.agent import edge_settings
+from support.updates import Cut, HastyClock, cut_after, full_disk, here
+
+from firstline_core.bundle.signed_file import SignedFile
+from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, RequestError
+from firstline_core.fleet.configuration import configuration_path
+from firstline_core.fleet.twin import DesiredConfiguration, Window
+from firstline_core.fleet.update import ENDED, UpdateState
+from firstline_edge.fleet.configuration.beginning import begin
+from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.configuration.kept import read_kept
+from firstline_edge.fleet.updates.means import Trials
+from firstline_edge.settings.settings import EdgeSettings
+
+S = UpdateState
+TEXT = 'name = "{}"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
+
+
+class Registry:
+    """What is signed, and its bytes."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, int], SignedFile] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.error: FirstlineError | None = None
+
+    def add(self, version: int, bytes_per_day: int, *, name: str = "quiet", text: str = "") -> DesiredConfiguration:
+        content = (text or TEXT.format(name, version, bytes_per_day)).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.files[name, version] = SignedFile(configuration_path(name, version), len(content), sha256, {})
+        self.blobs[sha256] = content
+        return DesiredConfiguration(name, version, sha256, f"r{version}")
+
+    async def configuration(self, name: str, version: int) -> SignedFile:
+        if self.error is not None:
+            raise self.error
+        if (name, version) not in self.files:
+            raise NotFoundError("It is not listed.")
+        return self.files[name, version]
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        content = self.blobs[sha256]
+        yield content[offset : size_bytes // 2]
+        yield content[size_bytes // 2 :]
+
+
+class Device:
+    """One process of an agent after the other, over one disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "fleet" / "configuration"
+        self.own = edge_settings(folder)
+        self.registry = Registry()
+        self.clock = HastyClock(1.8e9)
+        self.fails = False
+        self.start()
+
+    def start(self) -> None:
+        kept, self.settings = begin(self.path, self.own, self.clock)
+        self.configurator = Configurator(
+            self.path,
+            kept,
+            self.own,
+            self.registry,
+            adopt=self.adopt,
+            failed=lambda: self.fails,
+            clock=self.clock,
+            rng=random.Random(1),
+            trials=Trials(2, 60.0),
+            off_loop=here,
+        )
+
+    def adopt(self, settings: EdgeSettings) -> None:
+        self.settings = settings
+
+    @property
+    def bytes_per_day(self) -> int:
+        return self.settings.budget.bytes_per_day
+
+    @property
+    def state(self) -> tuple[UpdateState, str]:
+        record = self.configurator.kept.record
+        assert record is not None
+        return record.state, record.reason
+
+    async def run(self, wanted: DesiredConfiguration, until: frozenset[UpdateState] = ENDED) -> None:
+        self.configurator.desire(wanted)
+        for _ in range(100):
+            wait_s = await self.configurator.step()
+            if self.configurator.kept.record is not None and self.state[0] in until:
+                return
+            self.clock.pass_by(wait_s)
+        raise AssertionError(f"never came so far: {self.configurator.kept}")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+async def test_it_is_tried_kept_and_there_after_a_restart(device: Device) -> None:
+    wanted = device.registry.add(1, 500)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    assert device.bytes_per_day == 500
+    await device.run(wanted)
+    assert device.state == (S.COMMITTED, "") and device.configurator.kept.running is not None
+    assert device.configurator.kept.running.sha256 == wanted.sha256
+    device.start()
+    assert device.bytes_per_day == 500
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state"),
+    [
+        (lambda registry: replace(registry.add(1, 5), sha256="0" * 64), (S.REJECTED, "integrity")),
+        (lambda registry: DesiredConfiguration("quiet", 9, "0" * 64), (S.REJECTED, "not_found")),
+        (lambda registry: registry.add(1, 0, text="[links]\n"), (S.REJECTED, "config")),
+        (lambda registry: registry.add(1, 0, text=TEXT.format("other", 1, 5)), (S.REJECTED, "config")),
+        (lambda registry: registry.add(1, 2000), (S.REJECTED, "config")),
+    ],
+)
+async def test_what_must_not_run_here_changes_nothing(device: Device, wanted, state) -> None:  # type: ignore[no-untyped-def]
+    device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
+    device.start()
+    await device.run(wanted(device.registry))
+    assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.configurator.kept.record
+    assert device.bytes_per_day == 1000 and device.configurator.kept.running is None
+    record = device.configurator.kept.record
+    assert record is not None and record.message.endswith(".")
+
+
+async def test_bytes_that_were_not_signed_are_refused(device: Device) -> None:
+    wanted = device.registry.add(1, 500)
+    device.registry.blobs[wanted.sha256] = b"x" * len(device.registry.blobs[wanted.sha256])
+    await device.run(wanted)
+    assert device.state == (S.REJECTED, "integrity")
+
+
+async def test_a_gateway_that_is_away_is_asked_again(device: Device) -> None:
+    wanted = device.registry.add(1, 500)
+    device.registry.error = LinkDownError("away")
+    device.configurator.desire(wanted)
+    for _ in range(3):
+        device.clock.pass_by(await device.configurator.step())
+    assert device.state == (S.OFFERED, "link_down")
+    device.registry.error = None
+    await device.run(wanted)
+    assert device.state == (S.COMMITTED, "")
+
+
+async def test_what_makes_the_agent_fail_is_undone_by_the_device(device: Device) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    assert device.bytes_per_day == 400
+    device.fails = True
+    await device.run(wanted)
+    assert device.state == (S.ROLLED_BACK, "errors") and device.bytes_per_day == 500
+
+
+async def test_too_many_starts_end_a_trial(device: Device) -> None:
+    wanted = device.registry.add(1, 500)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    for left in (1, 0):
+        device.start()
+        assert device.bytes_per_day == 500 and device.configurator.kept.tries_left == left
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "tries") and device.bytes_per_day == 0
+    await device.run(wanted)
+    assert device.bytes_per_day == 0  # it is not tried again by itself
+    await device.run(replace(wanted, attempt=2))
+    assert device.state == (S.COMMITTED, "")
+
+
+async def test_what_the_devices_own_file_forbids_by_now_makes_way(device: Device) -> None:
+    await device.run(device.registry.add(1, 300))
+    await device.run(device.registry.add(2, 500))
+    device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=400))
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "invalid") and device.bytes_per_day == 300
+    device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=200))
+    device.start()
+    assert device.bytes_per_day == 200 and device.configurator.kept.running is None
+
+
+async def test_the_fleet_takes_it_back(device: Device) -> None:
+    await device.run(device.registry.add(1, 300))
+    wanted = device.registry.add(2, 500)
+    await device.run(wanted)
+    device.configurator.desire(replace(wanted, undone=True))
+    await device.configurator.step()
+    assert device.state == (S.ROLLED_BACK, "undone") and device.bytes_per_day == 300
+    await device.configurator.step()
+    assert device.bytes_per_day == 300
+
+
+async def test_somebody_at_the_device_goes_back_once(device: Device) -> None:
+    with pytest.raises(RequestError):
+        await device.configurator.roll_back()
+    await device.run(device.registry.add(1, 300))
+    await device.configurator.roll_back()
+    assert device.state == (S.ROLLED_BACK, "asked") and device.bytes_per_day == 0
+    with pytest.raises(RequestError):
+        await device.configurator.roll_back()
+
+
+async def test_who_goes_back_while_another_one_comes_is_not_overruled_by_it(device: Device) -> None:
+    await device.run(device.registry.add(1, 300))
+    wanted = device.registry.add(2, 400)
+    content = device.registry.read
+
+    async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        async for part in content(sha256, offset, size_bytes):
+            if device.configurator.kept.can_go_back:
+                await device.configurator.roll_back()
+            yield part
+
+    device.registry.read = read  # type: ignore[method-assign]
+    await device.run(wanted)
+    assert device.state == (S.CANCELLED, "asked") and device.bytes_per_day == 0
+    device.start()
+    assert device.bytes_per_day == 0
+
+
+async def test_what_the_fleet_wants_no_more_is_not_tried(device: Device) -> None:
+    wanted, newer = device.registry.add(1, 300), device.registry.add(2, 400)
+    adopted: list[int] = []
+    device.adopt = lambda settings: adopted.append(settings.budget.bytes_per_day)  # type: ignore[method-assign]
+    device.start()
+    content = device.registry.read
+
+    async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        device.configurator.desire(newer)
+        async for part in content(sha256, offset, size_bytes):
+            yield part
+
+    device.registry.read = read  # type: ignore[method-assign]
+    device.configurator.desire(wanted)
+    for _ in range(20):
+        device.clock.pass_by(await device.configurator.step())
+    assert adopted == [400] and device.state == (S.COMMITTED, "")
+
+
+async def test_a_process_that_has_not_heard_the_fleet_yet_gives_nothing_up(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100)
+    device.configurator.desire(wanted)
+    await device.configurator.step()
+    device.start()
+    await device.configurator.step()
+    assert device.state[0] is S.STAGED
+    device.configurator.desire(None)
+    await device.configurator.step()
+    assert device.state == (S.CANCELLED, "superseded")
+
+
+async def test_it_waits_for_its_window_and_ends_with_its_time(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100, window=Window(0, 10_080))
+    device.configurator.desire(wanted)
+    await device.configurator.step()
+    assert device.state[0] is S.STAGED and device.bytes_per_day == 0
+    await device.run(wanted)
+    assert device.bytes_per_day == 300
+    late = replace(device.registry.add(2, 400), expires_s=device.clock.wall_s() - 1)
+    await device.run(late, frozenset({S.EXPIRED}))
+    assert device.bytes_per_day == 300
+
+
+async def test_the_word_that_ends_another_update_ends_no_trial(device: Device) -> None:
+    wanted, other = device.registry.add(1, 300), device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    device.configurator.desire(replace(other, undone=True))
+    for _ in range(30):
+        device.clock.pass_by(await device.configurator.step())
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 300
+
+
+async def test_the_word_that_ends_another_update_cancels_one_under_way(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 1000)
+    device.configurator.desire(wanted)
+    await device.configurator.step()
+    device.configurator.desire(replace(device.registry.add(2, 400), undone=True))
+    await device.configurator.step()
+    assert device.state == (S.CANCELLED, "superseded")
+
+
+async def test_what_comes_after_its_time_is_not_tried(device: Device) -> None:
+    wanted = replace(device.registry.add(1, 300), expires_s=device.clock.wall_s() + 50)
+    content = device.registry.read
+
+    async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        device.clock.pass_by(100)
+        async for part in content(sha256, offset, size_bytes):
+            yield part
+
+    device.registry.read = read  # type: ignore[method-assign]
+    await device.run(wanted)
+    assert device.state == (S.EXPIRED, "expired") and device.bytes_per_day == 0
+
+
+async def test_a_disk_without_room_is_told_and_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    device.configurator.desire(wanted)
+    with full_disk(monkeypatch):
+        for _ in range(3):
+            device.clock.pass_by(await device.configurator.step())
+        record = device.configurator.kept.record
+        assert record is not None
+        assert record.target == wanted
+        assert (record.state, record.reason) == (S.OFFERED, "no_room")
+        assert "make some in the state directory" in record.update().message
+        assert device.bytes_per_day == 500
+    await device.run(wanted)
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
+    device.start()
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
+
+
+async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    with full_disk(monkeypatch):
+        device.start()
+        assert device.bytes_per_day == 500
+        device.configurator.desire(wanted)
+        for _ in range(5):
+            device.clock.pass_by(await device.configurator.step())
+        assert device.bytes_per_day == 500
+    await device.run(wanted)
+    assert device.state == (S.ROLLED_BACK, "disk") and device.bytes_per_day == 500
+    await device.configurator.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "disk") and device.bytes_per_day == 500
+
+
+@pytest.mark.parametrize("undone", [True, False])
+async def test_what_was_taken_back_while_the_device_was_away_is_undone(device: Device, undone: bool) -> None:
+    first, wanted = device.registry.add(1, 400), device.registry.add(2, 300)
+    for each in (first, wanted):
+        await device.run(each)
+    assert device.bytes_per_day == 300
+    newer = replace(device.registry.add(3, 200), withdrawn=(wanted.sha256,), undone=undone)
+    device.registry.error = NotFoundError("It is not listed any more.")
+    await device.run(newer, frozenset({S.ROLLED_BACK if undone else S.REJECTED}))
+    assert device.bytes_per_day == 400
+    assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "not_found"))
+
+
+async def test_what_makes_the_agent_fail_is_undone_though_the_disk_refuses(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await device.run(device.registry.add(1, 500))
+    wanted = device.registry.add(2, 400)
+    await device.run(wanted, frozenset({S.TRIAL}))
+    device.fails = True
+    with full_disk(monkeypatch):
+        await device.configurator.step()
+        assert device.bytes_per_day == 500
+        device.fails = False
+        for _ in range(30):
+            device.clock.pass_by(await device.configurator.step())
+        assert device.bytes_per_day == 500
+    await device.configurator.step()
+    device.start()
+    assert device.state == (S.ROLLED_BACK, "errors") and device.bytes_per_day == 500
+
+
+async def test_what_runs_already_is_not_tried(device: Device) -> None:
+    wanted = device.registry.add(1, 300)
+    await device.run(wanted)
+    await device.run(replace(wanted, rollout="another"))
+    assert device.state == (S.COMMITTED, "already")
+
+
+async def test_one_that_sets_nothing_gives_the_devices_own_settings_back(device: Device) -> None:
+    await device.run(device.registry.add(1, 300))
+    await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
+    assert device.bytes_per_day == 0 and device.settings == device.own
+    assert device.configurator.kept.running is not None and device.configurator.kept.running.version == 2
+
+
+def test_a_damaged_file_is_put_aside_and_the_devices_own_settings_hold(device: Device) -> None:
+    device.path.parent.mkdir(parents=True, exist_ok=True)
+    device.path.write_bytes(b"nonsense\n")
+    device.start()
+    assert device.bytes_per_day == 0 and not device.path.exists()
+
+
+async def test_cut_at_every_write_it_runs_the_old_or_the_new_and_comes_to_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of operations that a disk may have done before the power went."""
+    for operations in range(100):
+        device = Device(tmp_path / str(operations))
+        await device.run(device.registry.add(1, 300))
+        wanted = device.registry.add(2, 400)
+        cut = False
+        with cut_after(operations, monkeypatch):
+            try:
+                await device.run(wanted)
+            except Cut:
+                cut = True
+        device.start()
+        assert device.bytes_per_day in (300, 400)
+        assert read_kept(device.path) == device.configurator.kept
+        await device.run(wanted)
+        assert (device.state, device.bytes_per_day) == ((S.COMMITTED, ""), 400)
+        if not cut:
+            return
+    raise AssertionError("the update never came through")

@@ -1,0 +1,50 @@
+"""The pointer's file: whole or not there, and never guessed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import with_checksum
+from firstline_edge.fleet.updates.pointer import Pointer, read_pointer, write_pointer
+
+
+def test_a_device_that_never_had_an_update_runs_what_it_was_set_up_with(tmp_path: Path) -> None:
+    assert read_pointer(tmp_path / "digits") == Pointer("", "", None)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    pointer = Pointer().begin_trial(3).started()
+    write_pointer(tmp_path / "digits", pointer)
+    assert read_pointer(tmp_path / "digits") == pointer == Pointer("a", "", 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}x\n", b"\xff", with_checksum(b'{"slot": "c"}'), with_checksum(b'{"slot": "a", "format": 2}')],
+)
+def test_a_damaged_pointer_is_said_to_be(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pointer").write_bytes(content)
+    with pytest.raises(IntegrityError, match="pointer"):
+        read_pointer(tmp_path)
+
+
+def test_nothing_is_tried_twice_at_a_time() -> None:
+    with pytest.raises(ValueError, match="cannot be tried"):
+        Pointer().begin_trial(3).begin_trial(3)
+
+
+def test_a_slot_that_is_gone_back_to_is_not_tried_before_it_was_cleared() -> None:
+    pointer = Pointer("b", "a")
+    with pytest.raises(ValueError, match="cannot be tried"):
+        pointer.begin_trial(3)
+    assert pointer.cleared() == Pointer("b", "b")
+    assert pointer.cleared().begin_trial(3).reverted() == Pointer("b", "b")
+
+
+def test_a_trial_without_a_try_left_is_over_at_the_next_start() -> None:
+    trial = Pointer("a", "", None).begin_trial(1)
+    assert trial.started() == Pointer("b", "a", 0)
+    assert trial.started().started() == Pointer("a", "a", None)

@@ -1,0 +1,87 @@
+"""The self test: a bundle answers on this device as it did where it was made, or comes before no request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from support.bundles import artefact
+from support.updates import bundle_at
+
+from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden
+from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifest
+from firstline_core.bundle.store import open_bundle
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import IntegrityError, SelfTestError
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_edge.fleet.updates.self_test import self_test
+from firstline_edge.models.held import HeldModel
+from firstline_edge.models.loading import hold
+from firstline_edge.models.workers import Workers
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(1, 1, SYSTEM_CLOCK)
+    yield made
+    made.close()
+
+
+def held_with(folder: Path, workers: Workers, outputs: tuple[float, float], shape: tuple[int, ...] = (4,)) -> HeldModel:
+    """A model whose two classes are always as likely, and what its maker says of that."""
+    bundle_at(folder, 1)
+    answers = GoldenAnswers((np.zeros(4, np.float32).tobytes(),), {"edge": (outputs,)}, shape)
+    (folder / GOLDEN_NAME).write_bytes(encode_golden(answers))
+    manifest = open_bundle(folder).manifest
+    manifest = msgspec.structs.replace(manifest, golden=Golden(artefact(folder / GOLDEN_NAME, folder), 0.01))
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    return hold(folder, RuntimeOptions(), workers)
+
+
+def test_the_same_answers_pass(tmp_path: Path, workers: Workers) -> None:
+    self_test(held_with(tmp_path / "a", workers, (0.505, 0.495)), None)
+
+
+def test_other_answers_do_not(tmp_path: Path, workers: Workers) -> None:
+    with pytest.raises(SelfTestError, match=r"differs by 0\.1, and 0\.01 is allowed"):
+        self_test(held_with(tmp_path / "a", workers, (0.6, 0.4)), None)
+
+
+def test_inputs_that_are_none_do_not(tmp_path: Path, workers: Workers) -> None:
+    with pytest.raises((SelfTestError, IntegrityError)):
+        self_test(held_with(tmp_path / "a", workers, (0.5, 0.5), (2, 2)), None)
+    with pytest.raises(IntegrityError):
+        self_test(held_with(tmp_path / "b", workers, (0.5, 0.5), (3,)), None)
+
+
+def test_what_is_much_slower_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
+    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    assert held.edge is not None
+    slow = dataclasses.replace(held.edge, row_ms=250.0)
+    with pytest.raises(SelfTestError, match="takes 250 ms a row"):
+        self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
+    self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
+
+
+def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
+    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+
+    def taking(**changes: object) -> HeldModel:
+        spec = msgspec.structs.replace(held.manifest.input, **changes)
+        manifest = msgspec.structs.replace(held.manifest, input=spec)
+        return HeldModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
+
+    for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):
+        with pytest.raises(SelfTestError, match="another name"):
+            self_test(held, before)
+    self_test(taking(shape=(-1, -1)), taking(shape=(-1, 4)))  # golden answers of four values, and any are taken
+
+
+def test_a_bundle_of_which_nothing_runs_here_does_not(tmp_path: Path, workers: Workers) -> None:
+    held = held_with(tmp_path / "a", workers, (0.5, 0.5))
+    with pytest.raises(SelfTestError, match="does not run here: no runtime"):
+        self_test(HeldModel(held.bundle, None, "no runtime"), None)

@@ -1,0 +1,76 @@
+"""The updater's ports on the world: what is no verdict on a bundle, and what holds up nobody's end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.signed_repository import SignedRepository
+
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.errors import LinkDownError
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.updates.adapters import NoRegistry, SignedCatalogue
+from firstline_edge.settings.settings import LinkSection
+
+
+async def test_a_token_that_is_being_exchanged_is_no_verdict(tmp_path: Path) -> None:
+    token, root = tmp_path / "token", tmp_path / "root.json"
+    token.write_text("secret")
+    root.write_text("{}")
+    http = FleetHttp(LinkSection(kind="http", url="http://127.0.0.1:9", token_file=str(token)), None)
+    token.unlink()
+    catalogue = SignedCatalogue(tmp_path / "metadata", http, root, SYSTEM_CLOCK.wall_s)
+    with pytest.raises(LinkDownError, match="token"):
+        await catalogue.listed("digits", 1)
+    await http.close()
+
+
+async def test_a_device_without_a_way_to_bytes_is_told_what_it_lacks() -> None:
+    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+        await NoRegistry().listed("digits", 1)
+    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+        async for _ in NoRegistry().read("0" * 64, 0, 1):
+            pass
+
+
+_SILENT = """
+import asyncio, socket, sys
+from pathlib import Path
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.settings.settings import LinkSection
+from firstline_edge.fleet.updates.adapters import SignedCatalogue
+
+async def main():
+    asked = asyncio.Event()
+    server = await asyncio.start_server(lambda reader, writer: asked.set(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+    folder = Path(sys.argv[1])
+    catalogue = SignedCatalogue(folder, http, Path(sys.argv[2]), SYSTEM_CLOCK.wall_s)
+    looking = asyncio.create_task(catalogue.listed("digits", 1))
+    await asked.wait()
+    looking.cancel()
+    print("ends", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_registry_that_says_nothing_holds_up_no_process(tmp_path: Path) -> None:
+    """The look is not waited for: a stop would else take as long as the registry's silence is borne, and be a kill."""
+    root = tmp_path / "1.root.json"
+    root.write_bytes(SignedRepository().anchor)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SILENT, str(tmp_path / "metadata"), str(root)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ends\n"
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,178 @@
+"""A look is verified by a process that ends with it: what it says, and what becomes of one that does not last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.signed_repository import DAY, START, SignedRepository
+
+from firstline_core.bundle.signed_file import SignedFile
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    IntegrityError,
+    MetadataExpiredError,
+    ProtocolError,
+    RateLimitedError,
+    SignatureError,
+)
+from firstline_edge.fleet.updates.verifying import Source, verified
+
+
+def look(folder: Path, repository: SignedRepository, source: Source | None = None, days: float = 0.0) -> list[str]:
+    now_s = (START + days * DAY).timestamp()
+    return sorted(verified(folder, source or repository, anchor=repository.anchor, now_s=now_s))
+
+
+def test_what_is_signed_is_listed_as_it_was_signed(tmp_path: Path) -> None:
+    repository = SignedRepository()
+    repository.add("digits/1/a", b"content", needs=["edge"])
+    repository.parts = lambda _name, content: iter([b"", content[:7], b"", content[7:]])
+    repository.publish()
+    found = verified(tmp_path, repository, anchor=repository.anchor, now_s=START.timestamp())
+    sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
+    assert found == {"digits/1/a": SignedFile("digits/1/a", 7, sha256, {"needs": ["edge"]})}
+    assert repository.asked[0] == "2.root.json"  # which there is none of: that is no failure
+    assert (tmp_path / "timestamp.json").exists()
+
+
+class _Endless:
+    def fetch(self, name: str) -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65_536
+
+
+class _Refusing:
+    def __init__(self, error: FirstlineError) -> None:
+        self._error = error
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        yield b"{"
+        raise self._error
+
+
+def test_each_refusal_has_its_own_name_and_leaves_what_was_believed(tmp_path: Path) -> None:
+    repository = SignedRepository()
+    assert look(tmp_path, repository) == []
+    kept = (tmp_path / "timestamp.json").read_bytes()
+    with pytest.raises(
+        MetadataExpiredError,
+        match=r"ended.*this device's clock is wrong, by which it is 2027-01-03T00:00",
+    ):
+        look(tmp_path, repository, days=2)
+    with pytest.raises(IntegrityError, match="goes on after"):
+        look(tmp_path, repository, _Endless())
+    with pytest.raises(RateLimitedError) as limited:
+        look(tmp_path, repository, _Refusing(RateLimitedError("slowly", retry_after_s=7.5)))
+    assert limited.value.retry_after_s == 7.5
+    changed = repository.files["timestamp.json"].replace(b"2027-01-02", b"2027-01-03")
+    assert changed != repository.files["timestamp.json"]
+    repository.files["timestamp.json"] = changed
+    with pytest.raises(SignatureError):
+        look(tmp_path, repository)
+    assert (tmp_path / "timestamp.json").read_bytes() == kept
+
+
+class _Killing:
+    """Has the process that asks for a file killed, as the kernel does that is out of memory."""
+
+    def __init__(self, repository: SignedRepository, name: str) -> None:
+        self._repository = repository
+        self._name = name
+        self._before = _children()
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        if name.endswith(self._name):
+            (child,) = _children() - self._before
+            os.kill(child, signal.SIGKILL)
+        return self._repository.fetch(name)
+
+
+def _children() -> set[int]:
+    """This thread's; tests before may have left some of their own."""
+    path = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    return {int(pid) for pid in path.read_text().split()}
+
+
+def test_a_killed_process_is_no_verdict_and_the_next_look_goes_on(tmp_path: Path) -> None:
+    repository = SignedRepository()
+    repository.add("digits/1/a", b"content")
+    repository.publish()
+    before = _children()
+    with pytest.raises(CapacityError, match="was killed by SIGKILL") as killed:
+        look(tmp_path, repository, _Killing(repository, "targets.json"))
+    assert killed.value.retryable
+    assert _children() <= before
+    assert look(tmp_path, repository) == ["digits/1/a"]
+
+
+_SAYS = "import os, sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({}); sys.stdout.flush()"
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "words"),
+    [
+        ("import time; time.sleep(600)", CapacityError, "said nothing for 0.2 s"),
+        ("raise SystemExit(3)", CapacityError, "exit code 3"),
+        (_SAYS.format("(2**31).to_bytes(4, 'big')"), ProtocolError, "2147483648 bytes"),
+        (_SAYS.format("b'\\0\\0\\0\\1x'"), ProtocolError, "not understood"),
+    ],
+)
+def test_a_process_that_makes_no_sense_holds_up_nobody(
+    tmp_path: Path, script: str, kind: type[FirstlineError], words: str
+) -> None:
+    limit_s = 0.2 if "sleep" in script else 60.0
+    command = (sys.executable, "-c", script)
+    before = _children()
+    with pytest.raises(kind, match=words):
+        verified(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, limit_s=limit_s, command=command)
+    assert _children() <= before
+
+
+def test_it_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRSTLINE_EDGE_LINKS__TOKEN", "secret")
+    said = "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
+    script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, say; \
+say(sys.stdout.buffer, Failure('update', repr(({said}))))"
+    with pytest.raises(FirstlineError, match=r"\('nothing', True\)"):
+        verified(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))
+
+
+_LOOKS = """
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+import msgspec
+import firstline_edge.fleet.updates.adapters
+from firstline_core.errors import NotFoundError
+from firstline_edge.fleet.updates.verifying import verified
+
+class Files:
+    def fetch(self, name):
+        content = FILES.get(name)
+        if content is None:
+            raise NotFoundError("none")
+        yield content
+
+FILES, now_s = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[dict[str, bytes], float])
+print(len(verified(Path(sys.argv[1]), Files(), anchor=FILES["1.root.json"], now_s=now_s)))
+print({name.partition(".")[0] for name in sys.modules} & {"tuf", "securesystemslib", "urllib3", "cryptography"})
+"""
+
+
+def test_whoever_looks_has_nothing_of_it_in_memory(tmp_path: Path) -> None:
+    repository = SignedRepository()
+    repository.add("digits/1/a", b"content")
+    repository.publish()
+    told = msgspec.msgpack.encode((repository.files, START.timestamp()))
+    done = subprocess.run([sys.executable, "-c", _LOOKS, str(tmp_path)], input=told, capture_output=True, check=True)
+    assert done.stdout.decode().splitlines() == ["1", "set()"]

@@ -1,0 +1,215 @@
+"""What this device holds: real bundles, one that lacks its runtime's file, and folders that are none."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from support.agent import DIGITS
+from support.edge import manifest
+from support.images import images
+from support.logs import captured_lines
+
+from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
+from firstline_core.bundle.store import Bundle
+from firstline_core.routing import confidence
+from firstline_core.routing.learned import Logistic
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import InferRequest, Tensor
+from firstline_edge.models import timing
+from firstline_edge.models.edge_model import Pace
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.loading import bundle_paths, hold, open_models
+from firstline_edge.models.timing import quickest_ms, sample_input
+from firstline_edge.models.workers import Workers
+
+
+def here(workers: Workers) -> Callable[[Path], HeldModel]:
+    return partial(hold, options=RuntimeOptions(), workers=workers)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    found = Workers(1, 1)
+    yield found
+    found.close()
+
+
+def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
+    models = open_models([DIGITS], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None and held.problem == ""
+    assert 0 < held.edge.row_ms < 100
+    assert held.edge.digest != held.edge.loaded.digest  # the score is part of the evidence
+    assert held.metadata.labels[0] == "zero"
+    assert held.metadata.platform == "onnxruntime_onnx"
+    assert held.edge.loaded.passed_over == ()
+    assert models.find("digits", "1") is held
+    assert models.find("digits", "2") is None and models.find("other") is None
+    models.close()
+
+
+def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, workers: Workers) -> None:
+    shutil.copytree(DIGITS, tmp_path / "digits")
+    learned = Logistic((-3.0, *[0.0] * 13), 1.0)  # of the margin alone
+    found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
+    found = msgspec.structs.replace(found, version=2, policy=Policy(Score("learned", learned=learned), 0.5, learned))
+    (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
+    models = open_models([DIGITS, tmp_path], here(workers))
+    plain, taught = models.find("digits", "1"), models.find("digits", "2")
+    assert plain is not None and plain.edge is not None
+    assert taught is not None and taught.edge is not None
+    assert taught.edge.digest != plain.edge.digest
+    tensor = sample_input(taught.manifest, taught.edge.loaded)
+    assert tensor is not None
+    (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
+    margin = confidence.margin(one.probabilities[None])[0]
+    assert one.value == pytest.approx(1 / (1 + np.exp(3 * margin - 1)), rel=1e-5)
+    assert one.score == pytest.approx(1 - (one.value or 0))
+    assert other.value is None
+    models.close()
+
+
+def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path: Path, workers: Workers) -> None:
+    shutil.copytree(DIGITS, tmp_path / "digits")
+    found = parse_manifest((tmp_path / "digits" / MANIFEST_NAME).read_bytes())
+    found = msgspec.structs.replace(found, version=2, policy=Policy(Score("energy"), 5.0))
+    (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
+    models = open_models([tmp_path], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    tensor = sample_input(held.manifest, held.edge.loaded)
+    assert tensor is not None
+    (output,) = held.edge.run(tensor)
+    assert output.score is not None and output.score > 1  # of which one minus the score would be worth nothing
+    assert output.value == pytest.approx(1 - output.probabilities.max())
+    models.close()
+
+
+def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = open_models([DIGITS], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+
+    def run(_tensor: Tensor) -> None:
+        nonlocal now_s
+        now_s += next(taken_s)
+
+    measured = quickest_ms(held.manifest, held.edge.loaded, run, 5)
+    assert measured is not None and measured[0] == pytest.approx(0.4)
+    models.close()
+
+
+def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
+    models = open_models([DIGITS], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+
+    def asked(*sizes: int) -> InferRequest:
+        return InferRequest("digits", (images(*(b"x" * size for size in sizes)),), "")
+
+    assert edge.quick(asked(100)) and edge.quick(asked(10))
+    assert not edge.quick(asked(*[100] * 20))  # many rows
+    assert not edge.quick(asked(2000))  # a picture that takes long to decode
+    assert not replace(edge, row_ms=math.inf).quick(asked(1))
+    models.close()
+
+
+def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(workers: Workers) -> None:
+    models = open_models([DIGITS], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
+    asked = InferRequest("digits", (images(b"x" * 100),), "")
+    sample = sample_input(held.manifest, held.edge.loaded)
+    assert sample is not None
+    for _ in range(3):  # not for a moment's sake
+        edge.run(sample, measured_s=0.0)
+    assert edge.quick(asked) and edge.expected_ms(asked, 1) == pytest.approx(0.1 * 1.05**3)
+    while edge.quick(asked):
+        edge.pace.ran(1.0, 0.0)
+    assert edge.expected_ms(asked, 1) >= 1.0
+    while not edge.quick(asked):
+        edge.pace.ran(0.0, 1.0)
+    for _ in range(100):
+        edge.run(sample, measured_s=9.0)
+    assert edge.expected_ms(asked, 1) == 0.1  # not quicker than it was ever measured
+    models.close()
+
+
+def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
+    pace = Pace()
+    for _ in range(500):  # each three times as long as measured, and all were asked for before the first ended
+        pace.ran(0.003, 0.001)
+    assert 3 / 1.1 < pace.factor < 3 * 1.1
+
+
+def test_a_bundle_without_its_edge_files_is_held_for_the_cloud(tmp_path: Path, workers: Workers) -> None:
+    path = tmp_path / "digits"
+    path.mkdir()
+    shutil.copy(DIGITS / MANIFEST_NAME, path)
+    models = open_models([tmp_path], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is None
+    assert "edge-onnx.onnx" in held.problem
+    assert held.metadata.platform == "firstline"
+
+
+@pytest.mark.parametrize("damage", ["manifest", "model"])
+def test_a_bundle_that_was_tampered_with_is_not_held(tmp_path: Path, workers: Workers, damage: str) -> None:
+    path = tmp_path / "digits"
+    shutil.copytree(DIGITS, path)
+    file = path / (MANIFEST_NAME if damage == "manifest" else "edge-onnx.onnx")
+    file.write_bytes(file.read_bytes()[:-3])
+    models = open_models([path], here(workers))
+    assert models.all == ()
+    (problem,) = models.problems
+    assert problem.path == path and problem.message.endswith(".")
+
+
+def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers) -> None:
+    models = open_models([tmp_path], here(workers))
+    assert [problem.path for problem in models.problems] == [tmp_path]
+    assert bundle_paths([DIGITS.parent]) == [DIGITS]
+
+
+def test_the_newest_version_is_the_current_one() -> None:
+    old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
+    models = Models([HeldModel(Bundle(Path(), said), None) for said in (new, old)])
+    current = models.find("m")
+    assert current is not None and current.version == "10"
+    assert models.find("m", "9") is not None
+
+
+def test_rows_are_scored_one_by_one(workers: Workers) -> None:
+    models = open_models([DIGITS], here(workers))
+    held = models.find("digits")
+    assert held is not None and held.edge is not None
+    sample = sample_input(held.manifest, held.edge.loaded)
+    assert sample is not None
+    one, two = held.edge.run(images(*sample.array, *sample.array))
+    np.testing.assert_array_equal(one.probabilities, two.probabilities)
+    assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
+    models.close()
+
+
+def test_a_folder_without_a_bundle_is_warned_of(workers: Workers, tmp_path: Path) -> None:
+    with captured_lines() as lines:
+        models = open_models([tmp_path, tmp_path / "absent"], here(workers))
+    empty, absent = models.problems
+    assert "holds no bundle" in empty.message and "no such folder" in absent.message
+    assert [(line["level"], line["path"], line["error"]) for line in lines] == [
+        ("warning", str(empty.path), empty.message),
+        ("warning", str(absent.path), absent.message),
+    ]

@@ -1,0 +1,594 @@
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from support.escalations import ScriptedLink, request, response, row, settle
+from support.logs import captured_lines
+
+from firstline_core import errors
+from firstline_core.clock import SimulatedClock
+from firstline_core.ids import new_request_id
+from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
+from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.outbox.delivery import Delivery, DeliverySettings
+from firstline_edge.outbox.item import expire
+from firstline_edge.outbox.pace import PaceSettings
+from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.requests import rows
+
+DOWN = errors.LinkDownError("refused")
+AT_ONCE = PaceSettings(begin_per_s=1e6, least_per_s=1e6)
+"""What is looked at here is in which order; how fast is in test_outbox_pace.py."""
+
+
+class BusyOutbox(Outbox):
+    """One that tells whether the disk is at work: its threads live in real time."""
+
+    at_work = ended = 0
+
+    async def _readable(self, query: Any) -> Any:
+        self.at_work += 1
+        try:
+            return await super()._readable(query)
+        finally:
+            self.at_work -= 1
+            self.ended += 1
+
+    async def put(self, item: OutboxItem) -> None:
+        self.at_work += 1
+        try:
+            await super().put(item)
+        finally:
+            self.at_work -= 1
+            self.ended += 1
+
+    async def finish(self, request_id: str, final: InferResponse) -> None:
+        self.at_work += 1
+        try:
+            await super().finish(request_id, final)
+        finally:
+            self.at_work -= 1
+            self.ended += 1
+
+    async def until_quiet(self) -> None:
+        """Until everybody waits for time to pass, or for somebody else: a whole while without the disk."""
+        while True:
+            await asyncio.sleep(0.0002 if self.at_work else 0)
+            if not self.at_work:
+                ended = self.ended
+                await settle()
+                if not self.at_work and ended == self.ended:
+                    return
+
+
+async def pass_time(clock: SimulatedClock, outbox: BusyOutbox, seconds: float, step_s: float) -> None:
+    await outbox.until_quiet()
+    for _ in range(round(seconds / step_s)):
+        await clock.advance(step_s)
+        await outbox.until_quiet()
+
+
+class House:
+    """A delivery between a real outbox and a real chain over one scripted link, on a simulated clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = SimulatedClock()
+        self.link = ScriptedLink("link")
+        breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSettings(failure_threshold=1, open_s=1.0))
+        self.chain = LinkChain([self.link], [breaker], self.clock)
+        self.outbox = BusyOutbox(path, clock=self.clock)
+        self.announced: list[InferResponse] = []
+        self.causes: list[str] = []
+        self.complaints = Complaints()
+        self.delivery = Delivery(
+            self.outbox,
+            self.chain,
+            rows.merge,
+            self.clock,
+            random.Random(2),
+            on_correction=self.note,
+            complaints=self.complaints,
+            max_age_s=3600.0,
+            retries=self.chain.retries,
+            settings=DeliverySettings(concurrency=2, refusals=3, pace=AT_ONCE),
+        )
+
+    def note(self, answer: InferResponse, cause: str, _trace: object) -> None:
+        self.announced.append(answer)
+        self.causes.append(cause)
+
+    def cut(self) -> None:
+        self.link.error = self.link.probe_error = DOWN
+
+    def mend(self) -> None:
+        self.link.error = self.link.probe_error = None
+
+    async def promise(
+        self, reason: Reason = Reason.LINK_DOWN, *, tried: str = "", hurried: bool = False, **fields: Any
+    ) -> str:
+        asked = request(2, **fields)
+        provisional = response(asked, Status.PROVISIONAL, rows=3)
+        assert provisional.answer is not None
+        first, _, third = provisional.answer.rows
+        said = replace(provisional.answer, reason=reason, rows=(first, row(Status.FINAL), third))
+        if tried:
+            said = replace(said, attempts=(*said.attempts, Attempt(Tier.CLOUD, tried, 500.0)))
+        provisional = replace(provisional, answer=said)
+        item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
+        await self.outbox.put(item)
+        if hurried:
+            self.delivery.hurry(item)
+        return asked.request_id
+
+    def sent(self, request_id: str) -> int:
+        """How often it was sent."""
+        return sum(asked.request_id == request_id for asked, _ in self.link.calls)
+
+    async def until_empty(self, step_s: float = 5.0, steps: int = 200) -> None:
+        for _ in range(steps):
+            await self.outbox.until_quiet()
+            if self.outbox.depth == 0:
+                return
+            await self.clock.advance(step_s)
+        pytest.fail("the outbox did not drain")
+
+    async def pass_time(self, seconds: float, step_s: float = 1.0) -> None:
+        await pass_time(self.clock, self.outbox, seconds, step_s)
+
+    async def status(self, request_id: str) -> Status:
+        found = await self.outbox.answer(request_id, "local")
+        assert found.answer is not None
+        return found.answer.status
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    built = House(tmp_path / "outbox" / "outbox.db")
+    await built.chain.start()
+    task = asyncio.create_task(built.delivery.run())
+    yield built
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await built.chain.close()
+    built.outbox.close()
+
+
+async def test_what_waits_is_sent_and_its_answer_stored_and_announced(house: House) -> None:
+    promised = [await house.promise() for _ in range(5)]
+    await house.until_empty()
+    assert [asked.request_id for asked, _ in house.link.calls] == promised
+    assert all(asked.promised for asked, _ in house.link.calls)
+    for request_id in promised:
+        assert await house.status(request_id) is Status.FINAL
+    assert sorted(answer.answer.request_id for answer in house.announced if answer.answer) == sorted(promised)
+    for answer in house.announced:
+        assert answer.answer is not None
+        assert [attempt.outcome for attempt in answer.answer.attempts] == ["ok", "ok"]  # the edge's, and the cloud's
+
+
+async def test_offline_nothing_is_tried_and_everything_follows_on_reconnect(house: House) -> None:
+    house.cut()
+    promised = [await house.promise() for _ in range(3)]
+    await house.outbox.until_quiet()  # the breaker opens at the first
+    calls = len(house.link.calls)
+    await house.clock.advance(600.0)
+    assert len(house.link.calls) == calls
+    assert house.outbox.depth == 3
+    house.mend()
+    await house.until_empty()
+    for request_id in promised:
+        assert await house.status(request_id) is Status.FINAL
+    assert {asked.request_id for asked, _ in house.link.calls} == set(promised)
+
+
+async def test_a_promise_expires_by_age_also_while_the_link_is_down(house: House) -> None:
+    house.cut()
+    request_id = await house.promise()
+    await house.outbox.until_quiet()
+    await house.until_empty(step_s=400.0, steps=20)
+    found = await house.outbox.answer(request_id, "local")
+    assert found.answer is not None
+    assert (found.answer.status, found.answer.reason) == (Status.EXPIRED, Reason.LINK_DOWN)
+    assert [said.status for said in found.answer.rows] == [Status.EXPIRED, Status.FINAL, Status.EXPIRED]
+    assert [answer.answer.status for answer in house.announced if answer.answer] == [Status.EXPIRED]
+
+
+async def test_a_permanent_refusal_ends_at_once_as_a_cloud_error(house: House) -> None:
+    house.link.error = errors.ModelMismatchError("another bundle")
+    request_id = await house.promise()
+    await house.until_empty()
+    found = await house.outbox.answer(request_id, "local")
+    assert found.answer is not None
+    assert (found.answer.status, found.answer.reason) == (Status.EXPIRED, Reason.CLOUD_ERROR)
+    assert len(house.link.calls) == 1
+
+
+async def test_a_model_that_fails_is_tried_a_few_times(house: House) -> None:
+    house.link.error = errors.InferenceError("broken")
+    request_id = await house.promise()
+    await house.until_empty()
+    assert await house.status(request_id) is Status.EXPIRED
+    assert len(house.link.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "passing", [errors.QueueFullError("later", retry_after_s=7.0), errors.UnauthorizedError("a new token is coming")]
+)
+async def test_what_may_pass_is_tried_again_with_the_same_id(house: House, passing: errors.FirstlineError) -> None:
+    house.link.error = passing
+    request_id = await house.promise()
+    for _ in range(8):
+        await house.outbox.until_quiet()
+        await house.clock.advance(60.0)
+    assert len(house.link.calls) > 3
+    assert house.outbox.depth == 1
+    house.link.error = None
+    await house.until_empty()
+    assert await house.status(request_id) is Status.FINAL
+    assert {asked.request_id for asked, _ in house.link.calls} == {request_id}
+
+
+@pytest.mark.parametrize(("said_s", "least_s"), [(50.0, 50.0), (30 * 86_400.0, 60.0)])
+async def test_retry_after_is_respected_within_reason(house: House, said_s: float, least_s: float) -> None:
+    house.link.error = errors.QueueFullError("later", retry_after_s=said_s)
+    await house.promise()
+    await house.outbox.until_quiet()
+    house.link.error = None
+    await house.pass_time(least_s - 1)
+    assert len(house.link.calls) == 1
+    await house.pass_time(3)  # and some jitter
+    assert len(house.link.calls) == 2
+    assert house.outbox.depth == 0
+
+
+async def test_a_link_that_comes_back_ends_every_wait(house: House) -> None:
+    house.link.error = errors.CapacityError("a proxy with nobody behind it", retry_after_s=50.0)
+    house.link.probe_error = DOWN
+    request_id = await house.promise()
+    await house.outbox.until_quiet()
+    house.mend()
+    await house.pass_time(6)  # the breaker's second, and the spread
+    assert await house.status(request_id) is Status.FINAL
+
+
+async def test_a_promise_expires_on_time_whatever_the_gateway_asks_for(house: House) -> None:
+    house.link.error = errors.QueueFullError("later", retry_after_s=60.0)
+    request_id = await house.promise()
+    await house.pass_time(3590, step_s=10.0)
+    assert await house.status(request_id) is Status.PROVISIONAL
+    await house.pass_time(10, step_s=1.0)
+    assert await house.status(request_id) is Status.EXPIRED
+
+
+async def test_failures_in_a_row_are_spaced_ever_further(house: House) -> None:
+    await house.promise()
+    moments: list[float] = []
+
+    async def note(_asked: InferRequest, _timeout_s: float) -> InferResponse:
+        moments.append(house.clock.monotonic_s())
+        raise errors.QueueFullError("later")
+
+    house.link.answer = note
+    while len(moments) < 20:
+        await house.outbox.until_quiet()
+        await house.clock.advance(0.5)
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    assert max(gaps) <= 61.5
+    assert sum(gaps[:5]) < 40.0 < sum(gaps[-5:])
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        errors.NotReadyError("the model is not loaded"),
+        errors.QueueFullError("busy"),
+        errors.CapacityError("a bare 503"),
+        errors.ProtocolError("a portal"),
+        errors.InferenceError("broken"),
+        ValueError("a bug"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_what_fails_for_one_model_blocks_no_other(house: House, failure: Exception) -> None:
+    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.model == "bad":
+            raise failure
+        return response(asked)
+
+    house.link.answer = some
+    bad = [await house.promise(model="bad") for _ in range(8)]  # more than are sent at once
+    good = [await house.promise() for _ in range(4)]
+    await house.pass_time(120)
+    for request_id in good:
+        assert await house.status(request_id) is Status.FINAL
+    assert await house.status(bad[-1]) in (Status.PROVISIONAL, Status.EXPIRED)
+
+
+async def test_what_fails_by_itself_goes_after_the_others_of_its_model(house: House) -> None:
+    bad: list[str] = []
+
+    async def some(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.request_id in bad:
+            raise errors.QueueFullError("too much for me")
+        return response(asked)
+
+    house.link.answer = some
+    for _ in range(8):
+        bad.append(new_request_id())
+        await house.promise(request_id=bad[-1])
+    good = [await house.promise() for _ in range(8)]
+    await house.pass_time(60)
+    assert [await house.status(request_id) for request_id in good] == [Status.FINAL] * 8
+    asked = [sent.request_id for sent, _ in house.link.calls]
+    assert asked.index(good[-1]) < 24  # each bad one once, and little more
+
+
+async def test_a_gateway_without_room_is_not_asked_by_each_promise_in_turn(house: House) -> None:
+    house.link.error = errors.QueueFullError("busy")
+    for _ in range(40):
+        await house.promise()
+    await house.pass_time(60)
+    assert len(house.link.calls) <= 30
+
+
+@pytest.mark.parametrize("spoilt", [np.ones((2, 3), np.float32), np.full((2, 10), np.nan, np.float32)])
+async def test_an_answer_that_cannot_be_merged_does_not_block_the_others(house: House, spoilt: Any) -> None:
+    async def spoil(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        answer = response(asked)
+        return replace(answer, outputs=(Tensor("probabilities", spoilt),)) if asked.model == "bad" else answer
+
+    house.link.answer = spoil
+    bad = [await house.promise(model="bad") for _ in range(4)]
+    good = [await house.promise() for _ in range(4)]
+    await house.until_empty()
+    for request_id in bad:
+        found = (await house.outbox.answer(request_id, "local")).answer
+        assert found is not None
+        assert (found.status, found.reason) == (Status.EXPIRED, Reason.CLOUD_ERROR)
+    for request_id in good:
+        assert await house.status(request_id) is Status.FINAL
+
+
+async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> None:
+    def refuse(*_: object) -> InferResponse:
+        raise errors.ProtocolError("the answer does not say how it came about")
+
+    house.delivery._corrector._merge = refuse
+    request_id = await house.promise()
+    await house.until_empty()
+    assert await house.status(request_id) is Status.EXPIRED
+    assert len(house.link.calls) == 3
+
+
+async def test_an_answer_from_another_model_than_was_asked_for_is_refused(house: House) -> None:
+    request_id = await house.promise(full_model_digest="a" * 64)
+    await house.until_empty()
+    assert await house.status(request_id) is Status.EXPIRED
+    assert len(house.link.calls) == 1
+
+
+async def test_a_disk_that_refuses_the_answer_has_it_fetched_again_later_and_never_twice_at_once(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await house.promise(), await house.promise()
+    gate, at_once = asyncio.Event(), [0]
+
+    async def slow_second(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        if asked.request_id == second:
+            at_once[0] += 1
+            assert at_once[0] == 1
+            await gate.wait()
+            at_once[0] -= 1
+        return response(asked)
+
+    async def full(*_: object) -> None:
+        raise errors.CapacityError("disk full")
+
+    house.link.answer = slow_second
+    with monkeypatch.context() as patch:
+        patch.setattr(house.outbox, "finish", full)
+        await house.pass_time(60)
+        gate.set()
+        await house.pass_time(60)
+        asked = [sent.request_id for sent, _ in house.link.calls].count(first)
+        assert 1 <= asked <= 20
+    await house.until_empty()
+    assert await house.status(first) is await house.status(second) is Status.FINAL
+
+
+async def test_a_gateway_that_was_late_is_left_alone_for_a_while(house: House) -> None:
+    moments: dict[str, float] = {}
+
+    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        moments[asked.request_id] = house.clock.monotonic_s()
+        return response(asked)
+
+    house.link.answer = note
+    late = [await house.promise(Reason.DEADLINE, tried="remote_timeout") for _ in range(8)]
+    at_once = [await house.promise(reason) for reason in (Reason.REQUESTED, Reason.DEADLINE)]  # neither was sent before
+    await house.pass_time(6, step_s=0.1)
+    assert house.outbox.depth == 0
+    assert all(moments[request_id] <= 0.2 for request_id in at_once)
+    waits = [moments[request_id] for request_id in late]
+    assert max(waits) <= 5.2
+    assert sum(wait > 0.5 for wait in waits) >= 6
+    assert len({round(wait, 1) for wait in waits}) >= 5
+
+
+class TestHurry:
+    async def test_what_a_caller_waits_for_overtakes_what_is_slow(self, house: House) -> None:
+        gate = asyncio.Event()
+        slow = await house.promise()
+
+        async def answer(asked: InferRequest, _timeout_s: float) -> InferResponse:
+            if asked.request_id == slow:
+                await gate.wait()
+            return response(asked)
+
+        house.link.answer = answer
+        await house.outbox.until_quiet()
+        waiting = await house.promise(Reason.REQUESTED)
+        hurried = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert await house.status(hurried) is Status.FINAL
+        assert (house.sent(slow), house.sent(waiting)) == (1, 0)
+        gate.set()
+        await house.until_empty()
+
+    async def test_it_is_sent_and_told_once(self, house: House) -> None:
+        promised = [await house.promise(Reason.REQUESTED, hurried=True) for _ in range(20)]
+        await house.until_empty()
+        assert [house.sent(request_id) for request_id in promised] == [1] * 20
+        told = [said.answer.request_id for said in house.announced if said.answer is not None]
+        assert sorted(told) == sorted(promised)
+
+    async def test_what_does_not_get_through_waits_with_the_others(self, house: House) -> None:
+        house.link.error = errors.QueueFullError("Full.", retry_after_s=2.0)
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 1
+        house.mend()
+        await house.pass_time(1.0)
+        assert house.sent(promised) == 1
+        await house.pass_time(3.0)
+        assert (house.sent(promised), await house.status(promised)) == (2, Status.FINAL)
+
+    async def test_a_dead_link_is_not_tried(self, house: House) -> None:
+        house.cut()
+        await house.promise()
+        await house.outbox.until_quiet()
+        promised = await house.promise(Reason.REQUESTED, hurried=True)
+        await house.outbox.until_quiet()
+        assert house.sent(promised) == 0
+        house.mend()
+        await house.until_empty()
+        assert house.sent(promised) == 1
+
+    async def test_only_what_somebody_waits_for(self, house: House) -> None:
+        late = [await house.promise(Reason.DEADLINE, tried="remote_timeout", hurried=True) for _ in range(4)]
+        await house.outbox.until_quiet()
+        assert sum(house.sent(request_id) for request_id in late) < 4  # they leave the gateway alone for a while
+        await house.until_empty()
+
+
+async def test_what_was_asked_in_vain_draws_on_the_budget_for_retries(house: House) -> None:
+    """A gateway that was too slow for twenty requests gets them again little by little; new ones pass them by."""
+    moments: dict[str, float] = {}
+
+    async def note(asked: InferRequest, _timeout_s: float) -> InferResponse:
+        moments[asked.request_id] = house.clock.monotonic_s()
+        return response(asked)
+
+    house.link.answer = note
+    again = [await house.promise(Reason.LINK_DOWN, tried="remote_timeout") for _ in range(30)]
+    new = [await house.promise() for _ in range(5)]
+    await house.pass_time(1, step_s=0.1)
+    assert all(request_id in moments for request_id in new)
+    # Ten that were saved up, one a second, and a fifth of all calls.
+    assert 11 <= sum(request_id in moments for request_id in again) <= 15
+    assert house.chain.retries.denied > 0
+    await house.pass_time(30, step_s=0.5)
+    assert house.outbox.depth == 0
+
+
+async def test_a_long_backlog_that_must_wait_is_not_read_meanwhile(house: House) -> None:
+    for _ in range(200):
+        await house.promise(Reason.LINK_DOWN, tried="remote_timeout")
+    read = 0
+    pending = house.outbox.pending
+
+    async def counted(limit: int, **besides: Any) -> list[OutboxItem]:
+        nonlocal read
+        found = await pending(limit, **besides)
+        read += len(found) + len(besides["besides"])
+        return found
+
+    house.outbox.pending = counted  # type: ignore[method-assign]
+    await house.pass_time(20.0)
+    assert 20 <= len(house.link.calls) <= 60
+    assert read <= 5 * len(house.link.calls)
+    assert not await pending(1, besides_asked=True)
+
+
+async def test_what_was_promised_while_the_link_was_down_is_not_asked_again(house: House) -> None:
+    promised = [await house.promise(tried="link_down") for _ in range(30)]
+    await house.pass_time(1, step_s=0.1)
+    assert all(house.sent(request_id) == 1 for request_id in promised)
+    assert house.chain.retries.denied == 0
+
+
+async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    outbox = BusyOutbox(tmp_path / "outbox.db", clock=clock)
+    asked = request()
+    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
+    chain = LinkChain([], [], clock)
+    delivery = Delivery(outbox, chain, rows.merge, clock, random.Random(1), max_age_s=60.0)
+    task = asyncio.create_task(delivery.run())
+    await pass_time(clock, outbox, 61.0, 1.0)
+    found = (await outbox.answer(asked.request_id, "local")).answer
+    assert found is not None
+    assert found.status is Status.EXPIRED
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    outbox.close()
+
+
+async def test_an_idle_delivery_does_nothing_at_all(house: House) -> None:
+    await settle()
+    sleepers = house.clock.sleepers
+    await house.clock.advance(100_000.0)
+    assert house.clock.sleepers == sleepers == 0
+    assert house.link.calls == []
+
+
+def test_only_rows_that_waited_expire() -> None:
+    asked = request(3)
+    provisional = response(asked, Status.PROVISIONAL)
+    assert provisional.answer is not None
+    final = response(asked).answer
+    assert final is not None
+    mixed = (*provisional.answer.rows[:1], *final.rows[1:])
+    mixed_answer = replace(provisional, answer=replace(provisional.answer, rows=mixed))
+    answer = expire(mixed_answer, Reason.CLOUD_ERROR).answer
+    assert answer is not None
+    assert [row.status for row in answer.rows] == [Status.EXPIRED, Status.FINAL, Status.FINAL]
+    assert [row.reason for row in answer.rows] == [Reason.CLOUD_ERROR, Reason.UNCERTAIN, Reason.UNCERTAIN]
+
+
+async def test_a_trouble_is_warned_of_when_it_begins_not_for_each_item_and_try(house: House) -> None:
+    house.link.error = errors.UnauthorizedError("The token is unknown.")
+    with captured_lines() as lines:
+        for _ in range(3):
+            await house.promise()
+        await house.pass_time(30.0)
+        assert len(house.link.calls) > 3
+        house.mend()
+        await house.until_empty()
+    told = [line for line in lines if line["level"] == "warning" and line["event"] == "corrections wait"]
+    assert [line["error"] for line in told] == ["The token is unknown."]
+    assert "outbox promise ended" not in {line["event"] for line in lines}
+
+
+async def test_a_mismatch_is_warned_of_once_and_comes_with_the_answer(house: House) -> None:
+    house.link.error = errors.ModelMismatchError("Other digests.")
+    with captured_lines() as lines:
+        promised = [await house.promise() for _ in range(3)]
+        await house.until_empty()
+    assert [await house.status(request_id) for request_id in promised] == [Status.EXPIRED] * 3
+    assert house.causes == ["Other digests."] * 3
+    assert [line["error"] for line in lines if line["level"] == "warning"] == ["Other digests."]
+    assert house.complaints.of("digits", "1") == "Other digests."
+    house.mend()
+    await house.promise()
+    await house.until_empty()
+    assert house.complaints.of("digits", "1") == ""

@@ -1,0 +1,169 @@
+"""Equal work is done once, and nobody's leaving or failing is another's loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.escalations import settle
+
+from firstline_core.errors import LinkDownError
+from firstline_edge.requests.single_flight import SingleFlight
+
+
+class Work:
+    """Doubles keys once `gate` is open; fails `failures` times before that."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.gate = asyncio.Event()
+        self.calls: list[list[bytes]] = []
+        self.failures = failures
+
+    def of(self, *keys: bytes):  # type: ignore[no-untyped-def]
+        async def compute(positions: Sequence[int]) -> list[bytes]:
+            asked = [keys[position] for position in positions]
+            self.calls.append(asked)
+            await self.gate.wait()
+            if self.failures:
+                self.failures -= 1
+                raise LinkDownError("down")
+            return [key * 2 for key in asked]
+
+        return keys, compute
+
+
+async def test_overlapping_batches_compute_each_key_once() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work()
+    first = asyncio.create_task(flights.run(*work.of(b"a", b"b", b"a")))
+    second = asyncio.create_task(flights.run(*work.of(b"b", b"c")))
+    await settle()
+    assert work.calls == [[b"a", b"b"], [b"c"]]
+    work.gate.set()
+    assert await first == [b"aa", b"bb", b"aa"]
+    assert await second == [b"bb", b"cc"]
+
+
+async def test_nothing_is_kept() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work()
+    work.gate.set()
+    await flights.run(*work.of(b"a"))
+    await flights.run(*work.of(b"a"))
+    assert work.calls == [[b"a"], [b"a"]]
+
+
+async def test_a_failure_is_raised_to_whom_it_belongs_and_the_others_try_themselves() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work(failures=1)
+    first = asyncio.create_task(flights.run(*work.of(b"a")))
+    others = [asyncio.create_task(flights.run(*work.of(b"a"))) for _ in range(3)]
+    await settle()
+    work.gate.set()
+    with pytest.raises(LinkDownError):
+        await first
+    assert await asyncio.gather(*others) == [[b"aa"]] * 3
+    assert len(work.calls) == 2  # together, once
+
+
+async def test_only_what_failed_is_computed_again() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work(failures=1)
+    bad = asyncio.create_task(flights.run(*work.of(b"bad", b"a")))
+    await settle()
+    good = asyncio.create_task(flights.run(*work.of(b"b", b"a", b"c")))
+    await settle()
+    work.gate.set()
+    with pytest.raises(LinkDownError):
+        await bad
+    assert await good == [b"bb", b"aa", b"cc"]
+    assert work.calls == [[b"bad", b"a"], [b"b", b"c"], [b"a"]]
+
+
+async def test_a_lasting_failure_ends() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work(failures=100)
+    tasks = [asyncio.create_task(flights.run(*work.of(b"a"))) for _ in range(5)]
+    await settle()
+    work.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, LinkDownError) for result in results)
+    assert len(work.calls) == 2
+
+
+async def test_the_work_goes_on_when_everybody_left() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    work = Work()
+    first = asyncio.create_task(flights.run(*work.of(b"a")))
+    await settle()
+    first.cancel()
+    await settle()
+    late = asyncio.create_task(flights.run(*work.of(b"a")))
+    await settle()
+    work.gate.set()
+    assert await late == [b"aa"]
+    assert work.calls == [[b"a"]]
+
+
+async def test_close_ends_what_is_left() -> None:
+    flights: SingleFlight[bytes] = SingleFlight()
+    task = asyncio.create_task(flights.run(*Work().of(b"a")))
+    await settle()
+    await flights.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class TestWithoutKeeping:
+    """A computation that its caller wants only for itself."""
+
+    async def test_it_ends_when_its_caller_leaves_alone(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        alone = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
+        await settle()
+        alone.cancel()
+        await settle()
+        assert b"a" not in flights and b"b" not in flights
+        work.gate.set()
+        assert await flights.run(*work.of(b"a")) == [b"aa"]
+        assert work.calls == [[b"a", b"b"], [b"a"]]
+
+    async def test_whoever_comes_in_the_moment_of_the_end_computes_anew(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
+        await settle()
+        alone.cancel()
+        await asyncio.sleep(0)
+        late = asyncio.create_task(flights.run(*work.of(b"a")))
+        await settle()
+        work.gate.set()
+        assert await late == [b"aa"]
+
+    async def test_it_goes_on_for_those_who_joined(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        first = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
+        await settle()
+        other = asyncio.create_task(flights.run(*work.of(b"c", b"b")))  # waits for its own before it looks at the other
+        await settle()
+        first.cancel()
+        await settle()
+        work.gate.set()
+        assert await other == [b"cc", b"bb"]
+        assert work.calls == [[b"a", b"b"], [b"c"]]
+
+    async def test_a_caller_who_only_joined_ends_nothing(self) -> None:
+        flights: SingleFlight[bytes] = SingleFlight()
+        work = Work()
+        owner = asyncio.create_task(flights.run(*work.of(b"a")))
+        await settle()
+        guest = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
+        await settle()
+        owner.cancel()
+        guest.cancel()
+        await settle()
+        assert b"a" in flights
+        await flights.close()

@@ -1,0 +1,144 @@
+"""The agent's settings: the example shows every default, and what makes no sense is said."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from firstline_core.errors import ConfigError, UnauthorizedError
+from firstline_edge.api.tokens import first_token, read_tokens
+from firstline_edge.settings.load import load
+from firstline_edge.settings.settings import EdgeSettings, LinkSection
+
+EXAMPLE = Path(__file__).parents[4] / "edge_agent" / "edge-agent.toml"
+
+
+def test_the_example_changes_nothing() -> None:
+    defaults = EdgeSettings()
+    found = load(EXAMPLE, environ={})
+    anchored = msgspec.structs.replace(defaults.agent, state_dir=str(defaults.state_dir))
+    assert found == msgspec.structs.replace(defaults, agent=anchored)
+
+
+def test_the_example_shows_every_key() -> None:
+    shown = tomllib.loads(EXAMPLE.read_text())
+    for field in msgspec.structs.fields(EdgeSettings):
+        if field.name != "links":
+            assert set(shown[field.name]) == {key.name for key in msgspec.structs.fields(field.type)}
+
+
+def test_the_examples_links_are_right_once_uncommented(tmp_path: Path) -> None:
+    text = re.sub(r"^# ?(?=\[\[links|[a-z_]+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    (tmp_path / "edge-agent.toml").write_text(text)
+    found = load(tmp_path / "edge-agent.toml", environ={})
+    assert [link.kind for link in found.links] == ["http", "mqtt"]
+    assert found.links[0].token_file == str(tmp_path / "gateway.token")
+    shown = {key for table in tomllib.loads(text)["links"] for key in table}
+    assert shown == {key.name for key in msgspec.structs.fields(LinkSection)}
+
+
+def test_environment_and_flags_win() -> None:
+    found = load(None, environ={"FIRSTLINE_EDGE_API__PORT": "9000", "OTHER": "x"}, overrides={"log.format": "json"})
+    assert (found.api.port, found.log.format) == (9000, "json")
+    assert load(None, environ={"FIRSTLINE_EDGE_API__PORT": "9000"}, overrides={"api.port": 1}).api.port == 1
+
+
+def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text("[api]\nhots = '127.0.0.1'\n")
+    with pytest.raises(ConfigError, match=r"edge.toml:2 .*'api.hots'; did you mean 'host'\?"):
+        load(file, environ={})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"api.host": "0.0.0.0"}, "api.host is 0.0.0.0.*api.token_file is empty"),
+        ({"links": [{"kind": "http"}]}, r"links\[0\].url is ''"),
+        *(
+            ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is '.*'; an http link needs a URL such as")
+            for url in ("http://127.0.0.1:abc", "http://:80", "https://", "http://h:99999", "http://[::1", "ftp://h")
+        ),
+        *(
+            ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is ")
+            for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
+        ),
+        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is no URL"),
+        ({"links": [{"kind": "http", "url": "http://me:secret@h"}]}, r"links\[0\].url names a user(?!.*secret)"),
+        ({"links": [{"kind": "mqtt"}]}, r"links\[0\].host is empty"),
+        (
+            {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},
+            r"links\[0\].tls_certificate_file is named but tls_ca_file is empty",
+        ),
+        (
+            {"links": [{"kind": "mqtt", "host": "h", "tls_ca_file": "system", "tls_key_file": "k"}]},
+            r"links\[0\].tls_key_file is named without its tls_certificate_file",
+        ),
+        ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
+        ({"agent.device_id": "a/b"}, "device_id"),
+        ({"policy.min_threshold": math.nan}, "policy.min_threshold is not a number"),
+        ({"policy.kind": "value"}, "policy.kind is value, but nothing has a price"),
+        ({"policy.kind": "oracle"}, "oracle"),
+        ({"budget.bytes_per_day": -1}, "bytes_per_day"),
+        ({"api.bodies_limit_bytes": 1000}, "api.bodies_limit_bytes is 1000, less than one body may take"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load(None, environ={}, overrides=values)
+
+
+@pytest.mark.parametrize(
+    "price", [{"budget.bytes_per_day": 1}, {"costs.money_per_request": 0.1}, {"policy.least_value": 0.01}]
+)
+def test_a_policy_by_price_wants_a_price(price: dict[str, Any]) -> None:
+    assert load(None, environ={}, overrides={"policy.kind": "value"} | price).policy.kind == "value"
+
+
+def test_the_example_says_of_every_key_what_it_is() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if re.match(r"[a-z_]+ = ", line)]
+    assert keys and all(lines[number - 1].startswith("# ") for number in keys)
+
+
+class TestSecrets:
+    def test_tokens(self, tmp_path: Path) -> None:
+        file = tmp_path / "tokens"
+        file.write_text("# who may call\n\ncamera: 0123456789abcdef \nphone:fedcba9876543210\n")
+        tokens = read_tokens(str(file), "api.token_file")
+        assert tokens.principal("Bearer fedcba9876543210") == "phone"
+        assert tokens.principal("bearer  0123456789abcdef") == "camera"
+        assert first_token(str(file), "api.token_file") == "0123456789abcdef"
+        for wrong in ("", "Bearer", "Bearer x", "Basic 0123456789abcdef", "0123456789abcdef"):
+            with pytest.raises(UnauthorizedError):
+                tokens.principal(wrong)
+
+    @pytest.mark.parametrize("text", ["", "# nothing", "no colon but long enough", "camera:short", ":0123456789abcdef"])
+    def test_files_that_hold_none(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "tokens"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"api\.token_file: .*tokens"):
+            read_tokens(str(file), "api.token_file")
+
+    def test_a_name_has_one_token(self, tmp_path: Path) -> None:
+        file = tmp_path / "tokens"
+        file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
+        with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
+            read_tokens(str(file), "api.token_file")
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name/state", "/var/lib/x\0y"])
+def test_a_folder_that_is_no_path_is_refused_in_a_sentence(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / "edge.toml"
+    file.write_text(f"[agent]\nstate_dir = {json.dumps(folder)}\n")
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(file, environ={})
+    with pytest.raises(ConfigError, match=r"home directory|zero byte"):
+        load(None, environ={}, overrides={"agent.state_dir": folder})

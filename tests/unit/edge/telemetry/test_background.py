@@ -1,0 +1,62 @@
+"""What works beside the requests, and what is told where it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.agent import edge_settings, serving_agent
+from support.logs import captured_lines
+
+from firstline_core.clock import first_of
+from firstline_edge.telemetry.background import Background
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def fails() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(forever())
+        tasks.create_task(asyncio.to_thread(int, "x"))
+
+
+async def told(background: Background) -> None:
+    while not background.problems:  # noqa: ASYNC110 (a task's callback is nobody's event)
+        await asyncio.sleep(0)
+
+
+async def test_what_ends_by_an_error_is_told_at_once_and_ends_nothing_else() -> None:
+    background = Background()
+    with captured_lines() as lines:
+        background.start("sensors", forever())
+        background.start("survey", fails())
+        await first_of(told(background), asyncio.sleep(30))
+        assert list(background.problems) == ["survey"]
+        assert "survey ended (ValueError: invalid literal" in background.problems["survey"]
+        await background.close("sensors")
+        with pytest.raises(ExceptionGroup):
+            await background.close("survey")
+    assert [(line["level"], line["part"]) for line in lines if "part" in line] == [("error", "survey")]
+
+
+async def test_what_is_done_or_ended_is_no_problem() -> None:
+    background = Background()
+    background.start("identity", asyncio.sleep(0))
+    background.start("sensors", forever())
+    await asyncio.sleep(0.01)
+    await background.close("identity")
+    await background.close("sensors")
+    assert background.problems == {}
+
+
+async def test_an_agent_that_lost_a_part_says_so_in_its_status(tmp_path: Path) -> None:
+    async with serving_agent(edge_settings(tmp_path)) as (agent, _):
+        background = agent.parts.background
+        background.start("survey of a test", fails())
+        await first_of(told(background), asyncio.sleep(30))
+        assert [one["path"] for one in agent.status()["problems"] if "survey of a test" in one["message"]] == [
+            str(agent.parts.state.path)
+        ]
