@@ -75,7 +75,7 @@ async def run(site: Site, *arguments: str | Path, code: int = 0) -> Result:
 
 
 async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncClient) -> None:
-    content = encode(profile(1.0, 2.0)).replace(b'"format":2', b'"format": 2,"later":true')
+    content = encode(profile(1.0, 2.0)).replace(b'"format":1', b'"format": 1,"later":true')
     put = await keeper.put(PLACE, content=content)
     assert put.status_code == 200, put.text
     entry = put.json()

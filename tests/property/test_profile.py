@@ -106,31 +106,6 @@ def test_who_was_measured_beside_another_before_shares_were_told_was_asked_as_of
     assert {one.beside.own_share for one in found.points if one.beside is not None} <= {0.5}
 
 
-@given(PROFILES)
-def test_a_profile_of_format_2_knows_no_course_and_no_other_model(profile: Profile) -> None:
-    said = msgspec.to_builtins(profile) | {"format": 2}
-    for one in said["points"]:
-        del one["course"], one["beside"], one["light"]
-        one["switched"] = one["query"]
-    found = decode(msgspec.json.encode(said), "a file")
-    assert found.format == FORMAT
-    assert found.outdated == profile.outdated
-    assert found.points == tuple(
-        msgspec.structs.replace(one, course=None, beside=None, light=None) for one in profile.points
-    )
-
-
-@given(PROFILES)
-def test_a_profile_of_format_1_goes_by_how_long_its_points_took(profile: Profile) -> None:
-    said = msgspec.to_builtins(profile) | {"format": 1}
-    del said["outdated"], said["accuracy"]
-    for one in said["points"]:
-        del one["alone"], one["given_s"]
-    found = decode(msgspec.json.encode(said), "a file")
-    assert found.format == FORMAT
-    assert [(one.alone, one.given_s) for one in found.points] == [(False, one.seconds) for one in profile.points]
-
-
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(ProtocolError, match="a file is no profile"):

@@ -1,7 +1,7 @@
-"""What a bundle declares: `manifest.json`, format 5. Structure and digests only; files are `bundle/store.py`'s.
+"""What a bundle declares: `manifest.json`, format 1. Structure and digests only; files are `bundle/store.py`'s.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
-because a change of any of them changes what may be trusted. Older formats are read by `bundle/upgrade.py`.
+because a change of any of them changes what may be trusted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.bundle.provenance import Provenance
-from firstline_core.bundle.upgrade import FORMAT, OLDEST_FORMAT, upgraded
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
@@ -21,8 +20,10 @@ from firstline_core.routing.learned import Logistic, feature_count
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import PROBABILITIES, Name, TensorSpec
 
+FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT_BYTES = 4 * 1024 * 1024
+_FORMAT_JSON = str(FORMAT).encode()
 
 ScoreKind = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"]
 TEMPERATURES = (0.01, 100.0)
@@ -213,9 +214,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
-    """Reads a manifest strictly: unknown fields and a format newer than ours are refused.
-
-    What an older format said is said in the newest one.
+    """Reads a manifest strictly: unknown fields and other formats are refused.
 
     Args:
         text: the file's bytes.
@@ -228,32 +227,18 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
         raise IntegrityError(f"{where} has {len(text)} bytes; a manifest has at most {MANIFEST_LIMIT_BYTES}.")
     try:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
-        found = OLDEST_FORMAT if raw is None else msgspec.json.decode(raw)
-        if found not in range(OLDEST_FORMAT, FORMAT + 1):
+        if raw is not None and bytes(raw) != _FORMAT_JSON:
             raise IntegrityError(
-                f"{where} has format {bytes(raw or b'').decode()}; this version of Firstline reads formats "
-                f"{OLDEST_FORMAT} to {FORMAT}."
+                f"{where} has format {bytes(raw).decode()}; this version of Firstline reads format {FORMAT}."
             )
-        return upgraded(msgspec.json.decode(text, type=Manifest), found)
+        return msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's file form: indented JSON, so that people can read and compare it.
-
-    It is of the oldest format that can say it, so that older devices read it too: 4 where no model says how it was
-    made, and then 3 where there are no golden answers.
-    """
-    said = msgspec.to_builtins(manifest)
-    if all(model.provenance is None for model in manifest.models):
-        for model in (*said["edge"], *([said["full"]] if said["full"] else [])):
-            del model["provenance"]
-        said["format"] = min(manifest.format, 4)
-        if manifest.golden is None:
-            del said["golden"]
-            said["format"] = min(manifest.format, 3)
-    return msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"
+    """Returns the manifest's file form: indented JSON, so that people can read and compare it."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:

@@ -24,7 +24,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
@@ -34,9 +33,7 @@ from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 
-FORMAT = 3
-"""1 did not tell how a point was measured: its points go by how long that took, and by none that was measured alone.
-2 did not tell in which order queries were slow, nor what they take beside another model's under load."""
+FORMAT = 1
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
@@ -323,17 +320,8 @@ def decode(content: bytes, where: str) -> Profile:
         where: whence it came, for the error.
 
     Raises:
-        ProtocolError: too long, not JSON, no profile, or of a newer format.
+        ProtocolError: too long, not JSON, no profile, or of another format.
     """
-    found = read_json_document(
-        content, Profile, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, oldest=1, fault="is no profile"
+    return read_json_document(
+        content, Profile, where=where, limit_bytes=LIMIT_BYTES, known=FORMAT, fault="is no profile"
     )
-    return found if found.format == FORMAT else _upgraded(found)
-
-
-def _upgraded(profile: Profile) -> Profile:
-    """Of format 1 or 2; that points of 2 lack something, its absence says."""
-    points = profile.points
-    if profile.format == 1:
-        points = tuple(replace(point, given_s=point.seconds) for point in points)
-    return replace(profile, points=points, format=FORMAT)

@@ -11,9 +11,7 @@ from firstline_core.errors import ProtocolError
 _T = TypeVar("_T")
 
 
-def read_json_document(
-    content: bytes, kind: type[_T], *, where: str, limit_bytes: int, known: int, fault: str, oldest: int = 0
-) -> _T:
+def read_json_document(content: bytes, kind: type[_T], *, where: str, limit_bytes: int, known: int, fault: str) -> _T:
     """Reads a struct.
 
     Args:
@@ -21,9 +19,8 @@ def read_json_document(
         kind: the struct; what it has no field for is passed over.
         where: whence it came, for errors.
         limit_bytes: that it has at most.
-        known: the newest `format` that is read; documents without that field are of it.
+        known: the `format` that is read; documents without that field are of it.
         fault: what is wrong where it is not such a struct, for the error: "is no profile".
-        oldest: format that is read; `known` where nobody says.
 
     Raises:
         ProtocolError: too long, not JSON, no such struct, or of another format.
@@ -35,6 +32,6 @@ def read_json_document(
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{where} {fault}: {error}.") from error
     spoken = getattr(found, "format", known)
-    if not (oldest or known) <= spoken <= known:
+    if spoken != known:
         raise ProtocolError(f"{where} has format {spoken}; this version of Firstline reads format {known}.")
     return found

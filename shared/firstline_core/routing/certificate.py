@@ -72,8 +72,8 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         score_digest: `Score.digest` of the policy's score.
         audit_epsilon: what audits in the field test: the share of kept answers for which the full model says otherwise.
             For "disagreement" that is `epsilon`. Elsewhere it takes labels, which the field does not have, to see the
-            loss itself; so it is what the same rows show of the disagreement, an upper bound at `delta`. None in
-            certificates of format 2 on another contract: their audits have nothing to test against.
+            loss itself; so it is what the same rows show of the disagreement, an upper bound at `delta`. None where
+            nothing is audited.
         histogram: of the scores of the `n` rows.
         by: what the promise holds for: "" for all kept answers together, "class" for those of each predicted class.
         groups: by the class's label. `threshold` is then the lowest of theirs, below which nothing is kept, and a

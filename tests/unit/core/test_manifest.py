@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,6 @@ from firstline_core.bundle.manifest import (
     Score,
     encode_manifest,
     parse_manifest,
-    valid_certificate,
 )
 from firstline_core.bundle.provenance import Provenance
 from firstline_core.errors import IntegrityError
@@ -24,10 +22,6 @@ from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Sc
 from firstline_core.routing.learned import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import TensorSpec
-
-FORMAT_3 = Path(__file__).parents[2] / "data" / "previous" / "manifest.json"
-FORMAT_1, FORMAT_2 = (Path(__file__).with_name(f"manifest_format_{number}.json") for number in (1, 2))
-"""As Firstline wrote them when these were its newest; both are the same bundle, at 2 certified twice."""
 
 FILE = Artefact("models/edge.onnx", "a" * 64, 10)
 GRAPH = Artefact("graph.onnx", "b" * 64, 20)
@@ -59,9 +53,9 @@ def test_survives_its_file_form() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"format": 6}, "format 6; this version of Firstline reads formats 1 to 5"),
+        ({"format": 2}, "format 2; this version of Firstline reads format 1"),
         ({"format": 0}, "format 0; this version"),
-        ({"format": "3"}, 'format "3"; this version'),
+        ({"format": "1"}, 'format "1"; this version'),
         ({"colour": "red"}, "unknown field `colour`"),
         ({"labels": ["one"]}, "at least two labels"),
         ({"edge": [], "full": None}, "needs an edge variant or a full model"),
@@ -131,66 +125,12 @@ def test_the_digest_does_not_change_with_names_and_figures() -> None:
     assert renamed.digest == EDGE.digest
 
 
-DIGESTS = ["61ac8a510673", "55a4d4845d16", "b1f94b87be25", "8cdbe9e7ea2b"]  # what devices and gateways know
-
-
-def test_format_1_is_read_as_the_newest_without_certificates() -> None:
-    found = parse_manifest(FORMAT_1.read_bytes())
-    assert [model.certificate for model in found.models] == [None] * 4
-    assert [model.digest[:12] for model in found.models] == DIGESTS
-    nameless = {key: value for key, value in json.loads(FORMAT_1.read_bytes()).items() if key != "format"}
-    assert parse_manifest(json.dumps(nameless).encode()) == found
-
-
-def test_certificates_of_format_2_stay_valid_and_say_what_audits_test_where_it_is_known() -> None:
-    found = parse_manifest(FORMAT_2.read_bytes())
-    assert [model.digest[:12] for model in found.models] == DIGESTS
-    first, _, third = found.edge
-    certificates = [valid_certificate(found, model) for model in (first, third)]
-    assert [one and (one.contract, one.epsilon, one.audit_epsilon, one.histogram) for one in certificates] == [
-        ("disagreement", 0.02, 0.02, None),
-        ("harm", 0.03, None, None),
-    ]
-
-
-@pytest.mark.parametrize("recorded", [FORMAT_1, FORMAT_2, FORMAT_3])
-def test_what_was_read_from_an_older_format_is_written_in_the_newest(recorded: Path) -> None:
-    found = parse_manifest(recorded.read_bytes())
-    assert (found.format, json.loads(encode_manifest(found))["format"]) == (5, 3)
-    assert parse_manifest(encode_manifest(found)) == found
-
-
-def test_an_older_format_does_not_say_what_it_did_not_know() -> None:
-    certified = msgspec.structs.replace(MANIFEST, edge=(with_certificate(EDGE, MANIFEST),))
-    learned = Logistic((0.0,) * 6, 0.0)
-    known: list[tuple[int, Manifest, str]] = [
-        (1, certified, "format 1 knows no certificates"),
-        (2, certified, "the certificate of 'edge' says what format 2 does not know"),
-        (2, msgspec.structs.replace(MANIFEST, policy=Policy(Score("energy"))), "no score of kind 'energy'"),
-        (1, msgspec.structs.replace(MANIFEST, policy=Policy(value=learned)), "no policy.value"),
-    ]
-    for older, manifest, message in known:
-        text = json.dumps(json.loads(encode_manifest(manifest)) | {"format": older}).encode()
-        with pytest.raises(IntegrityError, match=message):
-            parse_manifest(text)
-
-
-def test_how_a_model_was_made_survives_the_file_form_is_format_5_and_changes_no_digest() -> None:
+def test_provenance_survives_the_file_form_and_changes_no_digest() -> None:
     made = Provenance("static-int8", "full", "c" * 64, {"per_channel": "yes"}, {"onnxruntime": "1.23.2"})
     told = msgspec.structs.replace(EDGE, provenance=made)
     manifest = msgspec.structs.replace(MANIFEST, edge=(told,))
-    said = json.loads(encode_manifest(manifest))
-    assert said["format"] == 5 and parse_manifest(encode_manifest(manifest)) == manifest
+    assert parse_manifest(encode_manifest(manifest)) == manifest
     assert told.digest == EDGE.digest
-    for older in (1, 2, 3, 4):
-        with pytest.raises(IntegrityError, match=f"format {older} knows no provenance"):
-            parse_manifest(json.dumps(said | {"format": older}).encode())
-
-
-def test_a_bundle_that_does_not_say_how_it_was_made_is_read_by_older_devices_too() -> None:
-    said = json.loads(encode_manifest(MANIFEST))
-    assert said["format"] == 3
-    assert all("provenance" not in model for model in [*said["edge"], *([said["full"]] if said["full"] else [])])
 
 
 def test_a_learned_score_and_value_survive_the_file_form_and_tell_in_the_scores_digest() -> None:
