@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
+from firstline_core.hardware.tree import Tree
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase
+from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom
+from firstline_edge.budgets.sensors import conditions_of, device_sensors
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.budgets.wiring import asking_mj, open_spending
 from firstline_edge.cache.results import ResultCache
@@ -31,7 +34,8 @@ from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links, open_links
 from firstline_edge.gateway import Gateway
-from firstline_edge.hardware.room import HardwareRoom
+from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, missing_kernel_files
+from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import Models
@@ -51,9 +55,9 @@ from firstline_edge.telemetry import report
 from firstline_edge.telemetry.background import Background
 from firstline_edge.telemetry.recorder import Recorder
 from firstline_edge.wiring import (
-    adapting_of,
     cascade_options,
     hedge_options,
+    ladder_loader,
     make_cache,
     make_policy,
     make_recorder,
@@ -61,9 +65,11 @@ from firstline_edge.wiring import (
 )
 
 if TYPE_CHECKING:
-    from firstline_edge.adaptation.room import AdaptationRoom
+    from firstline_edge.adaptation.switching import VariantSwitcher
     from firstline_edge.audits.auditor import Auditor
     from firstline_edge.fleet.wiring import FleetRoom
+
+log = logger(__name__)
 
 _SWEEP_S = 3600.0
 _SWEEP_PAUSE_S = 0.05  # requests go on meanwhile
@@ -79,7 +85,7 @@ class Parts:
         spending: None where nothing has a price.
         identity: of a device that may have joined a gateway.
         fleet: None where this device is none of a fleet.
-        adaptation: None where each bundle has the one variant that loads first.
+        switcher: None where each bundle has the one variant that loads first.
         background: what works beside the requests.
     """
 
@@ -100,14 +106,15 @@ class Parts:
     hedging: Hedging
     cascade: Cascade
     reloading: Reloading
-    hardware: HardwareRoom
+    sampler: Sampler
+    surveyor: Surveyor
     fleet: FleetRoom | None
-    adaptation: AdaptationRoom | None
+    switcher: VariantSwitcher | None
     background: Background
 
 
 @asynccontextmanager
-async def open_parts(
+async def open_parts(  # noqa: PLR0915
     settings: EdgeSettings, metrics: RequestMetrics, limits: Limits, clock: Clock
 ) -> AsyncIterator[Parts]:
     """Everything, at work until it is left.
@@ -130,7 +137,7 @@ async def open_parts(
             hold,
             options=options,
             workers=workers,
-            adapting=adapting_of(settings),
+            load_ladder=ladder_loader(settings),
             profiles=profiles,
             as_planned=settings.models.as_planned,
         )
@@ -154,7 +161,10 @@ async def open_parts(
         audits = AuditRoom(settings.audit, state, models, clock)
         opened.push_async_callback(audits.close)
 
-        hardware = HardwareRoom(settings, state, lambda: workers.waiting, clock)
+        switcher = _switcher(models, audits.standings, recorder, clock) if settings.adaptation.enabled else None
+        if switcher is not None:
+            opened.push_async_callback(switcher.close)
+        sampler, surveyor = _hardware(settings, state, workers, switcher, clock=clock, fleet=fleet)
 
         # What leads away, and what that may cost.
         spending = open_spending(
@@ -163,7 +173,7 @@ async def open_parts(
             clock,
             link_names=link_names(settings.links),
             links=lambda: links.usable,
-            sense=hardware.conditions,
+            sense=lambda: conditions_of(sampler.latest, settings.costs.heat_limit_c),
         )
         if spending is not None:
             opened.callback(spending.save)
@@ -235,9 +245,10 @@ async def open_parts(
                 hold_here,
                 copies,
             ),
-            hardware=hardware,
+            sampler=sampler,
+            surveyor=surveyor,
             fleet=fleet,
-            adaptation=_adaptation(models, audits.standings, recorder, clock) if settings.adaptation.enabled else None,
+            switcher=switcher,
             background=Background(),
         )
         if fleet is not None:
@@ -260,10 +271,44 @@ def _open_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
     return fleet, fleet.configuration.settings
 
 
-def _adaptation(models: Models, standings: Standings, recorder: Recorder, clock: Clock) -> AdaptationRoom:
-    from firstline_edge.adaptation.room import AdaptationRoom  # which most devices need not import
+def _switcher(models: Models, standings: Standings, recorder: Recorder, clock: Clock) -> VariantSwitcher:
+    from firstline_edge.adaptation.switching import VariantSwitcher  # most devices do not need to import it
 
-    return AdaptationRoom(models, standings, recorder, clock)
+    return VariantSwitcher(models, standings, recorder.switched, clock)
+
+
+def _hardware(
+    settings: EdgeSettings,
+    state: StateDirectory,
+    workers: Workers,
+    switcher: VariantSwitcher | None,
+    *,
+    clock: Clock,
+    fleet: FleetRoom | None,
+) -> tuple[Sampler, Surveyor]:
+    tree, thresholds = Tree(Path(settings.hardware.root)), MemoryThresholds()
+    if missing := missing_kernel_files(tree):
+        log.warning("the guards see nothing", problem=missing)
+    if switcher is not None:
+        from firstline_edge.adaptation.loading import limits_of
+
+        thresholds = MemoryThresholds(limits_of(settings).memory_thresholds_bytes)
+    sampler = Sampler(
+        device_sensors(settings, lambda: workers.waiting),
+        settings.hardware.period_s,
+        clock,
+        thresholds=thresholds,
+        on_reading=switcher.update if switcher is not None else lambda _: None,
+    )
+    surveyor = Surveyor(
+        tree,
+        state.path,
+        state.hardware_path,
+        clock=clock,
+        measures=settings.hardware.survey,
+        on_change=fleet.look if fleet is not None else lambda: None,
+    )
+    return sampler, surveyor
 
 
 def _budget_gate(spending: Spending | None, fleet: FleetRoom | None) -> BudgetGate:
@@ -281,13 +326,11 @@ def _works(
         "housekeeping": _forget_old(parts, clock),
         "audits": parts.audits.run(auditor, parts.links),
         "identity": parts.identity.run(),
-        "sensors": parts.hardware.sampler.run(),
-        "survey": parts.hardware.surveyor.run(),
+        "sensors": parts.sampler.run(),
+        "survey": parts.surveyor.run(),
     }
     if parts.spending is not None:
         works["budgets"] = parts.spending.keep()
-    if parts.adaptation is not None:
-        works["adaptation"] = parts.adaptation.run(parts.hardware.sampler)
     if parts.fleet is not None:
         works["fleet"] = parts.fleet.run()
     return works

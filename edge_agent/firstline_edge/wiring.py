@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import Clock
@@ -22,7 +22,7 @@ from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
-    from firstline_edge.adaptation.loading import Adapting
+    from firstline_edge.models.loading import LadderLoader
 
 
 def seal_of(settings: EdgeSettings) -> Seal:
@@ -100,26 +100,10 @@ def hedge_options(settings: EdgeSettings) -> HedgeOptions | None:
     return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
 
 
-def adapting_of(settings: EdgeSettings) -> Adapting | None:
-    """How several variants of a bundle are held; None where one is."""
-    section = settings.adaptation
-    if not section.enabled:
+def ladder_loader(settings: EdgeSettings) -> LadderLoader | None:
+    """Returns what loads further variants of a bundle; None if only one is held."""
+    if not settings.adaptation.enabled:
         return None
-    from firstline_core.adaptation.controller import Patience
-    from firstline_core.hardware.readings import measured
-    from firstline_core.hardware.sensors.memory import memory
-    from firstline_core.hardware.tree import Tree
-    from firstline_edge.adaptation.limits import limits_of
-    from firstline_edge.adaptation.loading import Adapting
+    from firstline_edge.adaptation.loading import adaptation_options, load_ladder
 
-    tree = Tree(Path(settings.hardware.root))
-    patience = Patience(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
-    return Adapting(
-        limits_of(settings),
-        patience,
-        section.variants_limit,
-        lambda: measured(memory(tree).available_bytes),
-        settings.costs.joules_per_core_second,
-        settings.costs.watts_idle,
-        one_core=settings.models.threads == 1,
-    )
+    return partial(load_ladder, options=adaptation_options(settings))

@@ -243,7 +243,7 @@ async def test_a_device_says_why_it_measures_nothing(
 
 
 async def test_a_disk_that_is_nearly_full_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_edge.profiling.room.SPARE_BYTES", 1 << 62)
+    monkeypatch.setattr("firstline_edge.profiling.orders.SPARE_BYTES", 1 << 62)
     async with site.agent():
         await site.known()
         await site.ask()

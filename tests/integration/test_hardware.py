@@ -27,7 +27,7 @@ async def test_a_device_is_measured_once_and_known_from_then_on(tmp_path: Path) 
     assert measured_here.memory.bandwidth is not None
     assert measured_here.engine("onnx", "CPUExecutionProvider")
     news: list[bool] = []
-    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", changed=lambda: news.append(True))
+    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", on_change=lambda: news.append(True))
     keeper.keep(measured_here)
     await keeper.run()  # it would take half a minute if it measured anew
     assert news == [True]
@@ -62,7 +62,7 @@ async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
     with board("raspberry-pi-4", tmp_path / "board") as root:
         settings = edge_settings(tmp_path / "state", hardware__root=str(root), hardware__period_s=0.1)
         async with serving_agent(settings) as (agent, _):
-            sampler = agent.parts.hardware.sampler
+            sampler = agent.parts.sampler
 
             async def hot() -> bool:
                 return measured(sampler.latest.hottest_c) == 82.277
@@ -76,7 +76,7 @@ async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
                 return measured(sampler.latest.hottest_c) == 61.0
 
             await until(cool)
-            catalogue = agent.parts.hardware.surveyor.catalogue
+            catalogue = agent.parts.surveyor.catalogue
             assert catalogue is not None
             assert catalogue.board.startswith("Raspberry Pi 4")
 

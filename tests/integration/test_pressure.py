@@ -131,7 +131,7 @@ async def test_a_device_short_of_memory_degrades_then_sheds_and_never_dies(tmp_p
             await client.comes_to("shedding")
             found = await client.status()
             assert [rung["variant"] for rung in found["rungs"] if rung["loaded"]] == ["small"]
-            assert found["sheds"] and "memory: 21 MB are left" in found["why"]
+            assert found["sheds"] and "memory: 21 MB available" in found["why"]
             assert process.poll() is None
             board.has_left(1024)
             await client.comes_to("large")

@@ -9,14 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.adaptation.choice import Prices, in_time
-from firstline_core.adaptation.controller import Controller, Patience, Stance
-from firstline_core.adaptation.guards import Advice, Limits, battery, heat, memory
-from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.adaptation.choice import EnergyPrices, choose_rung
+from firstline_core.adaptation.controller import Controller, LadderPosition, StepTiming
+from firstline_core.adaptation.guards import Advice, Limits, battery_guard, heat_guard, memory_guard
+from firstline_core.adaptation.ladder import Rung, build_ladder
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.snapshot import Snapshot
 
-LIMITS, PATIENCE = Limits(), Patience()
+LIMITS, PATIENCE = Limits(), StepTiming()
 MB = 1 << 20
 NOBODY = Absent("There is no such sensor.")
 
@@ -60,30 +60,30 @@ def _replaced(snapshot: Snapshot, **fields: Any) -> Snapshot:
     return Snapshot(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | fields)
 
 
-def place(stance: Stance) -> int:
-    return stance.rung + stance.shed
+def place(position: LadderPosition) -> int:
+    return position.rung + position.shedding
 
 
 @given(RUNGS, days())
 def test_a_share_is_of_two_rungs_that_there_are(rungs: list[Rung], day: list[Snapshot]) -> None:
-    for stance in lived(rungs, day):
-        assert 0 <= stance.share < 1
-        assert not stance.share or (stance.rung < len(rungs) - 1 and not stance.shed)
+    for position in lived(rungs, day):
+        assert 0 <= position.next_share < 1
+        assert not position.next_share or (position.rung < len(rungs) - 1 and not position.shedding)
 
 
-def lived(rungs: list[Rung], day: list[Snapshot]) -> list[Stance]:
+def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
     controller = Controller(rungs, LIMITS, PATIENCE)
-    return [controller.look(snapshot) for snapshot in day]
+    return [controller.update(snapshot) for snapshot in day]
 
 
 @given(RUNGS, days())
 def test_it_steps_never_less_patiently_than_it_says(rungs: list[Rung], day: list[Snapshot]) -> None:
     """But for heat below its limit, which is shared out and not stepped."""
     day = [_replaced(snapshot, temperature_c={}) for snapshot in day]
-    stances = [Stance(), *lived(rungs, day)]
+    positions = [LadderPosition(), *lived(rungs, day)]
     moves = [
         (snapshot.at_s, place(before), place(after))
-        for (before, after), snapshot in zip(pairwise(stances), day, strict=True)
+        for (before, after), snapshot in zip(pairwise(positions), day, strict=True)
         if place(before) != place(after)
     ]
     for (first_s, _, _), (then_s, before, after) in pairwise(moves):
@@ -98,23 +98,23 @@ def test_it_steps_never_less_patiently_than_it_says(rungs: list[Rung], day: list
 
 @given(RUNGS, days())
 def test_what_a_guard_forbids_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
-    for stance, snapshot in zip(lived(rungs, day), day, strict=True):
-        said = [heat(snapshot, 0.0, LIMITS), memory(snapshot, 0, LIMITS)]
-        if min(word.advice for word in said) <= Advice.CHEAPEST:
-            assert stance.rung == len(rungs) - 1
+    for position, snapshot in zip(lived(rungs, day), day, strict=True):
+        said = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
+        if min(verdict.advice for verdict in said) <= Advice.CHEAPEST:
+            assert position.rung == len(rungs) - 1
 
 
 @given(RUNGS, days())
 def test_a_cheaper_variant_first_and_none_second(rungs: list[Rung], day: list[Snapshot]) -> None:
     """It sheds only where a guard wants nothing computed, and only from the last rung, after it was given its time."""
-    stances = [Stance(), *lived(rungs, day)]
+    positions = [LadderPosition(), *lived(rungs, day)]
     since_s = float("-inf") if len(rungs) == 1 else None
-    for (before, after), snapshot in zip(pairwise(stances), day, strict=True):
-        if after.shed and not before.shed:
+    for (before, after), snapshot in zip(pairwise(positions), day, strict=True):
+        if after.shedding and not before.shedding:
             assert since_s is not None
             assert snapshot.at_s - since_s >= PATIENCE.settle_s
-            assert after.word is not None
-            assert after.word.advice is Advice.SHED
+            assert after.verdict is not None
+            assert after.verdict.advice is Advice.SHED
         if place(after) != place(before):
             since_s = snapshot.at_s if place(after) == len(rungs) - 1 else None
 
@@ -127,7 +127,7 @@ def test_a_replay_says_the_same(rungs: list[Rung], day: list[Snapshot]) -> None:
 @given(st.floats(20, 100), st.floats(0, 30), st.floats(-1, 1), st.floats(0, 1))
 def test_hotter_never_asks_for_more(hottest_c: float, more_c: float, rise: float, steeper: float) -> None:
     def advice(at_c: float, rise_c_per_s: float) -> Advice:
-        return heat(Snapshot(temperature_c={"soc": Measured(at_c, "")}), rise_c_per_s, LIMITS).advice
+        return heat_guard(Snapshot(temperature_c={"soc": Measured(at_c, "")}), rise_c_per_s, LIMITS).advice
 
     assert advice(hottest_c + more_c, rise + steeper) <= advice(hottest_c, rise)
 
@@ -161,7 +161,7 @@ def test_calm_leads_back_to_the_best(rungs: list[Rung], day: list[Snapshot]) -> 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 4))
 def test_the_emptier_the_thriftier(charge: float, more: float, rungs: int, stands: int) -> None:
     def advice(share: float) -> Advice:
-        return battery(Snapshot(battery_share=Measured(share, "")), min(stands, rungs), rungs, LIMITS).advice
+        return battery_guard(Snapshot(battery_share=Measured(share, "")), min(stands, rungs), rungs, LIMITS).advice
 
     assert advice(charge) <= advice(min(1.0, charge + more))
 
@@ -170,7 +170,7 @@ RUNS_MS = st.lists(st.floats(0.1, 100), min_size=1, max_size=4).map(lambda runs_
 TIMES_MS = st.floats(0, 200)
 FOUR = {"min_size": 4, "max_size": 4}
 PRICES = st.builds(
-    Prices,
+    EnergyPrices,
     st.lists(st.floats(0.1, 100), **FOUR).map(tuple),
     st.lists(st.floats(0, 1), **FOUR).map(tuple),
     st.floats(0, 100),
@@ -179,10 +179,10 @@ PRICES = st.builds(
 
 @given(RUNS_MS, st.floats(0, 1), TIMES_MS, TIMES_MS, TIMES_MS | st.just(math.inf), st.none() | PRICES)
 def test_whoever_can_be_in_time_is(  # noqa: PLR0917
-    runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: Prices | None
+    runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: EnergyPrices | None
 ) -> None:
     """Also with the full model's answer, where that can be; whatever energy says."""
-    done_ms = wait_ms + runs_ms[in_time(runs_ms, busy, wait_ms, left_ms, link_ms, prices=prices)]
+    done_ms = wait_ms + runs_ms[choose_rung(runs_ms, busy, wait_ms, left_ms, link_ms, prices=prices)]
     soonest_ms = wait_ms + runs_ms[-1]
     if soonest_ms + link_ms <= left_ms:
         assert done_ms + link_ms <= left_ms
@@ -196,7 +196,7 @@ def test_whoever_can_be_in_time_is(  # noqa: PLR0917
 def test_more_time_is_never_a_worse_variant(
     runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float
 ) -> None:
-    assert in_time(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= in_time(runs_ms, 0.0, wait_ms, left_ms)
+    assert choose_rung(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= choose_rung(runs_ms, 0.0, wait_ms, left_ms)
 
 
 @given(RUNS_MS, st.floats(0, 1), st.floats(0, 1), TIMES_MS, TIMES_MS)
@@ -204,7 +204,7 @@ def test_the_busier_the_cheaper(runs_ms: list[float], busy: float, more: float, 
     """While there is time for the full model."""
     if runs_ms[0] + link_ms <= left_ms:
         least, most = sorted((busy, more))
-        assert in_time(runs_ms, least, 0.0, left_ms, link_ms) <= in_time(runs_ms, most, 0.0, left_ms, link_ms)
+        assert choose_rung(runs_ms, least, 0.0, left_ms, link_ms) <= choose_rung(runs_ms, most, 0.0, left_ms, link_ms)
 
 
 @given(
@@ -222,7 +222,7 @@ def test_the_busier_the_cheaper(runs_ms: list[float], busy: float, more: float, 
     )
 )
 def test_each_rung_is_quicker_and_thriftier_than_all_above_it(rungs: list[Rung]) -> None:
-    kept = ladder(rungs)
+    kept = build_ladder(rungs)
     assert max(rung.merit for rung in rungs) == kept[0].merit
     assert min(rung.row_ms for rung in rungs) == kept[-1].row_ms or any(rung.energy_mj is not None for rung in rungs)
     for at, rung in enumerate(kept):

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from firstline_core.adaptation.choice import Prices, in_time
-from firstline_core.adaptation.controller import Controller
+from firstline_core.adaptation.choice import EnergyPrices, choose_rung
+from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
-from firstline_core.adaptation.sharing import Sharing
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
@@ -77,13 +76,13 @@ class Simulated:
         self._images = len(variants[0].keeps)
         self._fixed = fixed
         self._guarded = guarded
-        self._sharing = Sharing()
+        self._splitter = RequestSplitter()
         self._run_mj = tuple(rung.energy_mj or 0.0 for rung in rungs)
         self._asked = tuple(1 - each.certified for each in self._variants)
         self._random = random.Random(stated.seed)
         self._now_s = 0.0
         self._paces = [Pace() for _ in rungs]
-        self._controller = Controller(rungs, Limits(heat_c=HOT_C), stated.patience)
+        self._controller = Controller(rungs, Limits(heat_c=HOT_C), stated.timing)
         self._busy: list[tuple[float, int]] = []  # when each run ends, on which rung
         self._waiting: deque[_Row] = deque()
         self._expected_ms = 0.0  # of what runs and what waits
@@ -137,16 +136,16 @@ class Simulated:
         if self._fixed is None and self._guarded:
             throttled = Measured(float(self._board.speed < 1), "/throttled")
             soc = {"soc": Measured(float(int(self._board.hottest_c)), "/soc")}
-            after = self._controller.look(
+            after = self._controller.update(
                 Snapshot(at_s=self._now_s, temperature_c=soc, throttling={"throttled": throttled})
             )
-            self.told.shared_s += _SAMPLE_S * (after.share > 0 or after.rung > 0)
+            self.told.shared_s += _SAMPLE_S * (after.next_share > 0 or after.rung > 0)
 
     def _arrives(self, at_s: float, left_ms: float) -> None:
         self.told.rows += 1
         deadline_s = at_s + left_ms / 1000
         wait_ms = self._expected_ms / CORES if len(self._busy) >= CORES else 0.0
-        if self._controller.stance.shed:
+        if self._controller.position.shedding:
             self._ask(at_s, deadline_s, has_answer=False)
             return
         rung = self._fixed if self._fixed is not None else self._chosen(wait_ms, left_ms)
@@ -162,19 +161,19 @@ class Simulated:
             self._waiting.append(row)
 
     def _chosen(self, wait_ms: float, left_ms: float) -> int:
-        standing, busy = self._controller.stance.rung, min(1.0, len(self._busy) / CORES)
+        standing, busy = self._controller.position.rung, min(1.0, len(self._busy) / CORES)
         usable = range(standing, len(self._rungs))
         runs_ms = [self._paces[rung].sure * self._rungs[rung].row_ms for rung in usable]
         link_s = self._timing.predicted_s(_ROW_BYTES, 0.95, self._now_s)
-        chosen = in_time(
+        chosen = choose_rung(
             runs_ms,
             busy,
             wait_ms,
             left_ms - min(_RESERVE_MS, left_ms / 4),
             math.inf if link_s is None else 1000 * link_s,
-            prices=Prices(self._run_mj[standing:], self._asked[standing:], 1000 * self._stated.joules_sent),
+            prices=EnergyPrices(self._run_mj[standing:], self._asked[standing:], 1000 * self._stated.joules_sent),
         )
-        if chosen == 0 and len(runs_ms) > 1 and self._sharing.takes(self._controller.stance.share):
+        if chosen == 0 and len(runs_ms) > 1 and self._splitter.selects(self._controller.position.next_share):
             chosen = 1  # as `Variants.choose`
         return standing + chosen
 
@@ -205,6 +204,6 @@ class Simulated:
         self._link_free_s = begins_s + 1 / self._stated.link_per_s
         took_s = self._link_free_s - at_s + self._stated.link_ms / 1000 * self._random.lognormvariate(0.0, 0.15)
         heapq.heappush(self._returning, (at_s + took_s, took_s, self._timing.sent(_ROW_BYTES)))
-        in_time = at_s + took_s <= deadline_s
-        self.told.met += in_time
-        self.told.answered += in_time or has_answer
+        choose_rung = at_s + took_s <= deadline_s
+        self.told.met += choose_rung
+        self.told.answered += choose_rung or has_answer

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.adaptation.controller import Patience
-from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.adaptation.controller import StepTiming
+from firstline_core.adaptation.ladder import Rung, build_ladder
 
 HOUR_S = 3600.0
 
@@ -73,7 +73,7 @@ class Stated:
     joules_sent: float = 0.006
     hours: float = 1.0
     seed: int = 20261123
-    patience: Patience = field(default_factory=Patience)
+    timing: StepTiming = field(default_factory=StepTiming)
 
     def in_burst(self, at_s: float) -> bool:
         return at_s % self.every_s >= self.every_s - self.burst_s
@@ -95,6 +95,6 @@ def _poisson(seed: int, per_s: float, deadline_ms: float, stop_s: float) -> Iter
 
 def rungs_of(variants: Sequence[Variant], stated: Stated) -> tuple[Rung, ...]:
     """The ladder on this board."""
-    return ladder(
+    return build_ladder(
         Rung(each.name, each.row_ms, energy_mj=each.row_ms * stated.core_w, merit=each.certified) for each in variants
     )

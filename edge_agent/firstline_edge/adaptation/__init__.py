@@ -1,10 +1,10 @@
-"""Several edge variants of one bundle, held at once: which of them answers, and which of them are loaded.
+"""Holds several edge variants of a bundle at once, chooses which one answers, and loads and unloads them.
 
-    variants    those of one bundle, as the rungs of a ladder, and the choice of one for a request
-    chooser     what is left of a request's deadline, for that choice
-    loading     from a bundle to its ladder on this device
-    room        steps the controllers with what the sensors say; loads and unloads; tells of every switch
+    variants    the variants of one bundle as a ladder, and the choice of one for a request
+    chooser     time left of a request's deadline, for that choice
+    loading     builds the ladder of a bundle on this device; limits and timing from the settings
+    switching   updates the controllers with sensor readings, loads and unloads variants, reports switches
 
-The rules are `firstline_core.adaptation`'s. Where it is switched off, or a bundle has one variant, nothing of this is
-looked at but one attribute of the model that a request found.
+The rules are in `firstline_core.adaptation`. If adaptation is disabled, or a bundle has one variant, a request checks
+one attribute of its model and nothing else.
 """

@@ -1,4 +1,4 @@
-"""What is left of a request's deadline, and what the full model would take of it, for the choice of a variant."""
+"""Computes the time left of a request's deadline, and of the full model, for the choice of a variant."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from typing import TypeAlias
 
 from firstline_core.clock import Clock
 from firstline_core.types import InferRequest, Privacy, Route
-from firstline_edge.adaptation.variants import Choice, Variants
 from firstline_edge.gateway import Gateway
+from firstline_edge.models.held import VariantChoice, VariantSet
 
-AskingCost: TypeAlias = Callable[[float], float]
-"""Millijoules, by a row's bytes."""
+EscalationCost: TypeAlias = Callable[[float], float]
+"""Millijoules to escalate a row, by the row's bytes."""
 
 
 class Chooser:
-    """Has a ladder choose for a request.
+    """Chooses the variant for a request.
 
     Args:
-        gateway: knows how long the full model takes.
+        gateway: predicts the time of the full model.
         clock: of deadlines.
-        default_timeout_s: for a request that brings no deadline.
-        reserve_s: kept back of a deadline, at most a quarter of what is left, to write the answer.
-        asking_mj: what a row of so many bytes takes to send, and its answer to receive, as stated; 0 where nobody does.
+        default_timeout_s: for a request without a deadline.
+        reserve_s: reserved of a deadline for writing the answer, at most a quarter of what is left.
+        escalation_mj: stated energy to send a row and receive its answer; 0 if it is not stated.
     """
 
     def __init__(
-        self, gateway: Gateway, clock: Clock, default_timeout_s: float, reserve_s: float, asking_mj: AskingCost
+        self, gateway: Gateway, clock: Clock, default_timeout_s: float, reserve_s: float, escalation_mj: EscalationCost
     ) -> None:
         self._gateway = gateway
         self._clock = clock
         self._default_timeout_s = default_timeout_s
         self._reserve_s = reserve_s
-        self._asking_mj = asking_mj
+        self._escalation_mj = escalation_mj
 
-    def choose(self, request: InferRequest, variants: Variants) -> Choice:
-        """See `Variants.choose`."""
+    def choose(self, request: InferRequest, variants: VariantSet) -> VariantChoice:
+        """Returns the variant that answers the request, see `Variants.choose`."""
         left_s = self._default_timeout_s
         if request.deadline_s is not None:
             left_s = request.deadline_s - self._clock.monotonic_s()
         left_s -= min(self._reserve_s, max(0.0, left_s) / 4)
-        asks = request.route is not Route.EDGE and request.privacy is Privacy.ANY
-        link_s = self._gateway.predicted_s(request, request.rows) if asks else None
+        may_escalate = request.route is not Route.EDGE and request.privacy is Privacy.ANY
+        link_s = self._gateway.predicted_s(request, request.rows) if may_escalate else None
         if link_s is None:
             return variants.choose(request, 1000 * left_s, math.inf)
-        return variants.choose(
-            request, 1000 * left_s, 1000 * link_s, self._asking_mj(request.size_bytes / request.rows)
-        )
+        escalation_mj = self._escalation_mj(request.size_bytes / request.rows)
+        return variants.choose(request, 1000 * left_s, 1000 * link_s, escalation_mj)

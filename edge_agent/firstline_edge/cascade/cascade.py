@@ -29,7 +29,7 @@ from firstline_core.errors import (
 )
 from firstline_core.routing import policy
 from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
-from firstline_edge.adaptation.chooser import AskingCost, Chooser
+from firstline_edge.adaptation.chooser import Chooser, EscalationCost
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
@@ -99,7 +99,7 @@ class Cascade:
         audits: Audits,
         options: CascadeOptions,
         clock: Clock,
-        asking_mj: AskingCost = lambda _: 0.0,
+        asking_mj: EscalationCost = lambda _: 0.0,
     ) -> None:
         self._models = models
         self._cache = cache

@@ -12,7 +12,7 @@ import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.in_time import in_time
+from firstline_core.hardware.in_time import in_time, read_twice
 from firstline_core.hardware.recording import Recording
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import bounded
@@ -21,9 +21,9 @@ from firstline_core.hardware.tree import Tree
 from firstline_core.hardware.words import catalogue_lines, sensor_lines
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.wording import counted
+from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
-from firstline_edge.hardware.room import read_twice, sensors_of
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
@@ -46,7 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.record is not None:
         return _record(settings, Path(arguments.record))
     found = _catalogue(settings, anew=arguments.measure)
-    now = bounded(read_twice(sensors_of(settings), _BETWEEN_S))
+    now = bounded(read_twice(device_sensors(settings), _BETWEEN_S))
     if arguments.output == "json":
         say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
     else:

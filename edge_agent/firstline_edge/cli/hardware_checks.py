@@ -8,13 +8,14 @@ from pathlib import Path
 
 from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.catalogue import Catalogue, ThermalZone
-from firstline_core.hardware.in_time import in_time
+from firstline_core.hardware.in_time import in_time, read_twice
 from firstline_core.hardware.power_sources import thermal_zones
 from firstline_core.hardware.readings import Absent, known, measured
 from firstline_core.hardware.sensors.snapshot import Snapshot, told
 from firstline_core.hardware.tree import Tree
+from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.hardware.room import read_twice, sensors_of, unseen
+from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
@@ -29,7 +30,7 @@ def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Two readings of the sensors, for some only count, and what was measured before."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     kept = Surveyor(tree, folder, hardware_path(folder)).kept()
-    if problem := unseen(tree):
+    if problem := missing_kernel_files(tree):
         return [from_error("hardware.root", problem), *engine_findings(kept, settings.models.providers)]
     return [*_findings_now(settings, tree), *engine_findings(kept, settings.models.providers)]
 
@@ -37,7 +38,7 @@ def hardware_findings(settings: EdgeSettings) -> list[Finding]:
 def _findings_now(settings: EdgeSettings, tree: Tree) -> list[Finding]:
     limit_c = settings.costs.heat_limit_c
     try:
-        now = read_twice(sensors_of(settings), _BETWEEN_S)
+        now = read_twice(device_sensors(settings), _BETWEEN_S)
         zones = in_time(tree, partial(thermal_zones, tree))
     except DeadlineExceededError as error:
         advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"

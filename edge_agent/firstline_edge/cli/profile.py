@@ -17,9 +17,9 @@ from firstline_core.profile.front import accuracies
 from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, May, Wanted, measure_profile
 from firstline_core.profile.need import Need
 from firstline_core.profile.words import profile_lines
+from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.hardware.room import sensors_of
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.profiling.gate import LOOK_S, bounds_of
 from firstline_edge.profiling.yielding import cause_to_wait, never
@@ -79,7 +79,7 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
 
 def _waiting(settings: EdgeSettings) -> May:
     """Waits while the device is too hot, too empty or short of memory, and says so; an agent here yields by itself."""
-    sensors, bounds = sensors_of(settings), bounds_of(settings)
+    sensors, bounds = device_sensors(settings), bounds_of(settings)
 
     def may(needed: Need) -> str:
         waits_for = ""

@@ -14,9 +14,11 @@ import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError, UpdateError
+from firstline_core.fleet.profiles import own_profile_path
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
 from firstline_core.ids import new_request_id
+from firstline_core.profile.profile import Profile, encode
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet import reported, starts
@@ -33,8 +35,10 @@ from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.fleet.updates.updater import Updater
 from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
 from firstline_edge.models.held import HeldModel
+from firstline_edge.profiling.gate import Gate, bounds_of
+from firstline_edge.profiling.measuring import measured
+from firstline_edge.profiling.orders import order_of
 from firstline_edge.profiling.profiler import Profiler
-from firstline_edge.profiling.room import open_profiler
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.report import VERSION
@@ -128,16 +132,16 @@ class FleetRoom:
         parts.recorder.listener = counts
         capabilities = reported.capabilities(reported.hardware(parts.state.path))
         parts.reloading.instead |= self._instead
-        parts.hardware.surveyor.changed = self._look
         self._make_updaters(parts, counts, rng)
-        self._profiler = open_profiler(
-            self._settings,
-            parts,
+        gate = Gate(lambda: parts.sampler.latest, bounds_of(self._settings), self._clock)
+        self._profiler = Profiler(
             parts.state.profiling_path,
-            self._http,
+            partial(order_of, self._settings, parts.models, has_http=self._http is not None),
+            self._upload,
             clock=self._clock,
             rng=rng,
-            changed=self._look,
+            measure=partial(measured, gate=gate),
+            changed=self.look,
         )
         self._twin = Twin(
             self._folder / "desired",
@@ -150,6 +154,10 @@ class FleetRoom:
             clock=self._clock,
             rng=rng,
         )
+
+    async def _upload(self, profile: Profile) -> None:
+        assert self._http is not None  # noqa: S101 (else nothing is measured)
+        await self._http.send(own_profile_path(profile.bundle, profile.version), encode(profile))
 
     def _make_updaters(self, parts: Parts, counts: FleetCounts, rng: random.Random) -> None:
         section, credentials = self._settings.fleet, parts.identity.credentials
@@ -179,13 +187,13 @@ class FleetRoom:
             rng=rng,
             patience=Patience(section.download_bytes_per_s, section.download_jitter_s),
             trials=Trials(section.trial_tries, section.trial_s),
-            changed=self._look,
+            changed=self.look,
         )
         self.updater = Updater(means)
         configurations = SignedConfigurations(catalogue, source)
-        self.configuration.join(parts, configurations, counts.answered_of, rng, self._look)
+        self.configuration.join(parts, configurations, counts.answered_of, rng, self.look)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         if self._twin is not None:
             self._twin.look()
 
@@ -272,7 +280,7 @@ class FleetRoom:
             braked=self.pedal.holds is not None,
             agent_version=VERSION,
             capabilities=capabilities,
-            hardware=reported.catalogue(parts.hardware.surveyor.catalogue),
+            hardware=reported.catalogue(parts.surveyor.catalogue),
             profiles=self._profiler.progress() if self._profiler is not None else (),
         )
 

@@ -1,10 +1,8 @@
-"""What the agent knows of the device that it runs on.
+"""What the agent knows about the device it runs on.
 
-    sampler         how the device is, read every few seconds beside the requests
-    memory_watch    when memory is looked at before the next reading
-    metrics         the same as gauges
-    surveyor        what it is: described at once, measured once in the background, kept in the state directory
-    room            all of it, put together
+    sampler         reads the sensors every few seconds, in a thread
+    metrics         the readings as gauges
+    surveyor        the hardware catalogue: described at once, measured once in the background, stored
 
-Sensors and the survey themselves are `firstline_core.hardware`'s.
+Sensors, catalogue and survey are in `firstline_core.hardware`.
 """

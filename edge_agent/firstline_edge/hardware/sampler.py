@@ -1,12 +1,13 @@
-"""Reads the sensors every few seconds beside the requests, which take the latest snapshot as a plain attribute.
+"""Reads the sensors every few seconds in a thread; requests read the latest snapshot as an attribute.
 
-Sooner where memory gets short: what a neighbour takes between two readings may be all that there is.
+If memory gets short it is read sooner: another process may take what is left between two readings.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -15,122 +16,176 @@ from firstline_core.clock import Clock
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
+from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
-from firstline_edge.hardware.memory_watch import MemoryWatch
 
 log = logger(__name__)
 
 _SILENT_PERIODS = 3
 _SILENT_S = 30.0
 _HANGS = "a driver hangs"
-_WHY_CHARACTERS = 200
+_ERROR_CHARACTERS = 200
+FASTEST_BYTES_PER_S = 1 << 30
+"""Assumed rate at which another process takes memory."""
+SHORTEST_PAUSE_S = 0.1
+"""Between two reads of the memory; each starts a thread and reads small files, which a small board would notice."""
+
+
+class MemoryThresholds:
+    """Decides how soon memory is read again.
+
+    Args:
+        thresholds_bytes: of available memory; a guard acts below each of them. Without any, memory is not read sooner.
+    """
+
+    def __init__(self, thresholds_bytes: Sequence[float] = ()) -> None:
+        self._thresholds_bytes = tuple(threshold for threshold in thresholds_bytes if threshold > 0)
+
+    def passed(self, available_bytes: float | None) -> int:
+        """Returns the number of thresholds that are above the available memory; 0 if that is unknown."""
+        if available_bytes is None:
+            return 0
+        return sum(available_bytes < threshold for threshold in self._thresholds_bytes)
+
+    def pause_s(self, available_bytes: float | None) -> float:
+        """Returns the seconds until the next threshold can be reached, at least `SHORTEST_PAUSE_S`.
+
+        Infinite if there is no further threshold.
+        """
+        if available_bytes is None:
+            return math.inf
+        above = [available_bytes - threshold for threshold in self._thresholds_bytes if available_bytes >= threshold]
+        return max(SHORTEST_PAUSE_S, min(above) / FASTEST_BYTES_PER_S) if above else math.inf
 
 
 class Sampler:
-    """One device's.
+    """Reads the sensors of one device.
 
     Args:
         sensors: read in a thread, one reading at a time.
         period_s: between two readings.
-        clock: the agent's.
-        watch: when to read sooner; None for never.
+        clock: the agent's clock.
+        thresholds: when memory is read sooner.
+        on_reading: receives each snapshot on the event loop, also those without readings.
 
     Attributes:
-        latest: how the device was at the latest reading; all of it absent where that was too long ago.
-        listener: is shown each reading, and as often that there is none: what nobody measures keeps nothing back. None
-            where nobody acts by them.
+        latest: the latest snapshot; everything in it is absent if that is too long ago.
     """
 
-    def __init__(self, sensors: Sensors, period_s: float, clock: Clock, watch: MemoryWatch | None = None) -> None:
+    def __init__(
+        self,
+        sensors: Sensors,
+        period_s: float,
+        clock: Clock,
+        *,
+        thresholds: MemoryThresholds | None = None,
+        on_reading: Callable[[Snapshot], None] = lambda snapshot: None,
+    ) -> None:
         self._sensors = sensors
         self._period_s = period_s
         self._clock = clock
-        self._watch = watch or MemoryWatch()
+        self._thresholds = thresholds or MemoryThresholds()
+        self._on_reading = on_reading
         self._limit_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
         self._silent_since_s = clock.monotonic_s()
-        self._why = _HANGS
+        self._error = _HANGS
         self.latest: Snapshot = NOTHING_READ
-        self.listener: Callable[[Snapshot], None] | None = None
+
+    @property
+    def tree(self) -> Tree:
+        """The kernel's files that are read."""
+        return self._sensors.tree
 
     async def run(self) -> None:
         """Reads until it is cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:  # two, for a driver may hang, and what it said last grows old
+            async with asyncio.TaskGroup() as tasks:  # two tasks: if a driver hangs, its last reading must expire
                 tasks.create_task(self._keep_reading(), name="sensors")
-                tasks.create_task(self._keep_watching(), name="silent sensors")
+                tasks.create_task(self._expire_readings(), name="silent sensors")
         finally:
             self.latest = nothing("The sensors are not read any more.")
 
     async def _keep_reading(self) -> None:
         while True:
             began_s = self._clock.monotonic_s()
-            if self._why == _HANGS:
+            if self._error == _HANGS:
                 self._silent_since_s = began_s
             try:
-                found = await in_daemon_thread(partial(self._sensors.read, began_s))
-            except Exception as error:  # noqa: BLE001 (one reading; guards are to outlive whatever ends it)
-                self._cannot(error)
+                snapshot = await in_daemon_thread(partial(self._sensors.read, began_s))
+            except Exception as error:  # noqa: BLE001 (of one reading; the guards must survive any of them)
+                self._note_failure(error)
             else:
-                self._why, self._silent_since_s = _HANGS, began_s
+                self._error, self._silent_since_s = _HANGS, began_s
                 if self._clock.monotonic_s() - began_s >= self._limit_s:
-                    continue  # it was told to be absent meanwhile, and says how the device was before
-                self._take(found)
+                    continue  # it was reported absent meanwhile, and is outdated
+                self._publish(snapshot)
             await self._rest(self._clock.monotonic_s() + self._period_s)
 
     async def _rest(self, until_s: float) -> None:
-        """Until the next reading is due: then, or once less memory is left than somebody waits for."""
-        left_bytes = measured(self.latest.memory_available_bytes)
-        before = self._watch.passed(left_bytes)
+        """Returns when the next reading is due, or as soon as memory falls below a threshold."""
+        available_bytes = measured(self.latest.memory_available_bytes)
+        before = self._thresholds.passed(available_bytes)
         while True:
-            pause_s, rest_s = self._watch.pause_s(left_bytes), until_s - self._clock.monotonic_s()
+            pause_s, rest_s = self._thresholds.pause_s(available_bytes), until_s - self._clock.monotonic_s()
             if pause_s >= rest_s:
                 await self._clock.sleep(max(0.0, rest_s))
                 return
             await self._clock.sleep(pause_s)
             try:
-                left = await in_daemon_thread(self._sensors.memory_available)
-            except Exception:  # noqa: BLE001 (the reading tells of it)
+                available = await in_daemon_thread(self._sensors.memory_available)
+            except Exception:  # noqa: BLE001 (the reading that follows reports it)
                 return
-            left_bytes = measured(left)
-            if self._watch.passed(left_bytes) > before:
-                # At once: what else is to be read may be a slow driver's.
-                self._take(replace(self.latest, at_s=self._clock.monotonic_s(), memory_available_bytes=left))
+            available_bytes = measured(available)
+            if self._thresholds.passed(available_bytes) > before:
+                # At once: the other sensors may wait for a slow driver.
+                now_s = self._clock.monotonic_s()
+                self._publish(replace(self.latest, at_s=now_s, memory_available_bytes=available))
                 return
 
-    def _cannot(self, error: Exception) -> None:
-        """The system may give no thread or no memory for a while: guards that end for it would be off for good."""
-        why = f"{type(error).__name__}: {error}"[:_WHY_CHARACTERS]
-        if self._why == _HANGS:
-            unforeseen = None if isinstance(error, REFUSED) else error
-            log.warning("the sensors cannot be read; it is tried again", error=why, exc_info=unforeseen)
-        self._why = why
+    def _note_failure(self, error: Exception) -> None:
+        """The system may refuse threads or memory for a while; reading goes on."""
+        message = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+        if self._error == _HANGS:
+            unexpected = None if isinstance(error, REFUSED) else error
+            log.warning("cannot read the sensors; retrying", error=message, exc_info=unexpected)
+        self._error = message
 
-    @property
-    def _where(self) -> str:
-        """Of a driver that hangs."""
-        reading = self._sensors.tree.reading
-        return f" (/{reading})" if reading and self._why == _HANGS else ""
-
-    async def _keep_watching(self) -> None:
-        told = False
+    async def _expire_readings(self) -> None:
+        warned = False
         while True:
             now_s = self._clock.monotonic_s()
             silent_s = now_s - self._silent_since_s
             silent = silent_s >= self._limit_s
             if silent:
-                if not told:
-                    log.warning("the sensors say nothing", seconds=round(silent_s), why=self._why + self._where)
-                said = nothing(f"The sensors have not answered for {silent_s:.0f} s: {self._why}{self._where}.")
-                self._take(replace(said, at_s=now_s))
-            told = silent
+                file = self._sensors.tree.reading if self._error == _HANGS else ""
+                why = f"{self._error} (/{file})" if file else self._error
+                if not warned:
+                    log.warning("the sensors do not answer", seconds=round(silent_s), why=why)
+                absent = nothing(f"The sensors have not answered for {silent_s:.0f} s: {why}.")
+                self._publish(replace(absent, at_s=now_s))
+            warned = silent
             await self._clock.sleep(max(self._limit_s - silent_s, self._period_s))
 
-    def _take(self, found: Snapshot) -> None:
-        self.latest = found
-        if self.listener is None:
-            return
+    def _publish(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
         try:
-            self.listener(found)
+            self._on_reading(snapshot)
         except Exception:
-            log.exception("a reading was not acted upon; the next one is")
+            log.exception("cannot act on a sensor reading; the next one follows")
+
+
+def missing_kernel_files(tree: Tree) -> str:
+    """Returns a sentence that names the guards without input because proc or sys is missing; "" if both are there.
+
+    The configured root may be mistyped or not mounted; absent readings would then silently disable the guards.
+    """
+    guards = {"sys": "heat, throttling and battery", "proc": "memory and load"}
+    missing = {folder: inputs for folder, inputs in guards.items() if not tree.has(folder)}
+    if not missing:
+        return ""
+    return (
+        f"hardware.root {tree.root} has no {' and no '.join(missing)}: the guards of "
+        f"{', and of '.join(missing.values())} see nothing. Name the folder that contains the kernel's proc and sys; "
+        "in a container, the folder where the host's are mounted."
+    )

@@ -37,7 +37,7 @@ class Surveyor:
         path: where the catalogue is kept.
         clock: the agent's.
         measures: whether to measure; else files alone are read.
-        changed: told when the catalogue is another one.
+        on_change: called when the catalogue changes.
 
     Attributes:
         catalogue: None until files were read, which takes milliseconds after the start.
@@ -51,14 +51,14 @@ class Surveyor:
         *,
         clock: Clock = SYSTEM_CLOCK,
         measures: bool = True,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._tree = tree
         self._folder = folder
         self._path = path
         self._clock = clock
         self._measures = measures
-        self.changed = changed
+        self._on_change = on_change
         self.catalogue: Catalogue | None = None
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class Surveyor:
         except ProtocolError as error:
             log.warning("this device cannot be described", error=error.message)
             return
-        self.changed()
+        self._on_change()
 
 
 async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalogue:

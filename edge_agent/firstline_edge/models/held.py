@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
@@ -17,9 +19,6 @@ from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Ten
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.requests.model_output import ModelOutput
 
-if TYPE_CHECKING:
-    from firstline_edge.adaptation.variants import Variants
-
 _NONE: Mapping[str, HeldModel] = MappingProxyType({})
 
 
@@ -27,8 +26,8 @@ _NONE: Mapping[str, HeldModel] = MappingProxyType({})
 class HeldModel:
     """A bundle on this device, with one edge variant.
 
-    Where several variants are held, there is one of these for each, and `Models` has the one that stands; a request
-    keeps to the one that it was given (`Trail.choice`).
+    If several variants are held, there is one `HeldModel` for each, and `Models` has the current one; a request keeps
+    the one that it was given (`VariantChoice`).
 
     Args:
         bundle: opened and checked.
@@ -43,7 +42,7 @@ class HeldModel:
     bundle: Bundle
     edge: EdgeModel | None
     problem: str = ""
-    variants: Variants | None = None
+    variants: VariantSet | None = None
     manifest: Manifest = field(init=False)
     version: str = field(init=False)
 
@@ -90,6 +89,48 @@ class HeldModel:
             outputs=(self.manifest.output_spec,),
             labels=self.manifest.labels,
         )
+
+
+class VariantChoice(Struct, frozen=True, eq=False):
+    """The variant that a request was given; the request keeps it.
+
+    Attributes:
+        model: the bundle with this variant.
+        variant: id of the variant.
+        why: why it is not the best one; "" if it is.
+        sheds: why nothing is computed here now; "" if it is.
+    """
+
+    model: HeldModel
+    variant: str
+    why: str = ""
+    sheds: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of the decision log."""
+        fields = {"variant": self.variant, "variant_why": self.why, "sheds": self.sheds}
+        return {key: value for key, value in fields.items() if value}
+
+
+class VariantSet(Protocol):
+    """Several variants of a bundle that are held at once; the agent's adaptation implements it."""
+
+    @property
+    def loaded(self) -> tuple[HeldModel, ...]:
+        """The loaded variants, best first."""
+
+    @property
+    def depth(self) -> float:
+        """How far down its ladder the model stands."""
+
+    def choose(
+        self, request: InferRequest, left_ms: float, link_ms: float, escalation_mj: float = 0.0
+    ) -> VariantChoice:
+        """Chooses the variant that answers a request."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the JSON object for `status`."""
 
 
 @dataclass(frozen=True, slots=True)

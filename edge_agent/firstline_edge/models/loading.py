@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -32,15 +32,20 @@ from firstline_edge.models.profiles import Profiles, planned, prior
 from firstline_edge.models.timing import quickest_ms
 from firstline_edge.models.workers import Workers
 
-if TYPE_CHECKING:
-    from firstline_edge.adaptation.loading import Adapting
-
 log = logger(__name__)
 
 _MEASURED_RUNS = 5
 
 Way = Callable[[Model], RuntimeOptions]
 """How each variant is run."""
+
+
+class LadderLoader(Protocol):
+    """Loads the other variants of a bundle and returns the one to use; the agent's adaptation implements it."""
+
+    def __call__(
+        self, bundle: Bundle, first: EdgeModel, load: Callable[[Model], EdgeModel], profile: Profile | None
+    ) -> HeldModel: ...
 
 
 def open_models(
@@ -117,7 +122,7 @@ def hold(
     path: Path,
     options: RuntimeOptions,
     workers: Workers,
-    adapting: Adapting | None = None,
+    load_ladder: LadderLoader | None = None,
     profiles: Profiles | None = None,
     *,
     as_planned: bool = False,
@@ -128,7 +133,7 @@ def hold(
         path: of the bundle.
         options: for the runtimes.
         workers: where longer runs go.
-        adapting: how several variants are held; None to hold the first alone that loads.
+        load_ladder: loads further variants; None to hold only the first that loads.
         profiles: what was measured before; what is in none is measured now.
         as_planned: run each variant in the way that is the quickest by its profile.
 
@@ -143,12 +148,9 @@ def hold(
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
         return HeldModel(bundle, None, error.message)
-    if adapting is None or len(bundle.manifest.edge) == 1:
+    if load_ladder is None or len(bundle.manifest.edge) == 1:
         return HeldModel(bundle, edge)
-    from firstline_edge.adaptation.loading import laddered  # which most devices need not import
-
-    load = partial(load_variant, bundle, way=way, workers=workers, profile=profile)
-    return laddered(bundle, edge, load, adapting, profile)
+    return load_ladder(bundle, edge, partial(load_variant, bundle, way=way, workers=workers, profile=profile), profile)
 
 
 def load_variant(bundle: Bundle, model: Model, way: Way, workers: Workers, profile: Profile | None = None) -> EdgeModel:

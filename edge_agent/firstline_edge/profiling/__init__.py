@@ -6,7 +6,7 @@
     gate            waits for that to be over
     measuring       runs the process that measures
     process         that process: it gives way to everybody, and ends first where memory ends
-    room            all of it, put together
+    orders          which bundle is measured, and with what settings
 
 How a point is measured is `firstline_core.profile`'s.
 """

@@ -12,7 +12,7 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.need import Need
 from firstline_core.telemetry.logs import logger
-from firstline_edge.adaptation.limits import limits_of
+from firstline_edge.adaptation.loading import limits_of
 from firstline_edge.profiling.yielding import Bounds, Cause, cause_to_end, cause_to_wait, never
 from firstline_edge.settings.settings import EdgeSettings
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from firstline_core.adaptation.guards import Advice, Limits, heat, memory
+from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.profile.need import Need
@@ -69,11 +69,11 @@ def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds
 
 def cause_to_end(now: Snapshot, needed: Need, limits: Limits) -> Cause | None:
     """Why a point must not go on; None where it may. Requests are no such cause: they run before it in any case."""
-    word, hottest_c = heat(now, 0.0, limits), measured(now.hottest_c)
-    is_hot = word.advice < Advice.STAY or (hottest_c is not None and hottest_c >= limits.settles_c)
+    word, hottest_c = heat_guard(now, 0.0, limits), measured(now.hottest_c)
+    is_hot = word.advice < Advice.STAY or (hottest_c is not None and hottest_c >= limits.target_c)
     if not needed.heats and is_hot:
         return Cause("heat", f"the device became too hot ({word.reason})")
-    word = memory(now, 0, limits)
+    word = memory_guard(now, 0, limits)
     if word.advice < Advice.STAY:
         return Cause("memory", f"memory became short ({word.reason})")
     return None
@@ -88,10 +88,10 @@ def never(now: Snapshot, needed: Need, limits: Limits) -> str:
 
 
 def _hot(now: Snapshot, limits: Limits, waits: bool) -> Cause | None:
-    word, hottest_c = heat(now, 0.0, limits), measured(now.hottest_c)
+    word, hottest_c = heat_guard(now, 0.0, limits), measured(now.hottest_c)
     on_c = limits.heat_c - 3 * limits.heat_margin_c
     is_warm = hottest_c is not None and hottest_c >= on_c
-    is_near = hottest_c is not None and hottest_c >= limits.settles_c - limits.heat_margin_c
+    is_near = hottest_c is not None and hottest_c >= limits.target_c - limits.heat_margin_c
     if word.advice is Advice.ROOM and not is_near and not (waits and is_warm):
         return None
     if not is_warm:
@@ -113,7 +113,7 @@ def _drained(now: Snapshot, least: float, waits: bool) -> Cause | None:
 
 
 def _short(now: Snapshot, needed: Need, limits: Limits) -> Cause | None:
-    word = memory(now, int(needed.memory_bytes), limits)
+    word = memory_guard(now, int(needed.memory_bytes), limits)
     if word.advice is Advice.ROOM:
         return None
     left_bytes = measured(now.memory_available_bytes)

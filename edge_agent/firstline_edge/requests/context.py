@@ -15,7 +15,7 @@ from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.rows import Row, respond
 
 if TYPE_CHECKING:
-    from firstline_edge.adaptation.variants import Choice
+    from firstline_edge.models.held import VariantChoice
 
 
 class Trail(Struct, eq=False):
@@ -39,7 +39,7 @@ class Trail(Struct, eq=False):
     denials: dict[int, Denial] = {}
     rows: list[Row] | None = None
     failed: bool = False
-    choice: Choice | None = None
+    choice: VariantChoice | None = None
     told: Mapping[str, Any] | None = None
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:

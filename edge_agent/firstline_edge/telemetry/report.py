@@ -19,6 +19,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.hardware.metrics import add_sensor_gauges
+from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.models.held import HeldModel, Models
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "policy": parts.router.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
-        "hardware": msgspec.to_builtins(bounded(parts.hardware.sampler.latest)),
+        "hardware": msgspec.to_builtins(bounded(parts.sampler.latest)),
         "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
@@ -94,11 +95,11 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
     }
     for name, (description, read) in gauges.items():
         metrics.gauge(name, description, read)
-    add_sensor_gauges(metrics, lambda: bounded(parts.hardware.sampler.latest))
-    if parts.adaptation is not None:
-        from firstline_edge.adaptation.room import add_gauges as add_variant_gauges
+    add_sensor_gauges(metrics, lambda: bounded(parts.sampler.latest))
+    if parts.switcher is not None:
+        from firstline_edge.adaptation.switching import add_gauges as add_variant_gauges
 
-        add_variant_gauges(metrics, parts.models, parts.adaptation)
+        add_variant_gauges(metrics, parts.models, parts.switcher)
     by_contract: Mapping[str, tuple[str, Callable[[Watched], float | None]]] = {
         "contract_alarm": ("1 where the audits broke a certificate.", lambda watched: float(watched.record.alarmed)),
         "contract_e_value": (
@@ -229,6 +230,6 @@ def _problems(parts: Parts) -> list[tuple[Path, str]]:
     found += [(parts.identity.folder, problem) for problem in parts.identity.problems]
     found += [(parts.state.cache_path, parts.cache.problem), (parts.state.outbox_path, parts.outbox.problem)]
     found += [(parts.state.outbox_path, parts.outbox.damage)]
-    found += [(parts.hardware.root, parts.hardware.problem)]
+    found += [(parts.sampler.tree.root, missing_kernel_files(parts.sampler.tree))]
     found += [(parts.state.path, problem) for problem in parts.background.problems.values()]
     return [(path, message) for path, message in found if message]

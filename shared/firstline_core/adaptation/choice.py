@@ -1,4 +1,4 @@
-"""For one request: the variant that is in time, and of several such the one whose answer takes the least energy."""
+"""Chooses the rung for one request: one that meets the deadline, and of several the one with the least energy."""
 
 from __future__ import annotations
 
@@ -8,73 +8,71 @@ from itertools import chain
 
 from msgspec import Struct
 
-_PATIENT = 4.0  # runs of the best variant: who has that much time can give way to those who have not
+_PATIENT_RUNS = 4.0  # with time for this many runs of the best variant, a request gives way to more urgent ones
 
 
-class Prices(Struct, frozen=True):
-    """What answers take of the device's energy, in millijoules a row.
+class EnergyPrices(Struct, frozen=True):
+    """Energy of an answer, in millijoules per row.
 
     Attributes:
-        run_mj: by rung: to run the variant.
-        asked: by rung: the share of rows that its certificate does not keep, so that the full model is asked.
-        ask_mj: to send a row and to receive its answer.
+        run_mj: by rung: energy of a run.
+        escalated: by rung: share of rows that its certificate does not keep, so that the full model is asked.
+        escalation_mj: energy to send a row and to receive its answer.
     """
 
     run_mj: tuple[float, ...]
-    asked: tuple[float, ...]
-    ask_mj: float
+    escalated: tuple[float, ...]
+    escalation_mj: float
 
-    def of(self, rung: int, link_ms: float, room_ms: float) -> float:
-        """The expected energy of an answer, where asking is the dearer the less time is to spare for it.
+    def expected_mj(self, rung: int, link_ms: float, spare_ms: float) -> float:
+        """Returns the expected energy; the price of an escalation rises as the link's time fills the spare time.
 
-        The link is everybody's: the closer its time comes to what is left, the fewer should ask. So the price of asking
-        is divided by the share of the time that would be left over, as the wait in a queue is by its idle share.
+        The link is shared, so fewer requests should use it as it gets slow. The price is divided by the share of the
+        spare time that remains, as the waiting time of a queue is by its idle share.
         """
-        asked = self.asked[rung]
-        if not asked:
+        escalated = self.escalated[rung]
+        if not escalated:
             return self.run_mj[rung]
-        spare = 1 - link_ms / room_ms if room_ms > 0 else 0.0
-        return self.run_mj[rung] + asked * self.ask_mj / spare if spare > 0 else math.inf
+        remaining = 1 - link_ms / spare_ms if spare_ms > 0 else 0.0
+        return self.run_mj[rung] + escalated * self.escalation_mj / remaining if remaining > 0 else math.inf
 
 
-def in_time(
+def choose_rung(
     runs_ms: Sequence[float],
     busy: float,
     wait_ms: float,
     left_ms: float,
     link_ms: float = math.inf,
     *,
-    prices: Prices | None = None,
+    prices: EnergyPrices | None = None,
 ) -> int:
-    """The rung that answers a request.
+    """Returns the rung that answers a request, relative to the best one that may be used.
 
-    Where there is time to ask the full model too, should the answer not be kept, the request is in time with any
-    variant. So it takes the one whose answer takes the least energy; where nobody knows that, it gives way: the busier
-    the device, the further down, and the best only where nothing else runs.
-    Where there is none, only a variant that is sure is in time, and the best that is done by then is taken; but the one
-    after it, while all threads are taken, by a request that could wait for several runs.
+    If there is time to also ask the full model, any rung meets the deadline. The one with the least expected energy is
+    taken; without known energies the busier the device, the further down. Otherwise the best rung that finishes in time
+    is taken, or the next one if all threads are busy and the request can wait for several runs.
 
     Args:
-        runs_ms: by rung, from the best that may be used (`Controller`) on: what the request takes there.
-        busy: of the threads that run models, the part that is taken, 0 to 1.
-        wait_ms: until its turn comes.
-        left_ms: until the deadline, without what is kept back to write the answer.
-        link_ms: within which the full model mostly answers; infinite where it is not asked, or nobody knows.
-        prices: by the same rungs; None where they are not known of all.
+        runs_ms: by rung: time of the request.
+        busy: share (0 to 1) of the model threads that are busy.
+        wait_ms: queueing time.
+        left_ms: time until the deadline, without the reserve for writing the answer.
+        link_ms: time within which the full model mostly answers; infinite if it is not asked or this is unknown.
+        prices: energies of the same rungs; None if one of them is unknown.
 
     Returns:
-        The rung; the quickest, where none is done in time.
+        The rung; the fastest if none meets the deadline.
     """
     last = len(runs_ms) - 1
     done_ms = [wait_ms + run_ms for run_ms in runs_ms]
-    asking = [rung for rung in range(last + 1) if done_ms[rung] + link_ms <= left_ms]
-    if prices is not None and asking:
-        return min(asking, key=lambda rung: prices.of(rung, link_ms, left_ms - done_ms[rung]))
-    for rung in asking:
+    with_link = [rung for rung in range(last + 1) if done_ms[rung] + link_ms <= left_ms]
+    if prices is not None and with_link:
+        return min(with_link, key=lambda rung: prices.expected_mj(rung, link_ms, left_ms - done_ms[rung]))
+    for rung in with_link:
         if rung >= math.ceil(busy * last):
             return rung
-    could_wait = math.isfinite(link_ms) and busy >= 1 and left_ms > _PATIENT * runs_ms[0]
-    first = min(last, int(could_wait))
+    can_wait = math.isfinite(link_ms) and busy >= 1 and left_ms > _PATIENT_RUNS * runs_ms[0]
+    first = min(last, int(can_wait))
     for rung in chain(range(first, last + 1), range(first)):
         if done_ms[rung] <= left_ms:
             return rung

@@ -1,15 +1,13 @@
-"""How far down its ladder a device stands: down at once where a guard asks, up one rung after a calm while.
+"""How far down its ladder a device stands: down at once if a guard asks, up one rung after a calm period.
 
-Heat below its limit is no matter of steps: see `Thermostat`, which shares requests between two rungs. The device
-stands at whichever is further down.
+Temperature below its limit is handled by `Thermostat`, which splits the requests between two rungs. The position is
+the lower one of steps and thermostat.
 
-Hysteresis has two parts. Going up needs room on every guard for `dwell_s` without a break. And a step up that had to
-be taken back soon is tried again only after twice as long as the last time, as a circuit breaker probes a link: a
-device whose neighbours take the best variant's memory asks now and then, and not every minute.
+Hysteresis has two parts. Stepping up needs room on every guard for `dwell_s` without interruption. A step up that had
+to be reverted soon is retried after twice the previous time, as a circuit breaker probes a link.
 
-Below the last rung there is one place more: to shed. What the cache does not know is then the cloud's, or is refused;
-the device computes nothing until no guard asks for that any more. Nobody sheds who has not stood on the last rung for
-`settle_s`: first a cheaper variant, then none.
+Below the last rung the device sheds: it computes nothing, and requests that miss the cache go to the gateway or are
+refused. It sheds only after `settle_s` on the last rung.
 """
 
 from __future__ import annotations
@@ -21,33 +19,37 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from firstline_core.adaptation.guards import (
-    NOBODY,
     TREND_POINTS,
+    UNMEASURED,
     Advice,
+    GuardVerdict,
     Limits,
-    Word,
-    battery,
-    heat,
-    memory,
-    trend_per_s,
+    battery_guard,
+    forecast_c,
+    heat_guard,
+    memory_guard,
+    slope_per_s,
 )
 from firstline_core.adaptation.ladder import Rung
-from firstline_core.adaptation.thermostat import Thermostat
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 
-_LONGEST = 32  # times the usual dwell
+_LONGEST_DWELL = 32  # times the configured dwell
 _NEVER_S = float("-inf")
+_RUNGS_PER_C = 0.1
+_RUNGS_PER_C_S = 0.01
+_URGENT_SHARE = 1 / 3  # of the margin: readings in whole degrees and seconds allow no finer last step
+_LONGEST_STEP_S = 10.0  # longest time that one reading is integrated over
 
 
-class Patience(Struct, frozen=True):
-    """How long a step is waited for.
+class StepTiming(Struct, frozen=True):
+    """Times between steps.
 
     Attributes:
-        settle_s: after a step, before the next one down that is not urgent, and before shedding: heat, and what the
-            kernel averages, need this long to show what a step did.
-        dwell_s: of room on every guard, before a step up.
-        regret_s: a step up that is taken back sooner than this was a mistake.
+        settle_s: time after a step before the next step down that is not urgent, and before shedding: temperature and
+            the kernel's averages need this long to show the effect of a step.
+        dwell_s: time with room on every guard before a step up.
+        regret_s: a step up that is reverted sooner counts as a mistake.
     """
 
     settle_s: float = 10.0
@@ -55,126 +57,185 @@ class Patience(Struct, frozen=True):
     regret_s: float = 120.0
 
 
-class Stance(NamedTuple):
-    """Where a device stands.
+class LadderPosition(NamedTuple):
+    """Where a device stands on its ladder.
 
     Attributes:
-        rung: the best that may be used.
-        shed: not even that one: nothing is computed here.
-        word: of the guard that has it stand there, or that moved it last; None before any did.
-        share: of the requests that would be given that rung, which get the next one instead; 0 to 1.
-        unload: memory asks for what stands above to be unloaded.
+        rung: the best rung that may be used.
+        shedding: whether nothing is computed here.
+        verdict: of the guard that holds the device here or moved it last; None before any did.
+        next_share: share (0 to 1) of this rung's requests that get the next rung instead.
+        unload: whether memory requires that the rungs above are unloaded.
     """
 
     rung: int = 0
-    shed: bool = False
-    word: Word | None = None
-    share: float = 0.0
+    shedding: bool = False
+    verdict: GuardVerdict | None = None
+    next_share: float = 0.0
     unload: bool = False
 
 
-class Controller:
-    """One device's, for one ladder. Its owner calls `look` every few seconds with what the sensors say.
+class Thermostat:
+    """Proportional-integral controller from temperature to a depth on the ladder that need not be whole.
+
+    Depth 0 is the best rung, and 0.3 gives the next rung to three requests of ten (Astrom and Murray, Feedback Systems,
+    chapter 11). The gains need no model of the board: they keep the simulated board of `bench/hardware/thermal.py`
+    below its limit, and boards three times as slow and as fast.
 
     Args:
-        rungs: see `ladder`.
-        limits: that it keeps.
-        patience: see there.
-
-    Attributes:
-        stance: where it stands.
+        last: the last rung.
+        limits: the temperature settles at `limits.target_c`.
     """
 
-    def __init__(self, rungs: Sequence[Rung], limits: Limits, patience: Patience | None = None) -> None:
+    def __init__(self, last: int, limits: Limits) -> None:
+        self._last = last
+        self._limits = limits
+        self._integral = 0.0
+        self._read_s: float | None = None
+        self.depth = 0.0
+
+    def update(self, at_s: float, hottest_c: float | None, rise_c_per_s: float) -> float:
+        """Takes a reading and returns the new depth; without a reading the depth stays."""
+        elapsed_s = 0.0 if self._read_s is None else min(at_s - self._read_s, _LONGEST_STEP_S)
+        self._read_s = at_s
+        if hottest_c is None:
+            return self.depth
+        over_c = forecast_c(hottest_c, rise_c_per_s, self._limits) - self._limits.target_c
+        # Bounded, so that a long hot period is not followed by an equally long time on the cheapest rung.
+        self._integral = self._bounded(self._integral + _RUNGS_PER_C_S * over_c * elapsed_s)
+        self.depth = self._bounded(self._integral + _RUNGS_PER_C * over_c)
+        if hottest_c >= self._limits.heat_c - _URGENT_SHARE * self._limits.heat_margin_c:
+            self.depth = float(self._last)
+        return self.depth
+
+    def _bounded(self, depth: float) -> float:
+        return min(float(self._last), max(0.0, depth))
+
+
+class RequestSplitter:
+    """Selects a share of the requests, evenly spaced and without chance; remainders carry over."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def selects(self, share: float) -> bool:
+        """Whether this request belongs to the share (0 to 1)."""
+        self._owed += share
+        if self._owed < 1:
+            return False
+        self._owed -= 1
+        return True
+
+
+class Controller:
+    """Controls the position on one ladder.
+
+    Args:
+        rungs: from `build_ladder`.
+        limits: that it keeps.
+        timing: times between steps.
+
+    Attributes:
+        position: the present position.
+    """
+
+    def __init__(self, rungs: Sequence[Rung], limits: Limits, timing: StepTiming | None = None) -> None:
         self._rungs = tuple(rungs)
         self._limits = limits
-        self._patience = patience or Patience()
+        self._timing = timing or StepTiming()
         self._thermostat = Thermostat(len(self._rungs) - 1, limits)
-        self._place = 0  # that it stepped to, of the rungs; their number is where it sheds
-        self._stepped: Word | None = None
+        self._place = 0  # reached by steps; the number of rungs means shedding
+        self._step_verdict: GuardVerdict | None = None
         self._lowest_since_s: float | None = None
-        self._seen: set[str] = set()
-        self._heats: deque[tuple[float, float]] = deque()
+        self._measured_guards: set[str] = set()
+        self._temperatures: deque[tuple[float, float]] = deque()
         self._moved_s = self._rose_s = _NEVER_S
         self._calm_since_s: float | None = None
-        self._dwells = 1
-        self.stance = Stance()
+        self._dwell_factor = 1
+        self.position = LadderPosition()
 
-    def look(self, snapshot: Snapshot, unloaded: Collection[int] = ()) -> Stance:
-        """Takes a reading; where the device stands from now on.
+    def update(self, snapshot: Snapshot, unloaded: Collection[int] = ()) -> LadderPosition:
+        """Takes a reading and returns the new position.
 
         Args:
-            snapshot: its `at_s` never goes back.
+            snapshot: its `at_s` never decreases.
             unloaded: rungs that would have to be loaded first.
         """
         now_s, rise_c_per_s = snapshot.at_s, self._rise_c_per_s(snapshot)
-        words = self._words(snapshot, rise_c_per_s, unloaded)
-        self._step(words, now_s)
-        depth = self._thermostat.look(now_s, measured(snapshot.hottest_c), rise_c_per_s)
-        return self._stand(depth, words, now_s)
+        verdicts = self._verdicts(snapshot, rise_c_per_s, unloaded)
+        self._step(verdicts, now_s)
+        depth = self._thermostat.update(now_s, measured(snapshot.hottest_c), rise_c_per_s)
+        return self._settle(depth, verdicts, now_s)
 
-    def _step(self, words: Sequence[Word], now_s: float) -> None:
-        worst = min(words, key=lambda word: word.advice)
-        self._outlive_regret(now_s)
-        below = self._below(worst.advice, now_s)
-        if below > self._place:
-            self._fall(below, worst, now_s)
-        elif worst.advice is Advice.ROOM or (self._sheds and worst.advice is Advice.STAY):
-            # It is told of the guard that held the device down, not of another one that has room too.
-            held_down = self._stepped.guard if self._stepped is not None else ""
-            self._rise(next((word for word in words if word.guard == held_down), worst), now_s)
+    def _step(self, verdicts: Sequence[GuardVerdict], now_s: float) -> None:
+        worst = min(verdicts, key=lambda verdict: verdict.advice)
+        if self._rose_s > _NEVER_S and now_s - self._rose_s >= self._timing.regret_s:  # the last step up has held
+            self._dwell_factor = max(1, self._dwell_factor // 2)
+            self._rose_s = _NEVER_S
+        lower = self._lower_place(worst.advice, now_s)
+        if lower > self._place:
+            if now_s - self._rose_s < self._timing.regret_s:
+                self._dwell_factor = min(_LONGEST_DWELL, 2 * self._dwell_factor)
+                self._rose_s = _NEVER_S
+            self._move(lower, worst, now_s)
+        elif worst.advice is Advice.ROOM or (self._is_shedding and worst.advice is Advice.STAY):
+            # Report the guard that had stepped the device down, not another one that has room too.
+            cause = self._step_verdict.guard if self._step_verdict is not None else ""
+            self._rise(next((verdict for verdict in verdicts if verdict.guard == cause), worst), now_s)
         else:
             self._calm_since_s = None
 
-    def _stand(self, depth: float, words: Sequence[Word], now_s: float) -> Stance:
-        """Where the further down of steps and heat has it stand."""
-        last, of = len(self._rungs) - 1, {word.guard: word for word in words}
-        unload = of["memory"].advice <= Advice.CHEAPEST
+    def _settle(self, depth: float, verdicts: Sequence[GuardVerdict], now_s: float) -> LadderPosition:
+        """Combines steps and thermostat: the lower one decides."""
+        last, by_guard = len(self._rungs) - 1, {verdict.guard: verdict for verdict in verdicts}
+        unload = by_guard["memory"].advice <= Advice.CHEAPEST
         if depth > self._place:
-            self.stance = Stance(int(depth), False, of["heat"], depth - int(depth), unload)
+            self.position = LadderPosition(int(depth), False, by_guard["heat"], depth - int(depth), unload)
         else:
-            freed = self._place == 0 and self.stance.word is not None and self.stance.word.guard == "heat"
-            word = of["heat"] if freed else self._stepped
-            self.stance = Stance(min(self._place, last), self._sheds, word, 0.0, unload)
-        if self.stance.rung < last:
+            before = self.position.verdict
+            has_cooled = self._place == 0 and before is not None and before.guard == "heat"
+            verdict = by_guard["heat"] if has_cooled else self._step_verdict
+            self.position = LadderPosition(min(self._place, last), self._is_shedding, verdict, 0.0, unload)
+        if self.position.rung < last:
             self._lowest_since_s = None
         elif self._lowest_since_s is None:
             self._lowest_since_s = now_s
-        return self.stance
+        return self.position
 
     @property
-    def _sheds(self) -> bool:
+    def _is_shedding(self) -> bool:
         return self._place == len(self._rungs)
 
-    def _words(self, snapshot: Snapshot, rise_c_per_s: float, unloaded: Collection[int]) -> list[Word]:
+    def _verdicts(self, snapshot: Snapshot, rise_c_per_s: float, unloaded: Collection[int]) -> list[GuardVerdict]:
         better_bytes = self._rungs[self._place - 1].memory_bytes if self._place - 1 in unloaded else 0
-        said = [
-            memory(snapshot, better_bytes, self._limits),
-            heat(snapshot, rise_c_per_s, self._limits),
-            battery(snapshot, self._place, len(self._rungs), self._limits),
+        verdicts = [
+            memory_guard(snapshot, better_bytes, self._limits),
+            heat_guard(snapshot, rise_c_per_s, self._limits),
+            battery_guard(snapshot, self._place, len(self._rungs), self._limits),
         ]
-        return [self._unless_lost(word) for word in said]
+        return [self._unless_lost(verdict) for verdict in verdicts]
 
-    def _unless_lost(self, word: Word) -> Word:
-        """A sensor that is silent all at once is no room for a better variant: what it last said may still be so."""
-        if word.reason != NOBODY:
-            self._seen.add(word.guard)
-        elif word.guard in self._seen:
-            return Word(Advice.STAY, word.guard, "nobody measures it any more")
-        return word
+    def _unless_lost(self, verdict: GuardVerdict) -> GuardVerdict:
+        """A sensor that falls silent is no room for a better variant: its last reading may still hold."""
+        if verdict.reason != UNMEASURED:
+            self._measured_guards.add(verdict.guard)
+        elif verdict.guard in self._measured_guards:
+            return GuardVerdict(Advice.STAY, verdict.guard, "its sensor has fallen silent")
+        return verdict
 
     def _rise_c_per_s(self, snapshot: Snapshot) -> float:
-        """How fast the hottest part grows hotter since the last step: over the horizon, and three readings at least."""
+        """Slope of the highest temperature since the last step, over the horizon and at least three readings."""
         hottest_c = measured(snapshot.hottest_c)
         if hottest_c is not None:
-            self._heats.append((snapshot.at_s, hottest_c))
-        while len(self._heats) > TREND_POINTS and self._heats[0][0] < snapshot.at_s - self._limits.horizon_s:
-            self._heats.popleft()
-        return trend_per_s(tuple(self._heats))
+            self._temperatures.append((snapshot.at_s, hottest_c))
+        oldest_s = snapshot.at_s - self._limits.horizon_s
+        while len(self._temperatures) > TREND_POINTS and self._temperatures[0][0] < oldest_s:
+            self._temperatures.popleft()
+        return slope_per_s(tuple(self._temperatures))
 
-    def _below(self, advice: Advice, now_s: float) -> int:
-        """The place that this advice asks for now, where that is further down."""
-        last, settle_s = len(self._rungs) - 1, self._patience.settle_s
+    def _lower_place(self, advice: Advice, now_s: float) -> int:
+        """Returns the place that the advice asks for now; 0 if it asks for no step down."""
+        last, settle_s = len(self._rungs) - 1, self._timing.settle_s
         if advice is Advice.SHED and now_s - self._lowest_s(now_s) >= settle_s:
             return last + 1
         if advice <= Advice.CHEAPEST:
@@ -182,36 +243,24 @@ class Controller:
         return min(last, self._place + 1) if advice is Advice.DOWN and now_s - self._moved_s >= settle_s else 0
 
     def _lowest_s(self, now_s: float) -> float:
-        """Since when it has stood on the last rung, anew after it shed; a ladder of one has never stood elsewhere."""
+        """Since when the device is on the last rung; a ladder of one rung counts from the last move."""
         if len(self._rungs) == 1:
             return self._moved_s
         return now_s if self._lowest_since_s is None else self._lowest_since_s
 
-    def _fall(self, place: int, word: Word, now_s: float) -> None:
-        if now_s - self._rose_s < self._patience.regret_s:
-            self._dwells = min(_LONGEST, 2 * self._dwells)
-            self._rose_s = _NEVER_S
-        self._move(place, word, now_s)
-
-    def _rise(self, word: Word, now_s: float) -> None:
+    def _rise(self, verdict: GuardVerdict, now_s: float) -> None:
         if self._place == 0:
             return
         if self._calm_since_s is None:
             self._calm_since_s = now_s
-        dwell_s = self._patience.dwell_s * (1 if self._sheds else self._dwells)
+        dwell_s = self._timing.dwell_s * (1 if self._is_shedding else self._dwell_factor)
         if now_s - self._calm_since_s >= dwell_s:
-            if not self._sheds:  # the way out of shedding is no venture
+            if not self._is_shedding:  # leaving the shedding state is never counted as a mistake
                 self._rose_s = now_s
             self._lowest_since_s = None
-            self._move(self._place - 1, word, now_s)
+            self._move(self._place - 1, verdict, now_s)
 
-    def _outlive_regret(self, now_s: float) -> None:
-        """A step up that has lasted was none to regret: the next is waited for half as long."""
-        if self._rose_s > _NEVER_S and now_s - self._rose_s >= self._patience.regret_s:
-            self._dwells = max(1, self._dwells // 2)
-            self._rose_s = _NEVER_S
-
-    def _move(self, place: int, word: Word, now_s: float) -> None:
-        self._place, self._moved_s, self._stepped = place, now_s, word
+    def _move(self, place: int, verdict: GuardVerdict, now_s: float) -> None:
+        self._place, self._moved_s, self._step_verdict = place, now_s, verdict
         self._calm_since_s = None
-        self._heats.clear()  # it is the trend of another variant's heat
+        self._temperatures.clear()  # the trend was of another variant's heat

@@ -1,7 +1,7 @@
-"""What each scarce thing says of where a device stands: too much, enough, or there is room for a better variant.
+"""Guards for temperature, memory and battery: each says whether to step down, to stay, or that a better variant fits.
 
-A guard acts before the kernel does: heat before the processor is throttled, memory before a process is killed. What
-nobody measures guards nothing: an absent or a modelled reading never moves a device.
+A guard acts before the kernel does: before the processor throttles, and before a process is killed. Guards act only on
+measured readings; an absent or modelled reading never moves a device.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from msgspec import Struct
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 
-NOBODY = "nobody measures it"
-TREND_POINTS = 3  # fewer say nothing of a trend
-_TREND_S = 2.0  # in less time whole degrees make a trend of nothing
-_THRASHING_SHARE = 0.5  # of the time that tasks wait for memory: systemd-oomd kills from 0.6 on
+UNMEASURED = "no sensor measures it"
+TREND_POINTS = 3  # fewest readings of a trend
+_TREND_S = 2.0  # over a shorter time, readings in whole degrees show no trend
+_THRASHING_SHARE = 0.5  # of the time that tasks wait for memory; systemd-oomd kills from 0.6
 
 
 class Advice(IntEnum):
-    """What one guard wants; the least of several counts."""
+    """What a guard asks for; the lowest advice of all guards decides."""
 
-    SHED = 0  # nothing is computed
+    SHED = 0  # compute nothing
     CHEAPEST = 1
     DOWN = 2
     STAY = 3
-    ROOM = 4  # a better variant would be no trouble
+    ROOM = 4  # a better variant would fit
 
 
-class Word(NamedTuple):
-    """What one guard said, and of what."""
+class GuardVerdict(NamedTuple):
+    """The advice of one guard, with its reason."""
 
     advice: Advice
     guard: str
@@ -40,16 +40,16 @@ class Word(NamedTuple):
 
 
 class Limits(Struct, frozen=True):
-    """What must not be passed.
+    """Limits that the guards keep.
 
     Attributes:
-        heat_c: where the hardware begins to throttle, in degrees Celsius.
-        heat_margin_c: so far below that it settles (`Thermostat`); below there is room.
-        horizon_s: how far ahead the trend of the heat is followed.
-        memory_reserve_bytes: that stay available to everything else.
-        stalled_share: of the time, for which tasks may wait for memory.
-        battery_empty, battery_full: charges (0 to 1) up to which only the cheapest variant runs, and from which on
-            the best does.
+        heat_c: temperature at which the hardware begins to throttle, in degrees Celsius.
+        heat_margin_c: the temperature settles this far below `heat_c`; below that there is room.
+        horizon_s: how far ahead the temperature trend is extrapolated.
+        memory_reserve_bytes: memory that stays available to other processes.
+        stalled_share: share of the time that tasks may wait for memory.
+        battery_empty, battery_full: charges (0 to 1) at or below which only the cheapest variant runs, and at or above
+            which the best one may.
     """
 
     heat_c: float = 80.0
@@ -61,18 +61,18 @@ class Limits(Struct, frozen=True):
     battery_full: float = 0.6
 
     @property
-    def settles_c(self) -> float:
-        """Where heat is made to settle."""
+    def target_c(self) -> float:
+        """Temperature at which the device settles."""
         return self.heat_c - self.heat_margin_c
 
     @property
-    def memory_lows_bytes(self) -> tuple[float, float]:
-        """Left of memory: with less than the first only the cheapest runs, with less than the second nothing does."""
+    def memory_thresholds_bytes(self) -> tuple[float, float]:
+        """Available memory below which only the cheapest variant runs, and below which nothing is computed."""
         return self.memory_reserve_bytes, self.memory_reserve_bytes / 2
 
 
-def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
-    """How fast a quantity rises, by least squares; 0 where there are too few points, or they are of a moment.
+def slope_per_s(points: Sequence[tuple[float, float]]) -> float:
+    """Returns the slope by least squares; 0 if there are too few points or they cover too short a time.
 
     Args:
         points: (seconds, value), in order.
@@ -85,76 +85,71 @@ def trend_per_s(points: Sequence[tuple[float, float]]) -> float:
     return sum((at_s - mean_s) * (value - mean) for at_s, value in points) / spread
 
 
-def ahead_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
-    """How hot it will be at the end of the horizon; what cools counts as it is."""
+def forecast_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
+    """Returns the temperature at the end of the horizon; a falling temperature is taken as constant."""
     return hottest_c + max(0.0, rise_c_per_s) * limits.horizon_s
 
 
-def heat(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Word:
-    """Whether heat leaves any choice; how far down it asks a device to stand below the limit says `Thermostat`.
+def heat_guard(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> GuardVerdict:
+    """Judges temperature and throttling. Below the limit, `controller.Thermostat` decides how far to step down.
 
-    Monotone: hotter, or sooner hot, never asks for more.
-
-    Args:
-        snapshot: as read.
-        rise_c_per_s: its trend.
-        limits: see there.
+    The guard is monotone: a higher or faster rising temperature never raises the advice.
     """
-    held_back = sorted(cause for cause, reading in snapshot.throttling.items() if measured(reading) == 1)
+    throttled_by = sorted(cause for cause, reading in snapshot.throttling.items() if measured(reading) == 1)
     hottest_c = measured(snapshot.hottest_c)
-    if held_back and (hottest_c is None or hottest_c < limits.heat_c):
-        # A weak supply, too, is helped by drawing less; to compute nothing at all would answer no one sooner.
-        return Word(Advice.CHEAPEST, "heat", f"the hardware holds itself back ({', '.join(held_back)})")
+    if throttled_by and (hottest_c is None or hottest_c < limits.heat_c):
+        # A weak supply, too, needs less power; computing nothing at all would answer no request sooner.
+        return GuardVerdict(Advice.CHEAPEST, "heat", f"the hardware throttles ({', '.join(throttled_by)})")
     if hottest_c is None:
-        return Word(Advice.ROOM, "heat", NOBODY)
-    soon_c = ahead_c(hottest_c, rise_c_per_s, limits)
-    told = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
+        return GuardVerdict(Advice.ROOM, "heat", UNMEASURED)
+    soon_c = forecast_c(hottest_c, rise_c_per_s, limits)
+    reason = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
     if hottest_c >= limits.heat_c:
-        return Word(Advice.SHED, "heat", told)
-    # The thermostat keeps it there; to ask for more would hold down for ever what was stepped down for something else.
-    return Word(Advice.ROOM if soon_c < limits.settles_c else Advice.STAY, "heat", told)
+        return GuardVerdict(Advice.SHED, "heat", reason)
+    # Asking for more than STAY would block a device from rising again after another guard has stepped it down.
+    return GuardVerdict(Advice.ROOM if soon_c < limits.target_c else Advice.STAY, "heat", reason)
 
 
-def memory(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Word:
-    """What is left of the memory.
+def memory_guard(snapshot: Snapshot, better_bytes: int, limits: Limits) -> GuardVerdict:
+    """Judges available memory and memory pressure.
 
     Args:
-        snapshot: as read.
-        better_bytes: that loading the rung above takes; 0 on the best one, and where it is loaded still.
-        limits: see there.
+        snapshot: the sensor readings.
+        better_bytes: memory that loading the rung above needs; 0 for the best rung, or if it is still loaded.
+        limits: the memory limits.
     """
     stalled = measured(snapshot.memory_stalled_share)
     if stalled is not None and stalled > limits.stalled_share:
         advice = Advice.SHED if stalled > _THRASHING_SHARE else Advice.CHEAPEST
-        return Word(advice, "memory", f"tasks wait for it {stalled:.0%} of the time")
-    left_bytes = measured(snapshot.memory_available_bytes)
-    if left_bytes is None:
-        return Word(Advice.ROOM, "memory", NOBODY)
-    told = f"{left_bytes / 1e6:.0f} MB are left, {limits.memory_reserve_bytes / 1e6:.0f} MB are kept back"
-    low_bytes, lowest_bytes = limits.memory_lows_bytes
-    if left_bytes < lowest_bytes:
-        return Word(Advice.SHED, "memory", told)
-    if left_bytes < low_bytes:
-        return Word(Advice.CHEAPEST, "memory", told)
+        return GuardVerdict(advice, "memory", f"tasks wait for it {stalled:.0%} of the time")
+    available_bytes = measured(snapshot.memory_available_bytes)
+    if available_bytes is None:
+        return GuardVerdict(Advice.ROOM, "memory", UNMEASURED)
+    reason = f"{available_bytes / 1e6:.0f} MB available, {limits.memory_reserve_bytes / 1e6:.0f} MB reserved"
+    low_bytes, lowest_bytes = limits.memory_thresholds_bytes
+    if available_bytes < lowest_bytes:
+        return GuardVerdict(Advice.SHED, "memory", reason)
+    if available_bytes < low_bytes:
+        return GuardVerdict(Advice.CHEAPEST, "memory", reason)
     needed_bytes = 1.25 * limits.memory_reserve_bytes + better_bytes
-    return Word(Advice.ROOM if left_bytes > needed_bytes else Advice.STAY, "memory", told)
+    return GuardVerdict(Advice.ROOM if available_bytes > needed_bytes else Advice.STAY, "memory", reason)
 
 
-def battery(snapshot: Snapshot, place: int, rungs: int, limits: Limits) -> Word:
-    """How far down the charge asks a device to stand: the emptier, the further; nowhere while power comes in.
+def battery_guard(snapshot: Snapshot, place: int, rungs: int, limits: Limits) -> GuardVerdict:
+    """Judges the charge: the emptier the battery, the lower the rung; external power lifts the limit.
 
     Args:
-        snapshot: as read.
-        place: where it stands now.
-        rungs: of its ladder.
-        limits: see there.
+        snapshot: the sensor readings.
+        place: the present rung.
+        rungs: length of the ladder.
+        limits: the battery limits.
     """
     charge = measured(snapshot.battery_share)
     if measured(snapshot.powered) == 1:
-        return Word(Advice.ROOM, "battery", "power comes in")
+        return GuardVerdict(Advice.ROOM, "battery", "external power is connected")
     if charge is None:
-        return Word(Advice.ROOM, "battery", NOBODY)
+        return GuardVerdict(Advice.ROOM, "battery", UNMEASURED)
     used = (limits.battery_full - charge) / (limits.battery_full - limits.battery_empty)
     lowest = min(rungs - 1, max(0, int(used * rungs)))
     advice = Advice.DOWN if place < lowest else Advice.STAY if place == lowest else Advice.ROOM
-    return Word(advice, "battery", f"{charge:.0%} of its charge is left")
+    return GuardVerdict(advice, "battery", f"{charge:.0%} charge left")

@@ -1,4 +1,4 @@
-"""A bundle's variants on one device, as rungs: the best first, each further one cheaper."""
+"""The variants of a bundle on one device as rungs: the best first, each further one cheaper."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from msgspec import Struct
 
 
 class Rung(Struct, frozen=True):
-    """One variant, with what it costs on this device.
+    """One variant with its cost on this device.
 
     Attributes:
-        variant: its id in the bundle.
-        row_ms: one row takes, processing included.
-        energy_mj: one row takes, measured or modelled, beyond the idle device; None where nobody knows.
-        memory_bytes: that loading it takes, at most; 0 where nobody knows.
-        merit: how good its answers are, the larger the better: the share of rows that its certificate lets it keep,
-            or its accuracy. Only the order counts.
+        variant: id in the bundle.
+        row_ms: time of one row, processing included.
+        energy_mj: energy of one row beyond the idle device, measured or modelled; None if unknown.
+        memory_bytes: peak while the variant loads; 0 if unknown.
+        merit: answer quality, larger is better: the share of rows that the certificate keeps, or the accuracy. Only
+            the order matters.
     """
 
     variant: str
@@ -26,26 +26,26 @@ class Rung(Struct, frozen=True):
     merit: float = 0.0
 
 
-def ladder(rungs: Iterable[Rung]) -> tuple[Rung, ...]:
-    """The rungs worth standing on: the best first, and each further one quicker and thriftier than all before it.
+def build_ladder(rungs: Iterable[Rung]) -> tuple[Rung, ...]:
+    """Returns the useful rungs, best first; each further rung is faster and uses less energy than all before it.
 
-    Others are no way out of anything: to step down to what is slower, or takes more energy, makes a late device later
-    and a hot one hotter. Memory decides nothing here, for whatever stands above a rung can be unloaded.
+    A step down to a slower or more power-hungry variant would make a late device later and a hot one hotter. Memory
+    does not count, because everything above the rung in use can be unloaded.
 
     Raises:
         ValueError: there is no rung.
     """
     kept: list[Rung] = []
     for rung in sorted(rungs, key=lambda rung: (-rung.merit, rung.row_ms)):
-        if not any(_undercuts(better, rung) for better in kept):
+        if not any(_is_as_cheap(better, rung) for better in kept):
             kept.append(rung)
     if not kept:
-        raise ValueError("a ladder needs a rung")
+        raise ValueError("a ladder needs at least one rung")
     return tuple(kept)
 
 
-def _undercuts(better: Rung, rung: Rung) -> bool:
-    """Whether the better one is as quick, or as thrifty; energy only where both are known."""
+def _is_as_cheap(better: Rung, rung: Rung) -> bool:
+    """Whether the better rung is as fast, or needs as little energy where both energies are known."""
     if better.row_ms <= rung.row_ms:
         return True
     return better.energy_mj is not None and rung.energy_mj is not None and better.energy_mj <= rung.energy_mj

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from firstline_core.errors import DeadlineExceededError
+from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import within
 
@@ -33,3 +36,14 @@ def in_time(tree: Tree, read: Callable[[], R], limit_s: float = _LIMIT_S) -> R:
             f"{what} was not read within {limit_s:g} s: its driver hangs. The kernel's log may say why (sudo dmesg); "
             "mostly it takes a restart of the device."
         ) from error
+
+
+def read_twice(sensors: Sensors, interval_s: float) -> Snapshot:
+    """Reads the sensors twice and returns the second reading, which includes rates of counters.
+
+    Raises:
+        DeadlineExceededError: a driver hangs.
+    """
+    in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
+    time.sleep(interval_s)
+    return in_time(sensors.tree, lambda: sensors.read(time.monotonic()))

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from firstline_core.adaptation.choice import Prices, in_time
-from firstline_core.adaptation.controller import Controller, Patience
-from firstline_core.adaptation.guards import Advice, Limits, heat, memory, trend_per_s
-from firstline_core.adaptation.ladder import Rung, ladder
+from firstline_core.adaptation.choice import EnergyPrices, choose_rung
+from firstline_core.adaptation.controller import Controller, StepTiming
+from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard, slope_per_s
+from firstline_core.adaptation.ladder import Rung, build_ladder
 from firstline_core.hardware.readings import Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 
@@ -44,15 +44,15 @@ def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
     ],
 )
 def test_heat_is_taken_seriously_before_the_limit(celsius: float, rise: float, advice: Advice) -> None:
-    assert heat(hot(celsius), rise, LIMITS).advice is advice
+    assert heat_guard(hot(celsius), rise, LIMITS).advice is advice
 
 
 @pytest.mark.parametrize("cause", ["throttled", "under_voltage"])
 def test_hardware_that_holds_itself_back_gets_the_cheapest_and_still_answers(cause: str) -> None:
     held_back = Snapshot(temperature_c={"soc": Measured(50, "")}, throttling={cause: Measured(1, "")})
-    word = heat(held_back, 0.0, LIMITS)
-    assert word.advice is Advice.CHEAPEST
-    assert cause in word.reason
+    verdict = heat_guard(held_back, 0.0, LIMITS)
+    assert verdict.advice is Advice.CHEAPEST
+    assert cause in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -65,50 +65,50 @@ def test_hardware_that_holds_itself_back_gets_the_cheapest_and_still_answers(cau
     ],
 )
 def test_memory_is_kept_back(left_mb: int, better_mb: int, advice: Advice) -> None:
-    assert memory(free(left_mb * MB), better_mb * MB, LIMITS).advice is advice
+    assert memory_guard(free(left_mb * MB), better_mb * MB, LIMITS).advice is advice
 
 
 @pytest.mark.parametrize(("share", "advice"), [(0.05, Advice.ROOM), (0.3, Advice.CHEAPEST), (0.7, Advice.SHED)])
 def test_waiting_for_memory_counts_however_much_is_left(share: float, advice: Advice) -> None:
     stalled = Snapshot(memory_available_bytes=Measured(1e9, ""), memory_stalled_share=Measured(share, ""))
-    assert memory(stalled, 0, LIMITS).advice is advice
+    assert memory_guard(stalled, 0, LIMITS).advice is advice
 
 
 def test_a_modelled_reading_moves_nothing() -> None:
     guessed = Snapshot(temperature_c={"soc": Modelled(99, "a guess")})
-    assert heat(guessed, 5.0, LIMITS).advice is Advice.ROOM
+    assert heat_guard(guessed, 5.0, LIMITS).advice is Advice.ROOM
 
 
 def test_nothing_read_leaves_the_best() -> None:
-    assert Controller(RUNGS, LIMITS).look(NOTHING_READ).rung == 0
+    assert Controller(RUNGS, LIMITS).update(NOTHING_READ).rung == 0
 
 
 def test_two_points_are_no_trend() -> None:
-    assert trend_per_s([(0, 1), (1, 9)]) == 0
-    assert trend_per_s([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
-    assert trend_per_s([(3, 76), (3.9, 76), (4.9, 77)]) == 0  # whole degrees, of a moment
+    assert slope_per_s([(0, 1), (1, 9)]) == 0
+    assert slope_per_s([(0, 1), (1, 3), (2, 5)]) == pytest.approx(2)
+    assert slope_per_s([(3, 76), (3.9, 76), (4.9, 77)]) == 0  # whole degrees, of a moment
 
 
 def test_a_trend_is_answered_before_the_limit() -> None:
     controller = Controller(RUNGS, LIMITS)
-    stances = [controller.look(hot(60 + 0.5 * at, at)) for at in range(30)]
-    first = next(at for at, stance in enumerate(stances) if stance.rung)
+    positions = [controller.update(hot(60 + 0.5 * at, at)) for at in range(30)]
+    first = next(at for at, position in enumerate(positions) if position.rung)
     assert 60 + 0.5 * first < LIMITS.heat_c - LIMITS.heat_margin_c
-    word = stances[first].word
-    assert word is not None
-    assert word.guard == "heat"
-    assert not any(stance.shed for stance in stances)
+    verdict = positions[first].verdict
+    assert verdict is not None
+    assert verdict.guard == "heat"
+    assert not any(position.shedding for position in positions)
 
 
 def test_a_step_up_that_was_a_mistake_is_tried_again_ever_more_seldom() -> None:
     """The best variant takes memory that the device has not; each try is waited for twice as long as the last."""
-    patience = Patience(settle_s=10, dwell_s=20, regret_s=120)
-    controller = Controller(RUNGS[:2], LIMITS, patience)
+    timing = StepTiming(settle_s=10, dwell_s=20, regret_s=120)
+    controller = Controller(RUNGS[:2], LIMITS, timing)
     left_mb, raised, at_s, rung = 200.0, [], 0.0, 0
     while at_s < 4000:
         left_mb += ((0 if rung == 0 else 400) - left_mb) / 20
         at_s += 1
-        after = controller.look(free(left_mb * MB, at_s)).rung
+        after = controller.update(free(left_mb * MB, at_s)).rung
         if after < rung:
             raised.append(at_s)
         rung = after
@@ -120,16 +120,16 @@ def test_a_step_up_that_was_a_mistake_is_tried_again_ever_more_seldom() -> None:
 
 @pytest.mark.parametrize("period_s", [1.0, 5.02])  # a sampler reads each five seconds, and takes a moment for it
 @pytest.mark.parametrize("cools_s", [20.0, 60.0, 300.0])
-def test_heat_settles_below_its_limit_by_sharing(cools_s: float, period_s: float) -> None:
+def test_heat_settles_below_its_limit_by_splitter(cools_s: float, period_s: float) -> None:
     """The best variant leads to 90 C, the next one to 66: in the end between a third and two thirds get the next."""
     controller, celsius, at_s, last = Controller(RUNGS, LIMITS), 60.0, 0.0, []
     while at_s < 40 * cools_s:
-        stance = controller.stance
-        depth = stance.rung + stance.share
+        position = controller.position
+        depth = position.rung + position.next_share
         celsius += (90 - 24 * min(depth, 1.0) - 10 * max(0.0, depth - 1) - celsius) * period_s / cools_s
         at_s += period_s
-        controller.look(hot(float(int(celsius)), at_s))
-        assert celsius < LIMITS.heat_c and not controller.stance.shed
+        controller.update(hot(float(int(celsius)), at_s))
+        assert celsius < LIMITS.heat_c and not controller.position.shedding
         if at_s > 30 * cools_s:
             last.append((celsius, depth))
     shared = [depth for _, depth in last]
@@ -140,9 +140,9 @@ def test_heat_settles_below_its_limit_by_sharing(cools_s: float, period_s: float
 
 def test_within_a_third_of_the_margin_only_the_cheapest_runs() -> None:
     controller = Controller(RUNGS, LIMITS)
-    assert controller.look(hot(78.5)).rung == 0, "it is over the margin since this moment"
-    assert controller.look(hot(78.7, 1.0)).rung == len(RUNGS) - 1
-    cooler = [controller.look(hot(70, 1.0 + at)) for at in range(1, 4)]
+    assert controller.update(hot(78.5)).rung == 0, "it is over the margin since this moment"
+    assert controller.update(hot(78.7, 1.0)).rung == len(RUNGS) - 1
+    cooler = [controller.update(hot(70, 1.0 + at)) for at in range(1, 4)]
     assert cooler[-1][:2] == (0, False), "nobody waits for long who has cooled"
 
 
@@ -150,55 +150,55 @@ def test_the_trend_is_followed_however_far_readings_lie_apart() -> None:
     for period_s in (1.0, 5.02, 30.0):
         controller = Controller(RUNGS, LIMITS)
         for at in range(3):
-            stance = controller.look(hot(70 + 0.4 * period_s * at, period_s * at))
-        assert stance.rung or stance.share, period_s
+            position = controller.update(hot(70 + 0.4 * period_s * at, period_s * at))
+        assert position.rung or position.next_share, period_s
 
 
 def test_a_sensor_that_falls_silent_is_no_room_for_a_better_variant() -> None:
     controller = Controller(RUNGS, LIMITS)
-    assert controller.look(hot(79.5)).rung == 2
-    silent = [controller.look(Snapshot(at_s=5.0 * at)) for at in range(1, 60)]
-    assert {(stance.rung, stance.shed) for stance in silent} == {(2, False)}
-    assert controller.look(hot(60, 300)).rung == 0
+    assert controller.update(hot(79.5)).rung == 2
+    silent = [controller.update(Snapshot(at_s=5.0 * at)) for at in range(1, 60)]
+    assert {(position.rung, position.shedding) for position in silent} == {(2, False)}
+    assert controller.update(hot(60, 300)).rung == 0
 
     short = Controller(RUNGS, LIMITS)
-    assert short.look(free(60 * MB)).rung == 2
-    assert {short.look(Snapshot(at_s=5.0 * at)).rung for at in range(1, 60)} == {2}
+    assert short.update(free(60 * MB)).rung == 2
+    assert {short.update(Snapshot(at_s=5.0 * at)).rung for at in range(1, 60)} == {2}
 
 
 def test_a_silent_sensor_lets_a_device_out_of_shedding() -> None:
     controller = Controller(RUNGS, LIMITS)
-    hottest = [controller.look(hot(81, 5.0 * at)) for at in range(5)]
-    assert hottest[-1].shed
-    silent = [controller.look(Snapshot(at_s=25 + 5.0 * at)) for at in range(12)]
+    hottest = [controller.update(hot(81, 5.0 * at)) for at in range(5)]
+    assert hottest[-1].shedding
+    silent = [controller.update(Snapshot(at_s=25 + 5.0 * at)) for at in range(12)]
     assert silent[-1][:2] == (2, False), "the cheapest answers, and no better one"
 
 
 def test_a_step_up_is_told_of_the_guard_that_held_the_device_down() -> None:
     controller, charge = Controller(RUNGS, LIMITS), 0.2
-    assert controller.look(drained(charge)).rung
-    charged = [controller.look(drained(0.9, 5.0 * at)) for at in range(1, 30)]
+    assert controller.update(drained(charge)).rung
+    charged = [controller.update(drained(0.9, 5.0 * at)) for at in range(1, 30)]
     assert charged[-1].rung == 0
-    assert {stance.word.guard for stance in charged if stance.word is not None} == {"battery"}
+    assert {position.verdict.guard for position in charged if position.verdict is not None} == {"battery"}
 
 
 def test_a_warm_device_comes_back_from_what_another_guard_stepped_down_for() -> None:
-    """At 75 C it is below where heat settles: nothing keeps it from its best variant but the patience."""
+    """At 75 C it is below where heat settles: nothing keeps it from its best variant but the timing."""
     controller = Controller(RUNGS, LIMITS)
 
     def at(left_mb: float, at_s: float) -> Snapshot:
         left = Measured(left_mb * MB, "")
         return Snapshot(at_s=at_s, temperature_c={"soc": Measured(75, "")}, memory_available_bytes=left)
 
-    assert controller.look(at(60, 0)).rung == 2
-    assert [controller.look(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
+    assert controller.update(at(60, 0)).rung == 2
+    assert [controller.update(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
 
 
 def test_the_return_from_heat_is_told_of_heat() -> None:
     controller = Controller(RUNGS, LIMITS)
-    assert controller.look(hot(79.5)).rung == 2
-    word = controller.look(hot(60, 5)).word
-    assert word is not None and word.guard == "heat"
+    assert controller.update(hot(79.5)).rung == 2
+    verdict = controller.update(hot(60, 5)).verdict
+    assert verdict is not None and verdict.guard == "heat"
 
 
 def test_what_memory_asks_to_be_unloaded_does_not_hang_on_where_heat_has_the_device_stand() -> None:
@@ -207,9 +207,9 @@ def test_what_memory_asks_to_be_unloaded_does_not_hang_on_where_heat_has_the_dev
         return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
 
     controller = Controller(RUNGS, LIMITS)
-    assert not controller.look(pressed(79.5, 500, 0)).unload
-    assert controller.look(pressed(79.5, 50, 5)).unload
-    assert [controller.look(pressed(81, 2, 10.0 + 5 * at)).unload for at in range(5)] == [True] * 5
+    assert not controller.update(pressed(79.5, 500, 0)).unload
+    assert controller.update(pressed(79.5, 50, 5)).unload
+    assert [controller.update(pressed(81, 2, 10.0 + 5 * at)).unload for at in range(5)] == [True] * 5
 
 
 def test_heat_shares_only_where_nothing_else_asks_for_less() -> None:
@@ -219,28 +219,28 @@ def test_heat_shares_only_where_nothing_else_asks_for_less() -> None:
         left = Measured(left_mb * MB, "/proc/meminfo")
         return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
 
-    short = controller.look(at(77, 60, 0))
-    assert short.rung == len(RUNGS) - 1 and short.share == 0
-    assert short.word is not None and short.word.guard == "memory"
-    shared = Controller(RUNGS, LIMITS).look(at(77, 500, 0))
-    assert shared.rung == 0 and 0 < shared.share < 1
-    assert shared.word is not None and shared.word.guard == "heat"
+    short = controller.update(at(77, 60, 0))
+    assert short.rung == len(RUNGS) - 1 and short.next_share == 0
+    assert short.verdict is not None and short.verdict.guard == "memory"
+    shared = Controller(RUNGS, LIMITS).update(at(77, 500, 0))
+    assert shared.rung == 0 and 0 < shared.next_share < 1
+    assert shared.verdict is not None and shared.verdict.guard == "heat"
 
 
 def test_out_of_shedding_it_needs_no_room_only_that_nobody_asks_for_less() -> None:
     controller = Controller(RUNGS[-1:], LIMITS)
-    assert controller.look(hot(81, 0)).shed
-    assert all(controller.look(hot(74, at)).shed for at in range(1, 20))  # between the bound and room
-    assert not controller.look(hot(74, 21)).shed
+    assert controller.update(hot(81, 0)).shedding
+    assert all(controller.update(hot(74, at)).shedding for at in range(1, 20))  # between the bound and room
+    assert not controller.update(hot(74, 21)).shedding
 
 
 def test_a_ladder_has_no_rung_that_is_no_way_out() -> None:
     slower = Rung("slower", 50, energy_mj=10, merit=0.7)
     thirstier = Rung("thirstier", 10, energy_mj=90, merit=0.7)
     best = Rung("best", 40, energy_mj=80, merit=0.9)
-    assert ladder([slower, best, thirstier, *RUNGS[1:]]) == (best, *RUNGS[1:])
-    with pytest.raises(ValueError, match="needs a rung"):
-        ladder([])
+    assert build_ladder([slower, best, thirstier, *RUNGS[1:]]) == (best, *RUNGS[1:])
+    with pytest.raises(ValueError, match="needs at least one rung"):
+        build_ladder([])
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_a_ladder_has_no_rung_that_is_no_way_out() -> None:
     ],
 )
 def test_the_best_variant_that_is_in_time(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
-    assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
+    assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
 
 
 # Answers take 15, 8 and 6 mJ, where asking is no trouble.
-THRIFTY = Prices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
+THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
 
 
 @pytest.mark.parametrize(
@@ -281,14 +281,17 @@ THRIFTY = Prices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
 )
 def test_the_variant_whose_answers_take_the_least_energy(left_ms: float, link_ms: float, rung: int) -> None:
     for busy in (0.0, 0.9):
-        assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms, prices=THRIFTY) == rung
+        assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms, prices=THRIFTY) == rung
 
 
 def test_energy_is_the_runs_and_that_of_asking() -> None:
-    dear = Prices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
-    assert in_time([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
-    assert dear.of(1, 0.0, 100.0) == 26.0 and dear.of(1, 50.0, 100.0) == 46.0
-    assert dear.of(1, 100.0, 100.0) == dear.of(1, 0.0, 0.0) == math.inf and dear.of(0, 100.0, 100.0) == 18.0
+    dear = EnergyPrices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
+    assert choose_rung([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
+    assert dear.expected_mj(1, 0.0, 100.0) == 26.0 and dear.expected_mj(1, 50.0, 100.0) == 46.0
+    assert (
+        dear.expected_mj(1, 100.0, 100.0) == dear.expected_mj(1, 0.0, 0.0) == math.inf
+        and dear.expected_mj(0, 100.0, 100.0) == 18.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,4 +306,4 @@ def test_energy_is_the_runs_and_that_of_asking() -> None:
 def test_who_could_wait_gives_way_where_the_link_is_too_slow(
     busy: float, left_ms: float, link_ms: float, rung: int
 ) -> None:
-    assert in_time([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
+    assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung

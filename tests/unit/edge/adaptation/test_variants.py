@@ -37,12 +37,12 @@ class Device:
 
     def __init__(self, agent: EdgeAgent) -> None:
         self.agent = agent
-        self.at_s = agent.parts.hardware.sampler.latest.at_s
+        self.at_s = agent.parts.sampler.latest.at_s
 
     @property
     def variants(self) -> Variants:
         held = self.agent.parts.models.find("small")
-        assert held is not None and held.variants is not None
+        assert held is not None and isinstance(held.variants, Variants)
         return held.variants
 
     @property
@@ -51,12 +51,12 @@ class Device:
 
     def feels(self, *, hottest_c: float = 40, left_bytes: float = 4 * GB, for_s: float = 0) -> None:
         """So it is now, and stays for so long."""
-        assert self.agent.parts.adaptation is not None
+        assert self.agent.parts.switcher is not None
         until_s = self.at_s + for_s
         while True:
             self.at_s += 5
             heat, left = Measured(hottest_c, "/soc"), Measured(left_bytes, "/meminfo")
-            self.agent.parts.adaptation.look(
+            self.agent.parts.switcher.update(
                 Snapshot(at_s=self.at_s, temperature_c={"soc": heat}, memory_available_bytes=left)
             )
             if self.at_s >= until_s:
@@ -102,7 +102,7 @@ async def device(tmp_path: Path) -> AsyncIterator[Device]:
     async with EdgeAgent(settings(tmp_path)) as agent:
 
         async def looked() -> bool:
-            return agent.parts.hardware.sampler.latest is not NOTHING_READ
+            return agent.parts.sampler.latest is not NOTHING_READ
 
         await until(looked)  # the one reading of the sensors themselves, of which there are none
         yield Device(agent)
@@ -113,7 +113,7 @@ async def test_the_ladder_is_by_what_is_kept_and_by_what_was_measured(device: De
     assert [rung.variant for rung in rungs] == ["large", "medium", "small"] == device.loaded
     assert [rung.merit for rung in rungs] == [0.9, 0.8, 0.6]
     assert rungs[0].row_ms > rungs[1].row_ms > rungs[2].row_ms > 0
-    sizes_bytes = [variant.artefact.size_bytes for variant in device.variants.standing.manifest.edge]
+    sizes_bytes = [variant.artefact.size_bytes for variant in device.variants.current.manifest.edge]
     for rung, size_bytes in zip(rungs, sizes_bytes, strict=True):  # its file, what is parsed of it, and what is used
         assert 3 * size_bytes <= rung.memory_bytes < 3 * size_bytes + 100e6
 
@@ -123,7 +123,7 @@ async def test_off_there_is_one_variant_and_nothing_beside(tmp_path: Path) -> No
     async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
         held = agent.parts.models.find("small")
         assert held is not None and held.variants is None and held.every == (held,)
-        assert agent.parts.adaptation is None
+        assert agent.parts.switcher is None
         response = await agent.infer(request(SURE))
         assert response.answer is not None
         assert response.answer.model_digest == held.manifest.edge[0].digest
@@ -160,11 +160,11 @@ async def test_heat_is_answered_with_a_cheaper_variant_under_its_own_certificate
 
 async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(device: Device) -> None:
     device.feels(hottest_c=77.5)  # a half above where it should settle
-    stance = device.variants.stance
-    assert stance.rung == 0 and 0.05 < stance.share < 0.5
+    position = device.variants.position
+    assert position.rung == 0 and 0.05 < position.next_share < 0.5
     with captured_lines() as lines:
         device.feels(hottest_c=77.5)
-        share = device.variants.stance.share
+        share = device.variants.position.next_share
         answers = [await device.asks((9.0 + at / 100, 0.0)) for at in range(100)]
     given = [response.answer.model_digest for response in answers if response.answer is not None]
     large, medium, _ = (variant.digest for variant in device.manifest.edge)
@@ -221,7 +221,7 @@ async def test_without_memory_the_better_variants_are_unloaded_and_come_back(dev
 
     await until(back)
     assert await device.variant((5.0, 0.0)) == "large"
-    assert device.agent.parts.audits.standings.find(device.variants.standing) is not None
+    assert device.agent.parts.audits.standings.find(device.variants.current) is not None
 
 
 async def test_without_memory_they_are_unloaded_also_where_heat_has_the_cheapest_answer(device: Device) -> None:
@@ -257,7 +257,7 @@ async def test_it_sheds_second_with_a_word_and_a_code_of_its_own(device: Device)
     device.feels(left_bytes=20e6)
     assert await device.variant((8.0, 0.0)) == "small", "first a cheaper variant"
     device.feels(left_bytes=20e6, for_s=20)
-    assert device.variants.stance.shed
+    assert device.variants.position.shedding
     cached = await device.asks((8.0, 0.0))
     assert cached.answer is not None and cached.answer.tier is Tier.CACHE, "what is known is still told"
     with pytest.raises(SheddingError, match=r"computes nothing at the moment \(memory: .*no link") as refused:
@@ -268,7 +268,7 @@ async def test_it_sheds_second_with_a_word_and_a_code_of_its_own(device: Device)
     assert "shedding" in device.story(refused.value.request_id)
     assert known.answer is not None
     device.feels(for_s=40)
-    assert not device.variants.stance.shed
+    assert not device.variants.position.shedding
     assert await device.variant((2.0, 0.0)) in {"small", "medium", "large"}
 
 

@@ -20,9 +20,8 @@ from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.hardware.memory_watch import MemoryWatch
 from firstline_edge.hardware.metrics import add_sensor_gauges
-from firstline_edge.hardware.sampler import Sampler
+from firstline_edge.hardware.sampler import MemoryThresholds, Sampler
 
 
 class Driver:
@@ -52,9 +51,24 @@ class Driver:
         return Measured(float(self.left_bytes), "/proc/meminfo")
 
 
+class Listener:
+    """Receives the readings from the moment at which a test sets what does."""
+
+    def __init__(self) -> None:
+        self.receive: Callable[[Snapshot], None] = lambda _: None
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self.receive(snapshot)
+
+
 @asynccontextmanager
-async def running(driver: Driver, clock: SimulatedClock, watch: MemoryWatch | None = None) -> AsyncIterator[Sampler]:
-    sampler = Sampler(cast(Sensors, driver), 5.0, clock, watch)
+async def running(
+    driver: Driver,
+    clock: SimulatedClock,
+    thresholds: MemoryThresholds | None = None,
+    listener: Callable[[Snapshot], None] = lambda _: None,
+) -> AsyncIterator[Sampler]:
+    sampler = Sampler(cast(Sensors, driver), 5.0, clock, thresholds=thresholds, on_reading=listener)
     task = asyncio.create_task(sampler.run())
     try:
         yield sampler
@@ -88,11 +102,11 @@ _MIB = 1 << 20
 
 
 async def test_memory_that_gets_short_has_everything_read_at_once_and_only_once() -> None:
-    driver, clock = Driver(), SimulatedClock()
-    async with running(driver, clock, MemoryWatch((64 * _MIB, 32 * _MIB))) as sampler:
+    driver, clock, listener = Driver(), SimulatedClock(), Listener()
+    async with running(driver, clock, MemoryThresholds((64 * _MIB, 32 * _MIB)), listener) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
         seen: list[Snapshot] = []
-        sampler.listener = seen.append
+        listener.receive = seen.append
         driver.left_bytes = 63 * _MIB
         driver.answers.clear()
         await clock.advance(0.9)
@@ -131,7 +145,7 @@ async def test_nobody_who_acts_by_memory_has_it_looked_at_in_between() -> None:
 async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None:
     driver, clock = Driver(), SimulatedClock()
     with captured_lines() as lines:
-        async with running(driver, clock, MemoryWatch((64 * _MIB,))) as sampler:
+        async with running(driver, clock, MemoryThresholds((64 * _MIB,))) as sampler:
             await until(lambda: driver.reads == 1 and clock.sleepers == 2)
             driver.fault = KeyError("nobody foresaw it")
             await clock.advance(1.0)
@@ -141,7 +155,7 @@ async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None
             await until(lambda: clock.sleepers == 2)
             await clock.advance(1.0)
             await until(lambda: driver.looks == 2)
-    assert [line["event"] for line in lines] == ["the sensors cannot be read; it is tried again"]
+    assert [line["event"] for line in lines] == ["cannot read the sensors; retrying"]
 
 
 async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
@@ -162,10 +176,10 @@ async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
 
 
 async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is_old() -> None:
-    driver, clock, seen = Driver(), SimulatedClock(), list[Snapshot]()
-    async with running(driver, clock) as sampler:
+    driver, clock, seen, listener = Driver(), SimulatedClock(), list[Snapshot](), Listener()
+    async with running(driver, clock, listener=listener) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
-        sampler.listener = seen.append
+        listener.receive = seen.append
         driver.answers.clear()
         for _ in range(8):
             await clock.advance(5.0)
@@ -178,11 +192,11 @@ async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is
 
 @pytest.mark.parametrize("fault", [OSError(24, "Too many open files"), MemoryError(), ValueError("nobody foresaw it")])
 async def test_a_reading_that_fails_is_made_again_and_is_absent_meanwhile(fault: Exception) -> None:
-    driver, clock, seen = Driver(), SimulatedClock(), list[Snapshot]()
+    driver, clock, seen, listener = Driver(), SimulatedClock(), list[Snapshot](), Listener()
     with captured_lines() as lines:
-        async with running(driver, clock) as sampler:
+        async with running(driver, clock, listener=listener) as sampler:
             await until(lambda: driver.reads == 1 and clock.sleepers == 2)
-            sampler.listener, driver.fault = seen.append, fault
+            listener.receive, driver.fault = seen.append, fault
             for reads in range(2, 9):
                 await clock.advance(5.0)
                 await until(lambda reads=reads: driver.reads == reads and clock.sleepers == 2)
@@ -192,8 +206,8 @@ async def test_a_reading_that_fails_is_made_again_and_is_absent_meanwhile(fault:
             driver.fault = None
             await clock.advance(5.0)
             await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
-    assert [line["event"] for line in lines if line["event"].startswith("the sensors cannot")] == [
-        "the sensors cannot be read; it is tried again"
+    assert [line["event"] for line in lines if line["event"].startswith("cannot read")] == [
+        "cannot read the sensors; retrying"
     ]
 
 
@@ -226,14 +240,13 @@ async def test_who_fails_to_act_by_a_reading_is_shown_the_next_one() -> None:
         raise RuntimeError("can't start new thread")
 
     with captured_lines() as lines:
-        async with running(driver, clock) as sampler:
-            sampler.listener = fails
+        async with running(driver, clock, listener=fails) as sampler:
             await until(lambda: driver.reads == 1 and clock.sleepers == 2)
             await clock.advance(5.0)
             await until(lambda: driver.reads == 2 and clock.sleepers == 2)
             assert sampler.latest.at_s == 105.0
     assert seen == [100.0, 105.0]
-    assert [line["event"] for line in lines] == ["a reading was not acted upon; the next one is"] * 2
+    assert [line["event"] for line in lines] == ["cannot act on a sensor reading; the next one follows"] * 2
 
 
 async def test_a_reading_that_succeeds_again_is_not_called_absent_a_moment_later() -> None:

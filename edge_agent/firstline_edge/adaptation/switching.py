@@ -1,0 +1,169 @@
+"""Updates the variant controllers with sensor readings, loads and unloads variants, and reports every switch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from firstline_core.adaptation.controller import LadderPosition
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.runtime.memory import release_freed_memory
+from firstline_core.runtime.threads import REFUSED
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_edge.adaptation.variants import Variants
+from firstline_edge.models.held import HeldModel, Models
+
+log = logger(__name__)
+
+_RETRY_S = 60.0  # after a variant failed to load
+_REPORT_S = 60.0  # requests that are split again are reported at most this often
+_NEVER_S = float("-inf")
+
+
+class CertificateWatch(Protocol):
+    """Tests the certificates of loaded variants by field audits."""
+
+    def watch_one(self, model: HeldModel) -> None: ...
+    def unwatch_one(self, model: HeldModel) -> None: ...
+
+
+class VariantSwitcher:
+    """Switches the variants of all models of one agent.
+
+    Args:
+        models: the models held; `Models.put` receives the current variant.
+        certificates: watches the variants that are loaded.
+        on_switch: receives the facts of each switch.
+        clock: of retries.
+
+    Attributes:
+        switches: number of switches, by the guard that caused them.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        certificates: CertificateWatch,
+        on_switch: Callable[[Mapping[str, object]], None],
+        clock: Clock,
+    ) -> None:
+        self._models = models
+        self._certificates = certificates
+        self._on_switch = on_switch
+        self._clock = clock
+        self._loading: dict[Variants, asyncio.Task[None]] = {}
+        self._retry_s: WeakKeyDictionary[Variants, float] = WeakKeyDictionary()
+        self._split_s: WeakKeyDictionary[Variants, float] = WeakKeyDictionary()
+        self.switches: Counter[str] = Counter()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Passes a sensor reading to every controller; runs on the event loop and takes no noticeable time."""
+        for held in self._models.all:
+            if isinstance(held.variants, Variants):
+                self._update(held, held.variants, snapshot)
+
+    async def close(self) -> None:
+        """Cancels what is being loaded."""
+        for task in self._loading.values():
+            task.cancel()
+        await asyncio.gather(*self._loading.values(), return_exceptions=True)
+
+    def _update(self, held: HeldModel, variants: Variants, snapshot: Snapshot) -> None:
+        before, reported = variants.position, variants.reported_place
+        after = variants.update(snapshot)
+        if variants.reported_place != reported:
+            self.switches[after.verdict.guard if after.verdict is not None else ""] += 1
+            self._report(held, variants, reported)
+        elif after.next_share and self._begins_to_split(variants, before):
+            self._report(held, variants, reported)
+        if after.unload:
+            self._unload(variants)
+        if variants.current is not held:
+            self._models.put(variants.current)
+        may_retry = self._clock.monotonic_s() >= self._retry_s.get(variants, _NEVER_S)
+        if variants.missing_rung is not None and variants not in self._loading and may_retry:
+            task = asyncio.get_running_loop().create_task(self._load(held, variants, variants.missing_rung))
+            self._loading[variants] = task
+            task.add_done_callback(lambda _: self._loading.pop(variants))
+
+    def _begins_to_split(self, variants: Variants, before: LadderPosition) -> bool:
+        now_s = self._clock.monotonic_s()
+        if before.next_share or now_s < self._split_s.get(variants, _NEVER_S) + _REPORT_S:
+            return False
+        self._split_s[variants] = now_s
+        return True
+
+    def _unload(self, variants: Variants) -> None:
+        released = variants.unload_above()
+        for held in released:
+            self._certificates.unwatch_one(held)
+            log.info("variant unloaded", model=held.manifest.name, variant=_variant(held))
+        if released:
+            with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
+                asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
+
+    async def _load(self, held: HeldModel, variants: Variants, rung: int) -> None:
+        """Loads a variant again while requests use those that are loaded."""
+        wanted = variants.rungs[rung].variant
+        try:
+            edge = await asyncio.to_thread(variants.load, rung)
+        except (FirstlineError, *REFUSED) as error:
+            self._retry_s[variants] = self._clock.monotonic_s() + _RETRY_S
+            log.warning("a variant does not load again", model=held.manifest.name, variant=wanted, error=str(error))
+            return
+        now = self._models.find(held.manifest.name, held.version)
+        if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
+            edge.loaded.close()
+            return
+        loaded = HeldModel(held.bundle, edge, variants=variants)
+        variants.put(rung, loaded)
+        self._certificates.watch_one(loaded)
+        self._models.put(variants.current)
+        log.info("variant loaded again", model=held.manifest.name, variant=wanted)
+
+    def _report(self, held: HeldModel, variants: Variants, before: int) -> None:
+        position, last = variants.position, len(variants.rungs) - 1
+        guard, reason = (position.verdict.guard, position.verdict.reason) if position.verdict is not None else ("", "")
+        facts = {
+            "model": held.manifest.name,
+            "version": held.version,
+            "from": variants.rungs[min(before, last)].variant,
+            "to": variants.rungs[min(variants.reported_place, last)].variant,
+            "share_of_the_next": round(position.next_share, 2),
+            "sheds": position.shedding,
+            "guard": guard,
+            "reason": reason,
+        }
+        log.info("variant switched", **facts)
+        self._on_switch(facts)
+
+
+def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitcher) -> None:
+    """Registers the position of each model and the number of switches."""
+    metrics.readings(
+        "variant_rung",
+        "How far down its variants a model stands: 0 is the best, 0.3 the next for three requests of ten; as many as "
+        "there are where it sheds.",
+        ("model", "version"),
+        lambda: {
+            (held.manifest.name, held.version): held.variants.depth for held in models.all if held.variants is not None
+        },
+    )
+    metrics.readings(
+        "variant_switches_total",
+        "Steps from one variant to another, by the guard that asked.",
+        ("guard",),
+        lambda: {(guard,): float(count) for guard, count in switcher.switches.items()},
+        counts=True,
+    )
+
+
+def _variant(held: HeldModel) -> str:
+    return held.edge.loaded.model.id if held.edge is not None else ""
