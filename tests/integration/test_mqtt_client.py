@@ -77,7 +77,7 @@ async def test_what_a_packet_cannot_carry_is_refused_in_a_sentence(mosquitto: Br
         with pytest.raises(errors.ProtocolError, match="'a' cannot be published"):
             await client.publish(Publication("a", b"", expiry_s=2**32))
         assert client._connection is not None
-        assert not client._connection._paho._client._out_messages
+        assert not client._connection._client._out_messages
         await client.publish(Publication("a", b"", expiry_s=2**32 - 1))
 
 
@@ -162,7 +162,7 @@ async def test_a_publication_without_its_acknowledgement_fails_when_the_link_goe
         publishing = asyncio.create_task(client.publish(Publication("a", b"")))
         connection = client._connection
         assert connection is not None
-        library = connection._paho._client
+        library = connection._client
         await until(lambda: len(connection._waiting) == 1 and not library.want_write())  # it is written
         mosquitto.kill()
         with pytest.raises(errors.LinkDownError, match="lost"):
@@ -387,7 +387,7 @@ async def test_the_will_speaks_for_who_vanishes_but_not_for_who_leaves(mosquitto
             pass
         async with connected(settings(mosquitto), will=will) as client:
             assert client._connection is not None
-            client._connection._paho.socket.raw.shutdown(socket.SHUT_RDWR)
+            client._connection._client.socket().shutdown(socket.SHUT_RDWR)
             await until(lambda: len(got) == 1)
     assert got[0].payload == b"offline"
 

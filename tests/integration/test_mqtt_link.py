@@ -258,7 +258,7 @@ async def test_birth_and_state_are_retained_and_share_the_session(mosquitto: Bro
     connection = link._client._connection
     assert connection is not None
     told.clear()
-    connection._paho.socket.raw.shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
+    connection._client.socket().shutdown(socket.SHUT_RDWR)  # vanishes: the will speaks, then it is back
     await until(lambda: told.get(TOPICS.state, (False, {}))[1].get("state") == "online")
 
     await link.close()

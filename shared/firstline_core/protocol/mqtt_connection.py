@@ -1,37 +1,83 @@
-"""One MQTT 5 connection, from CONNECT to its loss: what is sent is waited for, and fails where no answer can come.
+"""One MQTT 5 connection on paho, from CONNECT to its loss. The only module that imports paho.
 
-Each connection is a fresh client of the library, so nothing of a lost one is sent again behind the caller's back: a
-publication that was not acknowledged fails, and whoever sent it decides.
+The event loop drives paho's socket (`add_reader`, `add_writer`), so there is no thread and no lock. Each connection is
+a fresh paho client, so nothing of a lost connection is sent again behind the caller's back: a publication that was not
+acknowledged fails, and the sender decides what to do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from firstline_core.errors import LinkDownError, PayloadTooLargeError, ProtocolError
+import paho.mqtt.client as paho
+from paho.mqtt import MQTTException
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
 from firstline_core.protocol.mqtt_faults import connection_lost, not_connected, refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
-from firstline_core.protocol.mqtt_packet import PublishProperties, packed
-from firstline_core.protocol.mqtt_paho import Code, Paho, Told
+from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, split_publish
+from firstline_core.protocol.mqtt_tls import disagreement, tls_context
+from firstline_core.telemetry.logs import logger
 
-_KEEPALIVE_INTERVAL_S = 1.0  # how often the library looks at it
-_NO_SUBSCRIBER = 0x10
+# Packet ids have 16 bits; far fewer in flight stay below a broker's own limit ("receive maximum", 65535).
+_IN_FLIGHT = 1024
+# MQTT 5, section 2.1.4: no packet is larger than its length field can say.
+_LARGEST_PACKET_BYTES = 268_435_455
 _PACKET_OVERHEAD_BYTES = 16  # fixed header, topic length, packet id, properties length
+_KEEPALIVE_INTERVAL_S = 1.0  # between two checks of the keepalive
+_NO_SUBSCRIBER = 0x10
+_MALFORMED = (ValueError, LookupError, struct.error, MQTTException)
+
+log = logger(__name__)
+
+
+class _Client(paho.Client):
+    """paho, with a bounded decoder of PUBLISH packets.
+
+    paho copies the rest of the packet for each property: 80,000 short properties in half a megabyte block the process
+    for 20 seconds. So the length of the properties is checked first, and paho decodes their bytes alone.
+    `_handle_publish` and `_in_packet` are private to paho: hence the upper bound on its version.
+    """
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        header, packet = self._in_packet["command"], self._in_packet["packet"]
+        qos = (header >> 1) & 3
+        if qos > 1:
+            raise ValueError(f"a message of QoS {qos}, although no subscription asks for more than 1")
+        parts = split_publish(qos, packet)
+        if len(parts.properties) > PROPERTIES_LIMIT_BYTES:
+            log.warning("mqtt message dropped", why="its properties are too long", size_bytes=len(parts.properties))
+            return self.ack(parts.packet_id, qos)  # otherwise the broker would send it again
+        message = paho.MQTTMessage(parts.packet_id, parts.topic)
+        message.qos, message.retain, message.payload = qos, bool(header & 1), parts.payload
+        message.properties = _properties(PacketTypes.PUBLISH)
+        message.properties.unpack(parts.properties)  # type: ignore[no-untyped-call]
+        if self.on_message is not None:
+            self.on_message(self, None, message)
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 class Connection:
     """One connection.
 
     Args:
-        settings: where to, and how.
-        will: published by the broker when the connection is lost without a goodbye.
-        clean_start: forget what the broker kept for this client id.
+        settings: how to reach the broker.
+        will: published by the broker when the connection is lost without a DISCONNECT.
+        clean_start: discard what the broker kept for this client id.
         session_expiry_s: how long the broker keeps subscriptions and messages after a loss.
-        on_message: called on the event loop for each message; acknowledging is left to `Message.ack`.
+        on_message: called on the event loop for each message; `Message.ack` acknowledges it.
     """
 
     def __init__(
@@ -44,35 +90,35 @@ class Connection:
         on_message: Callable[[Message], None],
     ) -> None:
         self._settings = settings
+        self._will = will
         self._clean_start = clean_start
         self._session_expiry_s = session_expiry_s
+        self._on_message = on_message
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._waiting: dict[int, asyncio.Future[Sequence[Code]]] = {}
+        self._waiting: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
         self._maximum_packet_bytes: int | None = None
         self._closed = False
-        self._misc: asyncio.Task[None] | None = None
+        self._keepalive: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
         self.lost: asyncio.Future[str] = self._loop.create_future()
-        told = Told(self._greeted, self._answered, on_message, self._lose, lambda: not self.lost.done())
-        self._paho = Paho(settings, will, told)
 
     @property
     def alive(self) -> bool:
+        """Whether the broker has accepted the connection, and it was neither lost nor closed since."""
         return self._ready.done() and not self.lost.done() and not self._closed
 
     async def open(self) -> None:
-        """Connects and waits for the broker's greeting.
+        """Connects, and waits for the broker's CONNACK.
 
         Raises:
-            LinkDownError: unreachable, or the broker did not greet us in time.
-            UnauthorizedError: it refused our name or password.
+            LinkDownError: unreachable, no agreement on TLS, or no CONNACK in time.
+            UnauthorizedError: the broker refused the name or password.
             ConfigError: a certificate file that cannot be used, or settings that MQTT has no place for.
         """
-        # Name look-up, TCP and TLS block: off the event loop with them.
-        await asyncio.to_thread(
-            self._paho.connect, clean_start=self._clean_start, session_expiry_s=self._session_expiry_s
-        )
-        self._misc = asyncio.create_task(self._look_after_keepalive())
+        await asyncio.to_thread(self._connect)  # name look-up, TCP and TLS block
+        self._keepalive = asyncio.create_task(self._keep_alive())
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._ready
@@ -85,46 +131,43 @@ class Connection:
         """Returns when the broker has acknowledged (QoS 1), or the bytes are written (QoS 0).
 
         Returns:
-            False if the broker says that nobody subscribes to the topic; brokers need not say so.
+            False if the broker reports that the topic has no subscriber; brokers need not report it.
 
         Raises:
             LinkDownError: the connection was lost before the acknowledgement.
             PayloadTooLargeError: larger than the broker takes.
+            QueueFullError: too many publications wait for the broker.
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
-        if not self.alive:
-            raise not_connected(self._settings.address)
+        client = self._connected()
         try:
-            properties = packed(
-                PublishProperties(
-                    tuple(publication.properties.items()),
-                    publication.response_topic,
-                    publication.correlation_data,
-                    publication.expiry_s,
-                )
+            properties = _publication_properties(PacketTypes.PUBLISH, publication)
+            self._check_size(publication, len(properties.pack()))  # type: ignore[no-untyped-call]
+            info = client.publish(
+                publication.topic, publication.payload, publication.qos, publication.retain, properties
             )
-            self._check_size(publication, len(properties))
-            packet_id = self._paho.publish(publication, properties)
-        except (ValueError, struct.error) as error:
+        except (*_MALFORMED, TypeError) as error:
             raise ProtocolError(f"'{publication.topic}' cannot be published: {error}.") from error
-        if packet_id is None:
-            return True
-        (code,) = await self._answer(packet_id)
+        if info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+            raise QueueFullError(f"{_IN_FLIGHT} publications wait for the MQTT broker at {self._settings.address}.")
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise not_connected(self._settings.address)
+        (code,) = await self._answer(info.mid)
         if code.is_failure:
             raise refusal(code.value, str(code), f"the publication on '{publication.topic}'")
         return code.value != _NO_SUBSCRIBER
 
     async def subscribe(self, topic_filter: str) -> None:
-        """Subscribes at QoS 1; returns at the broker's consent.
+        """Subscribes at QoS 1; returns when the broker has agreed.
 
         Raises:
             LinkDownError: the connection was lost first.
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
-        if not self.alive:
-            raise not_connected(self._settings.address)
+        client = self._connected()
         try:
-            packet_id = self._paho.subscribe(topic_filter)
+            # A shared subscription must not ask for noLocal (section 3.8.3.1), so none does.
+            packet_id = client.subscribe(topic_filter, options=SubscribeOptions(qos=1))[1]
         except ValueError as error:
             raise ProtocolError(f"'{topic_filter}' is no topic filter: {error}.") from error
         code = (await self._answer(packet_id))[0]
@@ -137,45 +180,176 @@ class Connection:
         Raises:
             LinkDownError: the connection was lost first.
         """
-        if not self.alive:
-            raise not_connected(self._settings.address)
-        await self._answer(self._paho.unsubscribe(topic_filter))
+        await self._answer(self._connected().unsubscribe(topic_filter)[1])
 
     async def close(self) -> None:
-        """Says goodbye (so that no will is published) and ends the connection."""
+        """Disconnects, so that no will is published; also while a thread is still connecting."""
         if self.alive:
-            self._paho.disconnect()
+            self._client.disconnect()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await asyncio.shield(self.lost)
         self._closed = True
         self._lose("closed by us")
-        if self._misc is not None:
-            self._misc.cancel()
-        self._paho.socket.close()
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+        if (left := self._socket) is not None:
+            self._unwatch(left)
+            left.close()
 
-    def _greeted(self, code: Code, maximum_packet_bytes: int | None) -> None:
+    def _connected(self) -> _Client:
+        if not self.alive:
+            raise not_connected(self._settings.address)
+        return self._client
+
+    def _connect(self) -> None:
+        settings, where = self._settings, self._settings.address
+        try:
+            self._client = self._make_client()
+            properties = _properties(PacketTypes.CONNECT)
+            properties.SessionExpiryInterval = self._session_expiry_s
+            properties.ReceiveMaximum = settings.receive_maximum
+            properties.MaximumPacketSize = min(settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
+            self._client.connect(
+                settings.host,
+                settings.port,
+                settings.keepalive_s,
+                clean_start=self._clean_start,
+                properties=properties,
+            )
+        except ssl.SSLError as error:
+            raise LinkDownError(disagreement(where, error)) from error
+        except OSError as error:
+            raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
+        except (ValueError, MQTTException) as error:
+            raise ConfigError(f"The settings of the MQTT connection to {where} make no sense: {error}.") from error
+
+    def _make_client(self) -> _Client:
+        settings, will = self._settings, self._will
+        client = _Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=settings.client_id,
+            protocol=MQTTProtocolVersion.MQTTv5,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.connect_timeout = settings.connect_timeout_s
+        client.max_inflight_messages_set(_IN_FLIGHT)
+        client.max_queued_messages_set(_IN_FLIGHT)
+        if settings.username:
+            client.username_pw_set(settings.username, settings.password)
+        if (tls := tls_context(settings)) is not None:
+            client.tls_set_context(tls)
+        if will is not None:
+            properties = _publication_properties(PacketTypes.WILLMESSAGE, will)
+            client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+        client.on_socket_open = self._socket_opened
+        client.on_socket_close = lambda _c, _u, closing: self._unwatch(closing)
+        client.on_socket_register_write = self._wants_write
+        client.on_socket_unregister_write = lambda _c, _u, opened: self._loop.remove_writer(opened)
+        client.on_connect = self._accepted
+        client.on_disconnect = lambda _c, _u, _f, code, _p: self._lose(str(code))
+        client.on_publish = lambda _c, _u, mid, code, _p: self._answered(mid, (code,))
+        client.on_subscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
+        client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
+        client.on_message = self._received
+        return client
+
+    # paho connects in a thread, so the first two calls about its socket are handed over to the event loop.
+
+    def _socket_opened(self, client: paho.Client, _userdata: object, opened: Any) -> None:
+        # Nagle's algorithm holds a small packet back until the last one is acknowledged: 40 ms a round trip.
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A cut cable is noticed by unacknowledged data after this time, not after a quarter of an hour.
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._settings.keepalive_s * 1000)
+        self._socket = opened
+        self._loop.call_soon_threadsafe(self._watch, client, opened)
+
+    def _watch(self, client: paho.Client, opened: Any) -> None:
+        if self._closed:  # closed while the thread was still connecting
+            opened.close()
+        elif self._socket is opened:
+            self._loop.add_reader(opened, self._read, client, opened)
+
+    def _wants_write(self, client: paho.Client, _userdata: object, opened: Any) -> None:
+        if threading.get_ident() == self._loop_thread:
+            self._loop.add_writer(opened, client.loop_write)
+        else:
+            self._loop.call_soon_threadsafe(self._write_first, client, opened)
+
+    def _write_first(self, client: paho.Client, opened: Any) -> None:
+        if self._socket is opened and not self._closed:
+            self._loop.add_writer(opened, client.loop_write)
+
+    def _read(self, client: paho.Client, opened: Any) -> None:
+        try:
+            client.loop_read()
+            # TLS may have decrypted more than paho has read, and the descriptor does not show it.
+            while self._socket is opened and getattr(opened, "pending", int)() > 0:
+                client.loop_read()
+        except _MALFORMED as error:
+            self._lose(f"the broker sent what is not MQTT 5: {error!r}")
+
+    def _unwatch(self, closing: Any) -> None:
+        self._socket = None
+        if closing.fileno() >= 0:
+            self._loop.remove_reader(closing)
+            self._loop.remove_writer(closing)
+
+    def _accepted(self, _client: object, _userdata: object, _flags: object, code: ReasonCode, properties: Any) -> None:
         if self._ready.done():
             return
         if code.is_failure:
             self._ready.set_exception(refusal(code.value, str(code), "the connection"))
             return
-        self._maximum_packet_bytes = maximum_packet_bytes
+        self._maximum_packet_bytes = getattr(properties, "MaximumPacketSize", None)
         self._ready.set_result(None)
 
-    async def _answer(self, packet_id: int) -> Sequence[Code]:
-        """What the broker says to a packet of ours."""
-        if self.lost.done():  # found out as it was written
+    def _received(self, client: paho.Client, _userdata: object, received: paho.MQTTMessage) -> None:
+        acknowledged = False
+
+        def ack() -> None:
+            nonlocal acknowledged
+            if not acknowledged and not self.lost.done():
+                acknowledged = True
+                client.ack(received.mid, received.qos)
+
+        try:
+            topic = received.topic
+        except UnicodeDecodeError:
+            ack()  # it cannot have been subscribed to
+            return
+        properties = received.properties
+        self._on_message(
+            Message(
+                topic=topic,
+                payload=received.payload,
+                properties=dict(getattr(properties, "UserProperty", ())),
+                response_topic=getattr(properties, "ResponseTopic", ""),
+                correlation_data=getattr(properties, "CorrelationData", b""),
+                expiry_s=getattr(properties, "MessageExpiryInterval", None),
+                retain=received.retain,
+                qos=received.qos,
+                ack=ack,
+            )
+        )
+
+    async def _answer(self, packet_id: int | None) -> Sequence[ReasonCode]:
+        """Returns the broker's reason codes for a packet that was sent."""
+        if packet_id is None:
+            raise not_connected(self._settings.address)
+        if self.lost.done():  # found out when it was written
             raise connection_lost(self._settings.address, self.lost.result())
-        answer: asyncio.Future[Sequence[Code]] = self._loop.create_future()
-        # What is read is read on another turn of the loop, so no answer can have come before this line.
+        answer: asyncio.Future[Sequence[ReasonCode]] = self._loop.create_future()
+        # Packets are written and read in other turns of the loop, so no answer can have come before this line.
         self._waiting[packet_id] = answer
         try:
             return await answer
         finally:
             self._waiting.pop(packet_id, None)
 
-    def _answered(self, packet_id: int, codes: Sequence[Code]) -> None:
+    def _answered(self, packet_id: int, codes: Sequence[ReasonCode]) -> None:
         answer = self._waiting.pop(packet_id, None)
         if answer is not None and not answer.done():
             answer.set_result(codes)
@@ -190,16 +364,16 @@ class Connection:
                 waiting.set_exception(connection_lost(self._settings.address, why))
         self._waiting.clear()
         if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()  # seen, even if nobody awaits it any more
+            self._ready.exception()  # marks it as retrieved, even if it is awaited no more
 
-    async def _look_after_keepalive(self) -> None:
+    async def _keep_alive(self) -> None:
         while not self.lost.done():
-            if not self._paho.look_after_keepalive():
+            if self._client.loop_misc() != MQTTErrorCode.MQTT_ERR_SUCCESS:
                 self._lose("no sign of life within the keepalive time")
             await asyncio.sleep(_KEEPALIVE_INTERVAL_S)
 
     def _check_size(self, publication: Publication, properties_bytes: int) -> None:
-        # Encoded in any case: the library, which keeps what it was given, must not be the one to find what cannot be.
+        # The topic is encoded in any case: paho keeps a publication before it finds that it cannot be encoded.
         size_bytes = len(publication.payload) + len(publication.topic.encode()) + properties_bytes
         if self._maximum_packet_bytes is None:
             return
@@ -209,3 +383,20 @@ class Connection:
                 f"The publication on '{publication.topic}' has {size_bytes} bytes; the MQTT broker at "
                 f"{self._settings.address} takes at most {self._maximum_packet_bytes}."
             )
+
+
+def _properties(packet_type: int) -> Properties:
+    return Properties(packet_type)  # type: ignore[no-untyped-call]
+
+
+def _publication_properties(packet_type: int, publication: Publication) -> Properties:
+    properties = _properties(packet_type)
+    if publication.properties:
+        properties.UserProperty = list(publication.properties.items())
+    if publication.response_topic:
+        properties.ResponseTopic = publication.response_topic
+    if publication.correlation_data:
+        properties.CorrelationData = publication.correlation_data
+    if publication.expiry_s is not None:
+        properties.MessageExpiryInterval = publication.expiry_s
+    return properties

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -102,7 +103,7 @@ async def test_a_publication_is_over_when_the_broker_says_so(size_bytes: int) ->
 
 async def test_a_loss_that_is_noticed_by_writing_is_said() -> None:
     async with connected(lambda _: None) as (connection, _):
-        connection._paho.socket.raw.shutdown(socket.SHUT_WR)
+        connection._client.socket().shutdown(socket.SHUT_WR)
         with pytest.raises(LinkDownError, match="was lost"):
             await connection.publish(Publication("t", b""))
         assert not connection.alive
@@ -112,6 +113,27 @@ async def test_a_message_of_a_quality_that_nobody_asked_for_ends_the_connection(
     async with connected(lambda _: None) as (connection, broker):
         broker.writer.write(message(b"t", b"", qos=2))
         assert "QoS 2" in await connection.lost
+
+
+@pytest.mark.parametrize(
+    "properties", [b"\x02\0\0\0\1\x02\0\0\0\1", b"\x08\0\5ab", b"\x21\0\1", b"\x02\0", b"\x26\0\1a\0\2b", b"\x7f"]
+)
+async def test_properties_that_a_message_cannot_have_end_the_connection(properties: bytes) -> None:
+    async with connected(lambda _: None) as (connection, broker):
+        rest = b"\0\1t\0\7" + bytes((len(properties),)) + properties
+        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest))) + rest)
+        assert re.search("not MQTT 5|Protocol error", await connection.lost)
+
+
+async def test_message_with_too_many_properties_is_acknowledged_unread() -> None:
+    """Fails where paho no longer decodes messages in the method that `mqtt_connection.py` overrides."""
+    heard: list[Message] = []
+    async with connected(heard.append) as (_, broker):
+        properties = b"\x26\0\1a\0\1b" * 1500
+        rest = b"\0\1t\0\7" + bytes((len(properties) & 0x7F | 0x80, len(properties) >> 7)) + properties
+        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest) & 0x7F | 0x80, len(rest) >> 7)) + rest)
+        head, answer = await broker.packet()
+        assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
 
 
 async def test_what_waits_for_nothing_hears_in_the_turn_that_brings_the_message() -> None:
