@@ -266,7 +266,7 @@ class Connection:
         self._socket = opened
         self._loop.call_soon_threadsafe(self._watch, client, opened)
 
-    def _watch(self, client: paho.Client, opened: Any) -> None:
+    def _watch(self, client: paho.Client, opened: socket.socket) -> None:
         if self._closed:  # closed while the thread was still connecting
             opened.close()
         elif self._socket is opened:
@@ -278,7 +278,7 @@ class Connection:
         else:
             self._loop.call_soon_threadsafe(self._write_first, client, opened)
 
-    def _write_first(self, client: paho.Client, opened: Any) -> None:
+    def _write_first(self, client: paho.Client, opened: socket.socket) -> None:
         if self._socket is opened and not self._closed:
             self._loop.add_writer(opened, client.loop_write)
 
@@ -324,7 +324,7 @@ class Connection:
         self._on_message(
             Message(
                 topic=topic,
-                payload=received.payload,
+                payload=bytes(received.payload),
                 properties=dict(getattr(properties, "UserProperty", ())),
                 response_topic=getattr(properties, "ResponseTopic", ""),
                 correlation_data=getattr(properties, "CorrelationData", b""),
