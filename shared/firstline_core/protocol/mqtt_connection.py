@@ -246,7 +246,7 @@ class Connection:
         client.on_socket_open = self._socket_opened
         client.on_socket_close = lambda _c, _u, closing: self._unwatch(closing)
         client.on_socket_register_write = self._wants_write
-        client.on_socket_unregister_write = lambda _c, _u, opened: self._loop.remove_writer(opened)
+        client.on_socket_unregister_write = self._wrote_all
         client.on_connect = self._accepted
         client.on_disconnect = lambda _c, _u, _f, code, _p: self._lose(str(code))
         client.on_publish = lambda _c, _u, mid, code, _p: self._answered(mid, (code,))
@@ -281,6 +281,9 @@ class Connection:
     def _write_first(self, client: paho.Client, opened: socket.socket) -> None:
         if self._socket is opened and not self._closed:
             self._loop.add_writer(opened, client.loop_write)
+
+    def _wrote_all(self, _client: object, _userdata: object, opened: Any) -> None:
+        self._loop.remove_writer(opened)
 
     def _read(self, client: paho.Client, opened: Any) -> None:
         try:
