@@ -24,8 +24,6 @@ LOCKS = (
     "clients",
     "ray",
     "train",
-    "loadgen",
-    "olive",
     "perf-analyzer",
     "installer",
     "build",

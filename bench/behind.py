@@ -19,8 +19,8 @@ from typing import cast
 
 import httpx
 import uvloop
-from figures import Figure, report
 
+from bench.figures import Figure, report
 from firstline_core.protocol.http_client import HttpClient
 
 _ROUNDS = 7

@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, report
-from pools import DATA
 
+from bench.figures import Figure, report
+from bench.pools import DATA
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
 from firstline.workbench.dataset import Dataset, open_dataset

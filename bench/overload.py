@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, report
-from load import models, run
-from load.generator import Record, Stream
-from load.run import Measured, Running
+
+from bench.figures import Figure, report
+from bench.load import models, run
+from bench.load.generator import Record, Stream
+from bench.load.run import Measured, Running
 
 ROW_MS = 10.0
 ROWS_ALLOWED = 25

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import figures
-from figures import Figure
+from bench import figures
+from bench.figures import Figure
 
 _TABLE = re.compile(
     r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed)| without ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL

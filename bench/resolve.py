@@ -8,7 +8,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from figures import Figure, report
+from bench.figures import Figure, report
 
 CHECKOUT = Path(__file__).parents[1]
 MACHINES = ("aarch64", "x86_64")

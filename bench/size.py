@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import Figure, report
+from bench.figures import Figure, report
 
 CHECKOUT = Path(__file__).parents[1]
 LIMIT_MB = 200

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from figures import Figure, report
-from simulation.fleet import Fleet, Seen, come_back
-from simulation.simulated_time import LoopClock, simulate
+from bench.figures import Figure, report
+from bench.simulation.fleet import Fleet, Seen, come_back
+from bench.simulation.simulated_time import LoopClock, simulate
 
 _AIM_PEAK = 3.0
 

@@ -53,9 +53,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("shared_data") is not None:
         _require_shared_data()
     if item.get_closest_marker("ray") is not None and find_spec("ray") is None:
-        pytest.skip("Ray is not installed here: `make ray` runs this in an environment of its own")
+        pytest.skip("Ray is not installed here: `make -C tests ray` runs this in an environment of its own")
     if item.get_closest_marker("train") is not None and not all(map(find_spec, ("torch", "onnx2torch"))):
-        pytest.skip("PyTorch is not installed here: `make train` runs this in an environment of its own")
+        pytest.skip("PyTorch is not installed here: `make -C tests train` runs this in an environment of its own")
     if item.get_closest_marker("clients") is not None and not _CLIENTS_PYTHON.exists():
         missing("there is no .venv-clients: `make clients`")
 

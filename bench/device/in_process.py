@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from device import small
+from bench.device import small
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.agent import EdgeAgent

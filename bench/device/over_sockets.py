@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from device import small
-from device.in_process import Times, request_of, rows
+from bench.device import small
+from bench.device.in_process import Times, request_of, rows
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.oip import encode_request
 

@@ -12,5 +12,5 @@ real            agents, a gateway and a broker as processes, and whole rollouts
 processes       of those
 bundles         of models that are good, or bad in one way each
 
-run             everything, as `make bench-fleet` does it
+run             everything, as `make -C bench fleet` does it
 """

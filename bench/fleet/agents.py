@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from simulation.simulated_time import LoopClock
-
+from bench.fleet.population import BUNDLE, NEW, Device, Said
+from bench.fleet.shelf import Shelf
+from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, UpdateError
@@ -39,8 +40,6 @@ from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import hold
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
-from fleet.population import BUNDLE, NEW, Device, Said
-from fleet.shelf import Shelf
 
 _HOUR_S = 3600.0
 _TRIP_S, _TRIP_SPREAD, _PART_BYTES, _BYTES_PER_S = 0.1, 0.5, 512, 20_000.0

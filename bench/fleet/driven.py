@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 
+from bench.fleet.population import BUNDLE, NEW, Said
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
@@ -29,7 +30,6 @@ from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import GroupWriter
-from fleet.population import BUNDLE, NEW, Said
 
 HOUR_S = 3600.0
 SOAK_H = 8.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bench.fleet.population import BUNDLE, NEW, NOTHING, Effect, population
+from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.counting import Totals, added
 from firstline_gateway.rollouts.judgement.spending import LOOKS
 from firstline_gateway.rollouts.judgement.verdict import Decision, Device, Rules, judge
 from firstline_gateway.rollouts.measuring import between, compared
-from fleet.population import BUNDLE, NEW, NOTHING, Effect, population
-from fleet.population import Device as Drawn
 
 
 class Ended(NamedTuple):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 
+from bench.fleet.bundles import sample
 from firstline.client.async_client import AsyncClient
 from firstline.demo.processes import tier
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
 from firstline_edge.fleet.updates.history import History
 from firstline_edge.fleet.updates.slots import manifest_sha256
-from fleet.bundles import sample
 
 _TIMEOUT_S = 120.0
 _DOWN_S = 0.2

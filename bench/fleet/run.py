@@ -1,4 +1,4 @@
-"""The fleet's figures: false aborts, bad models found, a thousand simulated devices, and twenty agents."""
+"""Runs simulated rollouts: false aborts, bad models found, and a thousand simulated devices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from figures import RESULTS, Figure, tell, write
-
+from bench.figures import RESULTS, Figure, tell, write
+from bench.fleet.driven import HOUR_S, definition, driven
+from bench.fleet.judged import Ended, judged
+from bench.fleet.population import NEW, NOTHING, OLD, Effect
+from bench.fleet.world import world
 from firstline_core.telemetry import logs
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.settings.settings import Store
-from fleet.driven import HOUR_S, definition, driven
-from fleet.judged import Ended, judged
-from fleet.population import NEW, NOTHING, OLD, Effect
-from fleet.real import rolled_out
-from fleet.world import world
 
-PARTS = ("same", "worse", "devices", "real")
-TARGET = "bench-fleet"
+PARTS = ("same", "worse", "devices")
+TARGET = "fleet"
 WORSE = Effect(disagreement=0.05)
 ENOUGH = 1000
 """Rollouts from which on a share of 1 % is judged."""
@@ -61,13 +59,11 @@ class Effort(NamedTuple):
     Attributes:
         rollouts: of a model that changes nothing, and of one that is worse, judged in memory.
         devices: simulated, under the engine.
-        agents: processes.
         processes: that judge and simulate at once.
     """
 
     rollouts: int
     devices: int
-    agents: int
     processes: int
 
 
@@ -82,8 +78,6 @@ def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
         found["five_points_worse"] = _many("five points worse", worse, effort)
     if "devices" in only:
         found["devices"] = _simulated(effort)
-    if "real" in only:
-        found["real"] = asyncio.run(rolled_out(effort.agents, progress))
     return found
 
 
@@ -176,8 +170,6 @@ def figures(found: dict[str, Any]) -> list[Figure]:
         made.append(_judged(name, share, ">= 0.99", share >= 0.99, worse["rollouts"]))
     for name, ended in found.get("devices", {}).items():
         made.append(_ended("simulated", name, ended))
-    for name, ended in found.get("real", {}).items():
-        made.append(_ended("agents", name, ended))
     return made
 
 

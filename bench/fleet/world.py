@@ -11,13 +11,12 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
-
+from bench.fleet.agents import Agent
+from bench.fleet.bundles import RETRAINED, write_bundle
+from bench.fleet.population import BUNDLE, NEW, OLD, Effect, Said, population
+from bench.fleet.shelf import Shelf
+from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
 from firstline_core.fleet.twin import Desired
-from fleet.agents import Agent
-from fleet.bundles import RETRAINED, write_bundle
-from fleet.population import BUNDLE, NEW, OLD, Effect, Said, population
-from fleet.shelf import Shelf
 
 _HOUR_S = 3600.0
 _MEMORY = Path("/dev/shm")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from random import Random
 
-from fuzzing.targets import TARGETS, Input, Target
+from bench.fuzzing.targets import TARGETS, Input, Target
 
 _CHUNK = 5000
 

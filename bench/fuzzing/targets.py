@@ -10,6 +10,8 @@ from typing import Any
 
 from cryptography.utils import CryptographyDeprecationWarning
 
+from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
+from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 from firstline.client.sse import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
@@ -25,8 +27,6 @@ from firstline_core.protocol.oip import Encoded, decode_request, decode_response
 from firstline_core.protocol.topics import Topics, parse_request
 from firstline_core.runtime.external_data import has_external_data
 from firstline_gateway.identity.ca import requested_key
-from fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
-from fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 
 LIMITS = Limits(body_bytes=65_536, json_bytes=32_768, elements=65_536, byte_elements=4096)
 

@@ -1,1 +1,1 @@
-"""What devices cost and what had best be done on them: the parts of `make bench-hardware`."""
+"""What devices cost and what had best be done on them: the parts of `make -C bench hardware`."""

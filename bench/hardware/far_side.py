@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from chaos.proxy import ChaosProxy, Network
 
 if TYPE_CHECKING:
-    from hardware.cut_model import CutModel
+    from bench.hardware.cut_model import CutModel
 
 _HEAD = struct.Struct("<iI")  # which cut (-1: the input itself), and how many bytes follow
 _ANSWER = struct.Struct("<i")  # the class

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from figures import Figure
-from pools import DATA, Pair
+
+from bench.figures import Figure
+from bench.pools import DATA, Pair
 
 _Record = TypeVar("_Record")
 

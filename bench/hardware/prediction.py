@@ -22,11 +22,12 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from figures import Figure
 from msgspec import Struct
 from numpy.typing import NDArray
-from pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 
+from bench.figures import Figure
+from bench.hardware.parts import Asked
+from bench.pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
@@ -37,7 +38,6 @@ from firstline_core.profile.profile import Point
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
-from hardware.parts import Asked
 
 PAIRS = (DIGITS, CIFAR10, IMAGENET)
 THREADS = (1, 2)

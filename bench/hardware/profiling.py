@@ -16,10 +16,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from figures import Figure
 from msgspec import Struct
-from pools import DIGITS, IMAGENET, Pair, bundle_of
 
+from bench.figures import Figure
+from bench.hardware.parts import Asked
+from bench.pools import DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
@@ -27,7 +28,6 @@ from firstline_core.profile.child import queried
 from firstline_core.profile.measure import Wanted, measure_profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
-from hardware.parts import Asked
 
 PAIRS = (DIGITS, IMAGENET)
 AIM_S = 90.0

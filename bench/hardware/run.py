@@ -9,33 +9,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import page
-from figures import RESULTS, Figure, measured, tell, write
 
-from hardware import compress, energy, exits, heat, memory, plots, prediction, profiling, split
-from hardware.controller import runs as controller
-from hardware.controller.scenario import Stated
-from hardware.parts import Asked, Outcome, Part, by_model, whole
-from hardware.scheduler import runs as scheduler
+from bench import page
+from bench.figures import RESULTS, Figure, measured, tell, write
+from bench.hardware import prediction, profiling, split
+from bench.hardware.controller import runs as controller
+from bench.hardware.controller.scenario import Stated
+from bench.hardware.parts import Asked, Outcome, Part, by_model, whole
+from bench.hardware.scheduler import runs as scheduler
 
-TARGET = "bench-hardware"
-PLOTS = RESULTS / "hardware"
+TARGET = "hardware"
 PAGES = Path(__file__).parents[2] / "docs"
-CHECKPOINTS = Path(tempfile.gettempdir()) / "firstline-checkpoints"
 MISSED, NOT_RUN = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 where all was run and every aim holds; 1 where an aim does not; 2 where something asked for was not run."""
     said = _parsed(arguments)
-    asked = Asked(tuple(said.models), said.quick, said.checkpoints)
-    PLOTS.mkdir(parents=True, exist_ok=True)
+    asked = Asked(tuple(said.models), said.quick)
     told: list[Figure] = []
     missing: list[str] = []
     for name in said.only:
@@ -60,9 +56,6 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=[], help="of the parts that have several (default: all)")
     parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
     parser.add_argument("--arithmetic", action="store_true", help="run nothing: the figures of what was measured")
-    parser.add_argument(
-        "--checkpoints", type=Path, default=CHECKPOINTS, help="for trainings, which are not done twice: %(default)s"
-    )
     said = parser.parse_args(arguments)
     known = sorted({model for name in said.only for model in PARTS[name].models})
     if unknown := sorted(set(said.models) - set(known)):
@@ -119,16 +112,6 @@ PARTS: dict[str, Part] = {
         split.Record,
         measure=split.measure,
         figures=split.figures,
-        draw=lambda records: plots.draw_split(records, PLOTS),
-    ),
-    "exits": by_model("exits", exits.PAIRS, exits.Record, measure=exits.measure, figures=exits.figures),
-    "energy": by_model(
-        "energy",
-        {pair.name: pair for pair in energy.PAIRS},
-        energy.Record,
-        measure=energy.measure,
-        figures=energy.figures,
-        draw=lambda records: plots.draw_energy(records, PLOTS),
     ),
     "controller": whole("controller", _controller),
     "prediction": by_model(
@@ -145,16 +128,5 @@ PARTS: dict[str, Part] = {
         measure=profiling.measure,
         figures=profiling.figures,
     ),
-    "compress": by_model(
-        "compress",
-        {subject.name: subject for subject in compress.SUBJECTS},
-        compress.Record,
-        measure=compress.measure,
-        figures=compress.figures,
-        lacks=compress.lacks,
-        lost=compress.lost,
-    ),
     "scheduler": whole("scheduler", _scheduler),
-    "memory": Part(memory.run, memory.figures_of),
-    "heat": whole("heat", heat.measure),
 }

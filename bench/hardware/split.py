@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from figures import Figure
-from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 
+from bench.figures import Figure
+from bench.hardware.cut_model import CutAt, CutModel
+from bench.hardware.far_side import FarSide, far_side
+from bench.hardware.parts import Asked
+from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import measure_splits
 from firstline_core.bundle.store import Bundle
 from firstline_core.planning.split import Splits, Surroundings, Way, best, ways
-from hardware.cut_model import CutAt, CutModel
-from hardware.far_side import FarSide, far_side
-from hardware.parts import Asked
 
 MBIT = 1e6 / 8
 BANDWIDTHS_MBIT_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)

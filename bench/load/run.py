@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from load.generator import Record, Stream
+from bench.load.generator import Record, Stream
 
 _START_S, _STOP_S = 60, 20
 
@@ -109,9 +109,9 @@ def put_under(running: Running, streams: Sequence[Stream], core: set[int], seed:
         "streams": [stream._asdict() for stream in streams],
         "seed": seed,
     }
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     generator = subprocess.Popen(
-        [sys.executable, "-m", "load.generator"],
+        [sys.executable, "-m", "bench.load.generator"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
-from pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 
+from bench.figures import Figure
+from bench.pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
+from bench.routing.audits import Floats, Tests, check_against_update, constant, delays
+from bench.routing.margins import at_most, most
+from bench.routing.parts import Effort, Job, Table
+from bench.routing.population import Population
+from bench.routing.shifts import CHANGES, relabelled
 from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score
-from routing.audits import Floats, Tests, check_against_update, constant, delays
-from routing.margins import at_most, most
-from routing.parts import Effort, Job, Table
-from routing.population import Population
-from routing.shifts import CHANGES, relabelled
 
 EPSILONS = (0.05, 0.02)
 DELTA = 0.05

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pools import Pool
 
+from bench.pools import Pool
+from bench.routing.replay import DECLARED
 from firstline.workbench.scores import choose_score, fit_value
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
 from firstline_core.routing.policies import Kind, Policy, Seen, State, make, value_of
 from firstline_core.types import Tier
-from routing.replay import DECLARED
 
 Floats = NDArray[np.float64]
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
 from numpy.typing import NDArray
-from pools import CIFAR10, TRAINSAMPLE, Pool
 
+from bench.figures import Figure
+from bench.pools import CIFAR10, TRAINSAMPLE, Pool
+from bench.routing.margins import at_most, most
+from bench.routing.parts import Effort, Job, Table
+from bench.routing.population import Population
 from firstline.workbench.selection import select
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.scorer import scorer
 from firstline_core.routing import binomial
 from firstline_core.routing.certification import certify
-from routing.margins import at_most, most
-from routing.parts import Effort, Job, Table
-from routing.population import Population
 
 SIZES = (650, 2500)
 PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))

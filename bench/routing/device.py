@@ -15,9 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from pools import Pool
-from simulation.network import SimulatedLink
 
+from bench.pools import Pool
+from bench.routing.arrivals import Floats
+from bench.routing.promises import MemoryOutbox
+from bench.routing.replay import NAME, tensor_of
+from bench.simulation.network import SimulatedLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
@@ -36,9 +39,6 @@ from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row, merge
-from routing.arrivals import Floats
-from routing.promises import MemoryOutbox
-from routing.replay import NAME, tensor_of
 
 _OPTIONS = CascadeOptions(limit_bytes=8 << 20, default_timeout_s=2.0, reserve_s=0.02)  # the agent's defaults
 _MAX_AGE_S = 86_400.0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from pools import Pool
 
+from bench.pools import Pool
+from bench.routing.replay import DECLARED
 from firstline_core.clock import Clock
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Kind, make
 from firstline_edge.cascade.router import Router
 from firstline_edge.models.held import HeldModel
-from routing.replay import DECLARED
 
 KINDS: tuple[Kind, ...] = (
     "certified",

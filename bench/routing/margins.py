@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from figures import Figure
 
+from bench.figures import Figure
 from firstline_core.routing import binomial
 
 _SURE = 0.01  # a promise counts as broken when so many failures have less than this probability

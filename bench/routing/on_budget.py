@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
-from pools import TRAINSAMPLE, Pool
 
+from bench.figures import Figure
+from bench.pools import TRAINSAMPLE, Pool
+from bench.routing.arrivals import Floats, Traffic
+from bench.routing.parts import Effort, Job, Table
+from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.confidence import score
 from firstline_core.routing.policies import Seen, State, make, value_of
 from firstline_core.types import Tier
-from routing.arrivals import Floats, Traffic
-from routing.parts import Effort, Job, Table
-from routing.replay import DECLARED, Deployed, deploy
 
 RESOURCES = ("bytes", "joules", "money")
 SHARES = (0.1, 0.3)

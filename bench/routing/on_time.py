@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
-from pools import TRAINSAMPLE, Pool
-from simulation.network import SimulatedLink, Weather
-from simulation.simulated_time import LoopClock, simulate
 
+from bench.figures import Figure
+from bench.pools import TRAINSAMPLE, Pool
+from bench.routing.arrivals import Traffic
+from bench.routing.device import Given, device, serve
+from bench.routing.kinds import KINDS, router_of
+from bench.routing.parts import Effort, Job, Table
+from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
+from bench.simulation.network import SimulatedLink, Weather
+from bench.simulation.simulated_time import LoopClock, simulate
 from firstline_core.routing.policies import Kind
 from firstline_core.types import Tier
-from routing.arrivals import Traffic
-from routing.device import Given, device, serve
-from routing.kinds import KINDS, router_of
-from routing.parts import Effort, Job, Table
-from routing.replay import Deployed, ReplayedGateway, deploy, held_model
 
 DEADLINE_S = 0.4
 EDGE_MS, FULL_MS = 10.0, 25.0

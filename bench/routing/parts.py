@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from figures import Figure
-from pools import CACHE, DATA, Pool
+from bench.figures import Figure
+from bench.pools import CACHE, DATA, Pool
 
 Record = Any
 """One measurement of a part: a dataclass of the part's own."""

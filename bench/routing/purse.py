@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
-from pools import CIFAR10, Pool
-from simulation.network import SimulatedLink, Weather
-from simulation.simulated_time import LoopClock, simulate
 
+from bench.figures import Figure
+from bench.pools import CIFAR10, Pool
+from bench.routing.arrivals import Traffic
+from bench.routing.device import device, serve
+from bench.routing.kinds import router_of
+from bench.routing.on_budget import HELD
+from bench.routing.on_time import DEADLINE_S, EDGE_MS, FULL_MS
+from bench.routing.parts import Effort, Job, Table
+from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
+from bench.simulation.network import SimulatedLink, Weather
+from bench.simulation.simulated_time import LoopClock, simulate
 from firstline_core.routing.account import Account
 from firstline_core.routing.budget import HOUR_S, Budget, Ledger, Meter
 from firstline_core.routing.tariff import Tariff
 from firstline_edge.budgets.spending import Spending
-from routing.arrivals import Traffic
-from routing.device import device, serve
-from routing.kinds import router_of
-from routing.on_budget import HELD
-from routing.on_time import DEADLINE_S, EDGE_MS, FULL_MS
-from routing.parts import Effort, Job, Table
-from routing.replay import Deployed, ReplayedGateway, deploy, held_model
 
 HOURS = 3
 SHARE = 0.3

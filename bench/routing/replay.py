@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 from msgspec.structs import replace
-from pools import Pool
-from simulation.core import OneCore
 
+from bench.pools import Pool
+from bench.simulation.core import OneCore
 from firstline.workbench.scores import fit_value
 from firstline_core.bundle.loaded_model import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy

@@ -9,25 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from figures import RESULTS, Figure, measured, tell, write
-from pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
-
-from routing import alarm, contract, dead_link, on_budget, on_time, overhead, purse, value
-from routing.parts import Effort, Job, run
-from routing.table import show
+from bench.figures import Figure, measured, tell, write
+from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
+from bench.routing import alarm, contract, on_budget, on_time, purse, value
+from bench.routing.parts import Effort, Job, run
+from bench.routing.table import show
 
 PARTS: dict[str, Sequence[ModuleType]] = {
     "contract": (contract,),
     "alarm": (alarm,),
     "value": (value,),
-    "on_time": (on_time, dead_link),
+    "on_time": (on_time,),
     "on_budget": (on_budget, purse),
-    "overhead": (overhead,),
 }
-_ALONE = (dead_link, overhead)
-"""Measured in real time, so that nothing else may run beside it."""
-
-_TARGET = "bench-routing"
+_TARGET = "routing"
 
 
 def pools_in(data: Path, cache: Path) -> dict[str, Pool]:
@@ -53,26 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
         os.environ.setdefault(threads, "1")
 
-    from routing import plots  # after the above
-
     pools, effort = pools_in(said.data, said.cache), Effort(data=said.data, cache=said.cache)
     modules = [module for name in said.only for module in PARTS[name]]
     jobs: list[tuple[ModuleType, Job]] = [(module, job) for module in modules for job in module.jobs(pools, effort)]
-    together = [(module, job) for module, job in jobs if module not in _ALONE]
-    alone = [(module, job) for module, job in jobs if module in _ALONE]
-    found = run([job for _, job in together], said.processes) + run([job for _, job in alone], 1)
+    found = run([job for _, job in jobs], said.processes)
     figures: dict[str, list[Figure]] = {name: [] for name in said.only}
-    folder = RESULTS / "routing"
-    folder.mkdir(parents=True, exist_ok=True)
     for module in modules:
-        records = [
-            record for (of, _), given in zip(together + alone, found, strict=True) if of is module for record in given
-        ]
+        records = [record for (of, _), given in zip(jobs, found, strict=True) if of is module for record in given]
         for table in module.tables(records):
             print(show(table), end="\n\n")
         part = next(name for name, of in PARTS.items() if module in of)
         figures[part] += [figure._replace(figure=f"{part}: {figure.figure}") for figure in module.figures(records)]
-        plots.draw(module.__name__.rpartition(".")[2], records, folder)
     # What was not run stays as it was measured.
     before = measured(_TARGET)
     others = {name: [row for row in before if row.figure.startswith(f"{name}: ")] for name in PARTS}

@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from pools import Change, Pool
+
+from bench.pools import Change, Pool
 
 _GROUPS = 10  # of neighbouring classes; where there are ten, each is one
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing.parts import Table
+from bench.routing.parts import Table
 
 
 def show(table: Table) -> str:

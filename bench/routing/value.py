@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from figures import Figure
 from numpy.typing import NDArray
-from pools import TRAINSAMPLE, Pool
 
-from routing.contenders import CONTENDERS, rows_of
-from routing.parts import Effort, Job, Table
+from bench.figures import Figure
+from bench.pools import TRAINSAMPLE, Pool
+from bench.routing.contenders import CONTENDERS, rows_of
+from bench.routing.parts import Effort, Job, Table
 
 Floats = NDArray[np.float64]
 

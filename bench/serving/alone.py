@@ -1,6 +1,6 @@
 """The model without any server: `session.run` in a loop, in a process of its own on given cores.
 
-python -m serving.alone model.onnx --kind s --batch 64 --threads 1 --seconds 2
+python -m bench.serving.alone model.onnx --kind s --batch 64 --threads 1 --seconds 2
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.asking import session
-from serving.models import INPUT, KINDS, Kind, rows
-from serving.processes import Cores
+from bench.serving.asking import session
+from bench.serving.models import INPUT, KINDS, Kind, rows
+from bench.serving.processes import Cores
 
 _WARM_UP = 20
 
@@ -27,14 +27,14 @@ def measured(
     model: Path, kind: Kind, *, seconds: float, on: Cores, batch: int = 1, threads: int = 1, copies: int = 1
 ) -> dict[str, float]:
     """Rows a second of all threads together, and how long one run took; `copies` of the model are run in turn."""
-    command = [sys.executable, "-m", "serving.alone", model, "--kind", kind.name]
+    command = [sys.executable, "-m", "bench.serving.alone", model, "--kind", kind.name]
     command += ["--batch", batch, "--threads", threads, "--seconds", seconds, "--copies", copies]
     told = subprocess.run(
         ["taskset", "--cpu-list", ",".join(map(str, sorted(on))), *map(str, command)],
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
     )
     found: dict[str, float] = json.loads(told.stdout)
     return found

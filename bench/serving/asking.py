@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 
-from serving import bodies, wrk
-from serving.bodies import Body, Row
-from serving.models import INPUT, Kind, rows
-from serving.processes import Cores, Server, post
+from bench.serving import bodies, wrk
+from bench.serving.bodies import Body, Row
+from bench.serving.models import INPUT, Kind, rows
+from bench.serving.processes import Cores, Server, post
 
 _TOLERANCE = 1e-5
 _AT_ONCE = 16

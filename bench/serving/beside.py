@@ -1,4 +1,4 @@
-"""`make bench-peers`: the gateway, raw ASGI and every peer, each alone on one core, the same client on the other.
+"""`make -C bench peers`: the gateway, raw ASGI and every peer, each alone on one core, the same client on the other.
 
 Rounds are interleaved: in each, everybody is started anew, one after the other, in rotated order. Each is asked in the
 best form that it speaks, and in JSON, which all do. Answers are compared with the model's own before and after.
@@ -16,19 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import figures as book
-from figures import Figure
+from bench import figures as book
+from bench.figures import Figure
+from bench.serving import machine, ours, peer, tables, wrk
+from bench.serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
+from bench.serving.bodies import Row
+from bench.serving.effort import Effort
+from bench.serving.figuring import at_least, told
+from bench.serving.models import KINDS, Kind, M, S, write_onnx
+from bench.serving.processes import Cores, Server, StartError, cores
+from bench.serving.samples import Sample, median, of_load, ratio
 
-from serving import machine, ours, peer, tables, wrk
-from serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
-from serving.bodies import Row
-from serving.effort import Effort
-from serving.figuring import at_least, told
-from serving.models import KINDS, Kind, M, S, write_onnx
-from serving.processes import Cores, Server, StartError, cores
-from serving.samples import Sample, median, of_load, ratio
-
-TARGET = PART = "bench-peers"
+TARGET = PART = "peers"
 GATEWAY, RAW = "gateway", "raw ASGI"
 QUESTIONS = (
     Question(S, "binary", 32),
@@ -39,7 +38,7 @@ QUESTIONS = (
     Question(M, "JSON", 8),
 )
 _FIRST_WARM_UP_S = 3  # some have much to start when they are asked first
-_AIMS = {"MLServer": 6.0, "pytriton": 3.5}
+_AIMS = {"MLServer": 3.0, "pytriton": 2.5}
 _FORMS: Mapping[str, Callable[[Kind], Ask]] = {
     form: partial(lambda form, kind: v2(form, kind, [kind.name]), form) for form in ("binary", "JSON")
 }
@@ -197,9 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {"machine": described, "not measured": failed, "samples": [one._asdict() for one in samples]},
     )
     if not said.quick:
-        from serving import plots
-
-        plots.draw(said.target)
         tables.refill()
     book.tell(rows)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

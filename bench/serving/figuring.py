@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import Figure
+from bench.figures import Figure
 
 
 def at_least(name: str, value: float | None, aim: float, unit: str = "") -> Figure:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from serving import wrk
+from bench.serving import wrk
 
 _PACKAGES = ("firstline", "onnxruntime", "numpy", "uvicorn", "uvloop", "httptools", "orjson", "msgspec", "paho-mqtt")
 

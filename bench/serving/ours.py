@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from serving.asking import Ask, Question, checked, v2
-from serving.bodies import TRACEPARENT, Row
-from serving.models import Kind, S, write_bundle
-from serving.processes import Cores, Server, free_port, started
+from bench.serving.asking import Ask, Question, checked, v2
+from bench.serving.bodies import TRACEPARENT, Row
+from bench.serving.models import Kind, S, write_bundle
+from bench.serving.processes import Cores, Server, free_port, started
 
 _BENCH = Path(__file__).parents[1]
 _AGENT = _BENCH / "device" / "agent_alone.py"
@@ -61,7 +61,7 @@ def raw_asgi(
 ) -> Iterator[Server]:
     """The least that can be done on the same server (`load/raw_asgi.py`), unbatched; with `copies` of the model."""
     port = free_port()
-    command = [sys.executable, "-m", "load.raw_asgi", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "bench.load.raw_asgi", str(model), "--port", str(port)]
     command += ["--threads", str(threads), "--copies", str(copies)]
     with started(
         command,

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.asking import Ask, checked, v2
-from serving.bodies import Body, Row, numbers
-from serving.models import Kind, rows
-from serving.processes import Cores, Server, StartError, free_port, started
+from bench.serving.asking import Ask, checked, v2
+from bench.serving.bodies import Body, Row, numbers
+from bench.serving.models import Kind, rows
+from bench.serving.processes import Cores, Server, StartError, free_port, started
 
 _CHECKOUT = Path(__file__).parents[2]
 _SERVERS = Path(__file__).parent / "peers"

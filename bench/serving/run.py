@@ -1,26 +1,22 @@
-"""`make bench`: runs the parts, prints the table, draws it, and writes figures, raw numbers and the machine."""
+"""Runs the parts of `make -C bench serving`, and writes figures, raw numbers and the machine."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import figures as book
-from figures import Figure
+from bench import figures as book
+from bench.figures import Figure
+from bench.serving import machine, rest, tables, wrk
+from bench.serving.effort import QUICK, Effort
+from bench.serving.samples import Sample
 
-from serving import flat, limits, machine, rest, tables, wrk
-from serving.effort import QUICK, Effort
-from serving.samples import Sample
-
-TARGET = "bench"
-PARTS = ("rest", "flat", "device", "mqtt", "client", "limits")
+TARGET = "serving"
+PARTS = ("rest", "device")
 
 
 class Found(NamedTuple):
@@ -30,61 +26,25 @@ class Found(NamedTuple):
     samples: list[Sample]
 
 
-def _in_rounds(part: Any) -> Callable[[Effort, Path | None], Found]:
-    def run(effort: Effort, _: Path | None) -> Found:
+def _in_rounds(part: Any) -> Callable[[Effort], Found]:
+    def run(effort: Effort) -> Found:
         samples: list[Sample] = part.measure(effort)
         return Found(part.figures(samples), samples)
 
     return run
 
 
-def _limits(effort: Effort, wheel: Path | None) -> Found:
-    samples = limits.measure(effort)
-    return Found(limits.figures(samples) + limits.others(effort, wheel), samples)
-
-
-def _device(effort: Effort, _: Path | None) -> Found:
-    import agent
+def _device(effort: Effort) -> Found:
+    from bench import agent
 
     effort.tell("the agent in process")
     requests, repeats = (200, 1) if effort.quick else (2000, effort.rounds)
     return Found(asyncio.run(agent.measured(requests, repeats)), [])
 
 
-def _mqtt(effort: Effort, _: Path | None) -> Found:
-    import mqtt
-
-    binary = mqtt.mosquitto()
-    if binary is None:
-        effort.tell("mosquitto is not installed: MQTT is left out")
-        return Found([], [])
-    effort.tell("the agent's link over MQTT")
-    requests, repeats = (20, 1) if effort.quick else (200, 3 * effort.rounds)
-    with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder, mqtt.broker(Path(folder), binary) as port:
-        return Found(asyncio.run(mqtt.measured(port, requests, repeats)), [])
-
-
-def _client(effort: Effort, _: Path | None) -> Found:
-    import escalating_client
-
-    effort.tell("HTTP clients for an escalation")
-    requests, repeats = (20, 1) if effort.quick else (200, 2 * effort.rounds)
-    responder = Path(__file__).parents[1] / "device" / "responder.py"
-    with subprocess.Popen([sys.executable, str(responder), "http"], stdout=subprocess.PIPE, text=True) as answering:
-        try:
-            port = int(answering.stdout.readline()) if answering.stdout is not None else 0
-            return Found(asyncio.run(escalating_client.measured(port, requests, repeats)), [])
-        finally:
-            answering.terminate()
-
-
-_RUNS: dict[str, Callable[[Effort, Path | None], Found]] = {
+_RUNS: dict[str, Callable[[Effort], Found]] = {
     "rest": _in_rounds(rest),
-    "flat": _in_rounds(flat),
     "device": _device,
-    "mqtt": _mqtt,
-    "client": _client,
-    "limits": _limits,
 }
 
 
@@ -95,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
-    parser.add_argument("--wheel", type=Path, help="whose installed size is measured; left out without")
     parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called (default: bench)")
     said = parser.parse_args(arguments)
     if not wrk.available():
@@ -104,15 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrk.raise_descriptors()
     effort = QUICK if said.quick else Effort(said.rounds, said.seconds)
     described = machine.described()
-    found = {part: _RUNS[part](effort, said.wheel) for part in said.only}
+    found = {part: _RUNS[part](effort) for part in said.only}
     effort.tell("done")
     for part, one in found.items():
         found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
     keep(said.target, found, described, effort)
     if not said.quick:
-        from serving import plots
-
-        plots.draw(said.target)
         tables.refill()
     book.tell([figure for one in found.values() for figure in one.figures])
     print()

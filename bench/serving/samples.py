@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from serving.wrk import Load
+from bench.serving.wrk import Load
 
 
 class Sample(NamedTuple):

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import figures as book
-import page
-
-from serving.samples import Sample, median
+from bench import figures as book
+from bench import page
+from bench.serving.samples import Sample, median
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _TOLD = ("onnxruntime", "numpy", "uvicorn", "uvloop")

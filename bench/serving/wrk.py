@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from serving.processes import Cores, Server, prefer
+from bench.serving.processes import Cores, Server, prefer
 
 _TIMEOUT_S = 30
 

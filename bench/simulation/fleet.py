@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import replace
-from routing.promises import MemoryOutbox
 
+from bench.routing.promises import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier

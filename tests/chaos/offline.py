@@ -16,9 +16,9 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from simulation.network import Weather
-from simulation.simulated_time import LoopClock, simulate
 
+from bench.simulation.network import Weather
+from bench.simulation.simulated_time import LoopClock, simulate
 from chaos.kills import scans
 from chaos.simulation.book import Book
 from chaos.simulation.cloud import Cloud

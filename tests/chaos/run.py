@@ -1,4 +1,4 @@
-"""Runs what breaks things, and tells what became of it: `make chaos`, `make chaos-full`.
+"""Runs what breaks things, and tells what became of it: `make -C bench chaos`, `make -C bench chaos-full`.
 
     python -m chaos.run [--full] [--seed N] [--only PART ...]
 
@@ -20,11 +20,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import page
-from figures import Figure, measured, tell, write
 from support.disk_errors import errors_at
 from support.faulty_disk import quick_folder
 
+from bench import page
+from bench.figures import Figure, measured, tell, write
 from chaos import hardship
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline

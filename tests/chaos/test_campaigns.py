@@ -1,12 +1,12 @@
-"""Each campaign in small: a handful of kills, seconds offline, seconds of soak. `make chaos` has the numbers."""
+"""Each campaign in small; `make -C bench chaos` has the numbers."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from figures import Figure
 
+from bench.figures import Figure
 from chaos import run
 from chaos.kills import campaign
 from chaos.offline import hour_offline

@@ -21,8 +21,6 @@ LOCKED_EXTRA_AND_GROUPS: dict[str, tuple[str | None, list[str]]] = {
     "dev": ("workbench", ["dev"]),
     "edge": ("edge", []),
     "gateway": ("gateway", []),
-    "loadgen": (None, ["loadgen"]),
-    "olive": (None, ["olive"]),
     "perf-analyzer": (None, ["perf-analyzer"]),
     "ray": ("ray", ["test", "build"]),
     "train": ("train", ["test", "build"]),

@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-import audit
 import pytest
-import sbom
+
+from bench import audit, sbom
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 

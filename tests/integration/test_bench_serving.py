@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import figures
 import pytest
-from serving import beside, loadgen, rest, run, wrk
-from serving.effort import QUICK
-from serving.processes import StartError, cores, free_port, marked, started
+
+from bench import figures
+from bench.serving import beside, rest, run, wrk
+from bench.serving.effort import QUICK
+from bench.serving.processes import StartError, cores, free_port, marked, started
 
 pytestmark = pytest.mark.skipif(not wrk.available(), reason="needs wrk: `make wrk`")
 
@@ -37,7 +38,7 @@ def _listens(port: int) -> bool:
 @pytest.mark.timeout(180)
 def test_the_gateway_beside_raw_asgi(results: Path) -> None:
     assert run.main(["--quick", "--only", "rest"]) == 0
-    said = told(results, "bench")
+    said = told(results, "serving")
     assert [row["figure"] for row in said["figures"] if row["value"] is None] == []
     assert {(one["who"], one["what"]) for one in said["samples"]} >= {
         (who, question.name) for who in (rest.GATEWAY, rest.RAW) for question in rest.SMALL
@@ -49,40 +50,29 @@ def test_the_gateway_beside_raw_asgi(results: Path) -> None:
 
 def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
     first = run.Found([figures.Figure("rest: a", 1.0, "")], [])
-    run.keep("bench", {"rest": first}, {"when": "then"}, QUICK)
-    run.keep("bench", {"flat": run.Found([figures.Figure("flat: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
-    said = told(results, "bench")
-    assert [row["figure"] for row in said["figures"]] == ["rest: a", "flat: b"]
-    assert [said["machine"][part]["when"] for part in ("rest", "flat")] == ["then", "now"]
+    run.keep("serving", {"rest": first}, {"when": "then"}, QUICK)
+    run.keep("serving", {"device": run.Found([figures.Figure("device: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
+    said = told(results, "serving")
+    assert [row["figure"] for row in said["figures"]] == ["rest: a", "device: b"]
+    assert [said["machine"][part]["when"] for part in ("rest", "device")] == ["then", "now"]
 
 
 def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside.peer, "_CHECKOUT", results)  # where nobody has an environment
     assert beside.main(["--quick", "--only", "LitServe"]) == 0
-    assert "has no environment" in told(results, "bench-peers")["not measured"]["LitServe"]
+    assert "has no environment" in told(results, "peers")["not measured"]["LitServe"]
 
 
 @pytest.mark.skipif(not beside.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
 @pytest.mark.timeout(180)
 def test_a_peer_beside_the_gateway(results: Path) -> None:
     assert beside.main(["--quick", "--only", "gateway", "MLServer"]) == 0
-    said = told(results, "bench-peers")
+    said = told(results, "peers")
     assert said["not measured"] == {}
     assert said["machine"]["peers"]["MLServer"]["mlserver"]
     aimed = [row for row in said["figures"] if row["aim"] and "MLServer" in row["figure"]]
     assert [row["figure"] for row in aimed] == ["gateway, S binary, 32 in flight: rate / MLServer's best"]
     assert aimed[0]["value"] > 0
-
-
-@pytest.mark.skipif(not loadgen.PYTHON.exists(), reason="needs `make .venv-loadgen/stamp`")
-@pytest.mark.timeout(180)
-def test_loadgen_against_both_tiers(results: Path) -> None:
-    assert loadgen.main(["--quick", "--only", "s"]) == 0
-    said = told(results, "loadgen")
-    assert {(one["tier"], one["scenario"]) for one in said["results"]} == {
-        (tier, scenario) for tier in ("gateway", "agent") for scenario in ("SingleStream", "Server", "Offline")
-    }
-    assert said["below MLPerf's own"]["Server"].startswith("1 s instead of 600")
 
 
 def test_a_server_takes_with_it_all_that_it_started(tmp_path: Path) -> None:

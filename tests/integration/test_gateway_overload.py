@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import overload
 import pytest
-from load import models, run
-from load.generator import Record
-from load.run import Measured, Running
+
+from bench import overload
+from bench.load import models, run
+from bench.load.generator import Record
+from bench.load.run import Measured, Running
 
 # Long against any pause of a machine that is shared.
 TIMEOUT_S = 1.0

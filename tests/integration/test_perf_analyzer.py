@@ -1,4 +1,4 @@
-"""Triton's own load generator against both tiers; `make perf-analyzer` installs it."""
+"""Triton's own load generator against both tiers; `make -C tests perf-analyzer` installs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.small_models import put
 INSTALLED = CHECKOUT / ".venv-perf-analyzer"
 BINARY = INSTALLED / "bin" / "perf_analyzer"
 
-pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="`make perf-analyzer` installs it")
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason="`make -C tests perf-analyzer` installs it")
 
 
 async def measured(url: str, protocol: str, file: Path) -> dict[str, str]:

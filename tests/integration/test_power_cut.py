@@ -1,6 +1,6 @@
 """Power cuts under the outbox and the gateway's store: whatever was acknowledged is there afterwards, once.
 
-`make chaos` cuts more often.
+`make -C bench chaos` cuts more often.
 """
 
 from __future__ import annotations

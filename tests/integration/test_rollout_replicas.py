@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from fleet.driven import HOUR_S, definition
-from fleet.population import NEW, Device, population
 from support.databases import PostgreSql
 
+from bench.fleet.driven import HOUR_S, definition
+from bench.fleet.population import NEW, Device, population
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.trail import check_trail
 from firstline_core.fleet.twin import Desired

@@ -1,11 +1,12 @@
-"""A few of the million inputs of `make fuzz`: readers of bytes from outside refuse them in a sentence, or read them."""
+"""A few of the million inputs of `make -C bench fuzz`: readers of outside bytes parse or refuse them."""
 
 from __future__ import annotations
 
 import pytest
-from fuzzing import campaign
-from fuzzing.campaign import Outcome, feed, made
-from fuzzing.targets import TARGETS, Target
+
+from bench.fuzzing import campaign
+from bench.fuzzing.campaign import Outcome, feed, made
+from bench.fuzzing.targets import TARGETS, Target
 
 SEED = 7
 

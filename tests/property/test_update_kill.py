@@ -12,7 +12,7 @@ from support.updates import NAME, Cut, Device, HastyClock, Registry, bundle_at, 
 from firstline_core.fleet.update import ENDED, UpdateState
 
 SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "100"))
-"""`make update-kill` takes five hundred."""
+"""`make -C tests update-kill` takes five hundred."""
 
 
 @pytest.fixture(scope="module")

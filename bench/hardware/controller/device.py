@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
+from bench.hardware.thermal import CORES, HOT_C, Board, Heat
 from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
@@ -17,8 +19,6 @@ from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.edge_model import Pace
-from hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
-from hardware.thermal import CORES, HOT_C, Board, Heat
 
 _SAMPLE_S = 5.02  # the sampler waits for five seconds after each reading
 _ROW_BYTES = 2300

@@ -12,10 +12,10 @@ from statistics import median
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from pools import CACHE, CIFAR10, DATA
 
-from hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
-from hardware.exits import Rows, cifar_variants, observed
+from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
+from bench.hardware.controller.variants import Rows, cifar_variants, observed
+from bench.pools import CACHE, CIFAR10, DATA
 
 _IMAGES = 2500
 _REPEATS = 5

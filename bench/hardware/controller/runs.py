@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from figures import Figure
-from pools import CIFAR10, DATA
-
-from hardware.controller.device import Simulated, Told
-from hardware.controller.measured import Measured, measured, rows_of_variants, variants
-from hardware.controller.scenario import EPSILON, HOUR_S, Stated, Variant, rungs_of
-from hardware.thermal import Heat, fitted
+from bench.figures import Figure
+from bench.hardware.controller.device import Simulated, Told
+from bench.hardware.controller.measured import Measured, measured, rows_of_variants, variants
+from bench.hardware.controller.scenario import EPSILON, HOUR_S, Stated, Variant, rungs_of
+from bench.hardware.thermal import Heat, fitted
+from bench.pools import CIFAR10, DATA
 
 _WARMER_C = (13.0, 17.0, 19.0, 21.0, 23.0, 26.0)
 _SHORT_H = 1 / 3

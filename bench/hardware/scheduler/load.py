@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from bench.hardware.scheduler.site import KEY
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from hardware.scheduler.site import KEY
 
 PATIENCE_S = 5.0
 _SEED = 20261123

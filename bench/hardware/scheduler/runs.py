@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-from figures import Figure
 
+from bench.figures import Figure
+from bench.hardware.scheduler import shared, table
+from bench.hardware.scheduler.load import answered_per_s, batched, play
+from bench.hardware.scheduler.site import Gateway, Site, engine, site
+from bench.hardware.scheduler.turns import Turns
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from hardware.scheduler import shared, table
-from hardware.scheduler.load import answered_per_s, batched, play
-from hardware.scheduler.site import Gateway, Site, engine, site
-from hardware.scheduler.turns import Turns
 
 REPEATS, _FULL_REPEATS = 3, 2
 _WARM_S, _RUN_S, _STOPPED_S = 1.0, 6.0, (1.0, 3.5)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from figures import Figure
+from bench.figures import Figure
 
 if TYPE_CHECKING:
-    from hardware.scheduler.runs import Run
-    from hardware.scheduler.shared import Shared
+    from bench.hardware.scheduler.runs import Run
+    from bench.hardware.scheduler.shared import Shared
 
 _STOPPED = ", one stopped"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from simulation.network import Weather
-
+from bench.simulation.network import Weather
 from firstline_core.types import Privacy, Route, Wait
 
 LENGTH_S = 300.0

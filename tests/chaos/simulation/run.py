@@ -18,8 +18,8 @@ from pathlib import Path
 from uuid import UUID
 
 import numpy as np
-from simulation.simulated_time import LoopClock, SimulatedLoop, simulate
 
+from bench.simulation.simulated_time import LoopClock, SimulatedLoop, simulate
 from chaos.simulation.book import Book, Violation
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.device import Device

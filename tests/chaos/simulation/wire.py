@@ -6,8 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
-from simulation.network import Gateway, SimulatedLink, Weather
 
+from bench.simulation.network import Gateway, SimulatedLink, Weather
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse

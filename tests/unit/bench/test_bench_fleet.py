@@ -1,15 +1,16 @@
-"""The judgement on drawn fleets: a few of the rollouts that `make bench-fleet` has by the thousand."""
+"""The judgement on drawn fleets: a few of the rollouts that `make -C bench fleet` has by the thousand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from figures import measured
-from fleet.judged import judged
-from fleet.population import Effect
-from fleet.run import TARGET, WORSE, figures
-from page import filled, tables
+
+from bench.figures import measured
+from bench.fleet.judged import judged
+from bench.fleet.population import Effect
+from bench.fleet.run import TARGET, WORSE, figures
+from bench.page import filled, tables
 
 
 def test_a_model_that_changes_nothing_is_not_aborted_and_one_that_is_worse_is_in_the_first_stage() -> None:
@@ -34,15 +35,15 @@ def test_scores_that_lie_elsewhere_are_found_in_the_first_stage_though_all_answe
 )
 def test_a_bad_model_is_stopped_in_stage_1_or_that_is_said(change: dict[str, object], holds: bool) -> None:
     ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "verified": {"old": 20}}
-    (one,) = figures({"real": {"slow": ended | change}})
+    (one,) = figures({"devices": {"slow": ended | change}})
     assert one.holds is holds
 
 
 def test_the_page_has_what_was_measured_last() -> None:
     page = Path(__file__).parents[3] / "docs" / "fleet.md"
     text = page.read_text()
-    assert {part for target, part in tables(text) if target == TARGET} == {"judged", "simulated", "agents"}
-    assert filled(text, measured) == text, "run `make bench-fleet`, or take bench/results/bench-fleet.json back"
+    assert {part for target, part in tables(text) if target == TARGET} == {"judged", "simulated"}
+    assert filled(text, measured) == text, "run `make -C bench fleet`, or take bench/results/fleet.json back"
 
 
 def test_a_figure_that_misses_its_aim_says_so() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from simulation.fleet import Fleet, Seen, come_back
-from simulation.simulated_time import LoopClock, simulate
-from stampede import busiest_s
+
+from bench.simulation.fleet import Fleet, Seen, come_back
+from bench.simulation.simulated_time import LoopClock, simulate
+from bench.stampede import busiest_s
 
 FLEET = Fleet(devices=100, capacity_s=40.0, steady_s=30.0, away_s=60.0)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import figures
-import page
 import pytest
-from figures import Figure
-from hardware import memory, run
-from hardware.parts import Asked, NotRunError, Outcome, Part, by_model, whole
 from msgspec import Struct
-from pools import DIGITS
-from support.control_groups import UnlimitedError
+
+from bench import figures, page
+from bench.figures import Figure
+from bench.hardware import run
+from bench.hardware.parts import Asked, NotRunError, Outcome, Part, by_model, whole
+from bench.pools import DIGITS
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -23,7 +22,7 @@ def told() -> str:
 
 
 def test_every_part_was_measured_and_nothing_else() -> None:
-    """One that fails is run by `make bench-hardware BENCH_ARGS='--only PART'`."""
+    """One that fails is run by `make -C bench hardware BENCH_ARGS='--only PART'`."""
     parts = {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]}
     assert parts == set(run.PARTS)
     assert set(json.loads(told())) - {"figures"} == set(run.PARTS)
@@ -52,7 +51,6 @@ def test_documents_have_tables_of_parts_that_are_there() -> None:
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "PLOTS", tmp_path / "plots")
     monkeypatch.setattr(run, "PAGES", tmp_path / "docs")
     return tmp_path / f"{run.TARGET}.json"
 
@@ -181,13 +179,3 @@ def test_a_record_that_has_more_is_not_overwritten(
     assert run.main([]) == run.NOT_RUN
     assert rows(results) == {"part: a": 1, "part: b": 2}
     assert "a stays as it was measured before: no student." in capsys.readouterr().out
-
-
-def test_memory_without_control_groups_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(limit_bytes: int) -> None:
-        raise UnlimitedError("no control group can be made in /sys/fs/cgroup: Read-only file system")
-
-    monkeypatch.setattr(memory, "limited", refused)
-    outcome = memory.run({"runs": []}, Asked())
-    assert outcome.told == outcome.written == () and outcome.beside is None
-    assert outcome.missing[0].startswith("memory was not run: no control group")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hardware.prediction import Round, Trial, figures
+from bench.hardware.prediction import Round, Trial, figures
 
 
 def _round(measured_ms: float, predicted_ms: float, waited: float, load: float = 0.4) -> Round:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hardware.split import BANDWIDTHS_MBIT_S, Cell, _break_even, _up_to
+
+from bench.hardware.split import BANDWIDTHS_MBIT_S, Cell, _break_even, _up_to
 
 
 def cell(bandwidth: float = 1.0, *, planned: str = "device", **took_ms: float) -> Cell:

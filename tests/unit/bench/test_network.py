@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from simulation.network import SimulatedLink, Weather
-from simulation.simulated_time import LoopClock, simulate
 
+from bench.simulation.network import SimulatedLink, Weather
+from bench.simulation.simulated_time import LoopClock, simulate
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tensor
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import figures
 import pytest
 from support.gateway import GatedExecutor
 from support.readme import links, places
 
+from bench import figures
 from firstline.workbench.spelling import USAGE
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import BY_CODE
@@ -133,7 +133,7 @@ def test_a_page_leads_to_what_is_there_and_names_no_path_of_one_machine(page: Pa
 
 def test_the_readmes_figures_are_the_measured_ones() -> None:
     measured = {
-        f"{figure.figure} | {_told(figure)} | {figure.aim or ''}".strip(): f"make {file.stem}"
+        f"{figure.figure} | {_told(figure)} | {figure.aim or ''}".strip(): f"make -C bench {file.stem}"
         for file in (CHECKOUT / "bench" / "results").glob("*.json")
         for figure in figures.measured(file.stem)
     }

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import page
 import pytest
-from figures import Figure, measured
-from serving import tables
-from serving.run import PARTS
+
+from bench import page
+from bench.figures import Figure, measured
+from bench.serving import tables
+from bench.serving.run import PARTS
 
 TEXT = tables.PAGE.read_text()
 
 
 def test_its_figures_are_the_measured_ones() -> None:
-    assert tables.filled(TEXT) == TEXT, "run `make bench`, or take bench/results/*.json back"
+    assert tables.filled(TEXT) == TEXT, "run `make -C bench serving`, or restore bench/results/*.json"
 
 
 def test_every_part_and_every_command_has_its_table() -> None:
-    assert {("bench", part) for part in PARTS} <= set(page.tables(TEXT))
-    assert {target for target, _ in page.tables(TEXT)} >= {"bench", "bench-peers", "loadgen"}
+    assert {("serving", part) for part in PARTS} <= set(page.tables(TEXT))
+    assert {target for target, _ in page.tables(TEXT)} >= {"serving", "peers"}
 
 
 def test_what_is_missed_is_listed_and_explained() -> None:
     _, _, short = TEXT.partition("## What falls short\n")
-    missed = [
-        figure.figure for target in ("bench", "bench-peers") for figure in measured(target) if figure.holds is False
-    ]
+    missed = [figure.figure for target in ("serving", "peers") for figure in measured(target) if figure.holds is False]
     assert [figure for figure in missed if f"| {figure} |" not in short] == []
     assert short.rpartition("<!-- end -->")[2].strip(), "say why, and what would be needed"
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import page
 from chaos.run import PAGE, PARTS
-from figures import Figure, measured
+
+from bench import page
+from bench.figures import Figure, measured
 
 TEXT = PAGE.read_text()
 
 
 def test_its_figures_are_the_measured_ones() -> None:
-    assert page.filled(TEXT, measured) == TEXT, "run `make chaos`, or take bench/results/*.json back"
+    assert page.filled(TEXT, measured) == TEXT, "run `make chaos`, or restore bench/results/*.json"
 
 
 def test_every_part_has_its_table() -> None:

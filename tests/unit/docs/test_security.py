@@ -96,9 +96,8 @@ def test_where_a_limit_is_enforced_there_is_a_file() -> None:
 
 
 def test_settings_and_targets_exist() -> None:
-    makefile = (CHECKOUT / "Makefile").read_text()
-    for target in re.findall(r"`make (\w+)`", PAGE):
-        assert f"\n{target}: " in makefile
+    for folder, target in re.findall(r"`make (?:-C (\w+) )?([\w-]+)`", PAGE):
+        assert f"\n{target}: " in (CHECKOUT / folder / "Makefile").read_text()
     for section, key in re.findall(r"`(api|auth|mqtt)\.((?!py`)\w+)`", PAGE):
         sections = [getattr(kind(), section, None) for kind in (EdgeSettings, Settings)]
         assert any(hasattr(one, key) for one in sections if one is not None), f"{section}.{key}"

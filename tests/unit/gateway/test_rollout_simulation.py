@@ -6,15 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
-from fleet.driven import HOUR_S, definition, driven
-from fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
 from support.databases import sqlite_store
 
+from bench.fleet.driven import HOUR_S, definition, driven
+from bench.fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
 from firstline_core.fleet.trail import check_trail
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.trail import records as trail
 
-DEVICES = 240  # `make bench-fleet` has a thousand
+DEVICES = 240  # `make -C bench fleet` has a thousand
 FIRST = Stage(0.4, soak_s=8 * HOUR_S)
 
 

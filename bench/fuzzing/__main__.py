@@ -1,0 +1,60 @@
+"""Do readers of bytes from outside ever crash, and do both tiers ever answer 500? See docs/reliability.md.
+
+    python -m bench.fuzzing [--inputs N] [--requests N] [--seed S]
+    python -m bench.fuzzing --again "binary decoder" 1234 [--seed S]
+
+The first damages valid inputs for the decoders, sends requests made from the OpenAPI descriptions of both tiers to real
+processes, and writes bench/results/fuzz.json. The second makes one input again and gives it to its reader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.figures import Figure, report
+from bench.fuzzing import campaign, described
+from bench.fuzzing.targets import TARGETS
+
+
+def main() -> int:
+    """0 where nothing crashed, 1 where something did."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="for the decoders (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=60, help="to each route, about (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"), help="make one input again")
+    said = parser.parse_args()
+    if said.again is not None:
+        (target,) = (one for one in TARGETS if one.name == said.again[0])
+        given = campaign.made(target, said.seed, int(said.again[1]))
+        print(repr(given))
+        print(target.read(given))
+        return 0
+    figures = []
+    for name, outcome in campaign.run(said.inputs, said.seed).items():
+        for number, what in outcome.crashes[:20]:
+            print(f'python -m bench.fuzzing --seed {said.seed} --again "{name}" {number}: {what}', file=sys.stderr)
+        slowest_ms, number = outcome.slowest_ms
+        figures += [
+            Figure(f"{name}: inputs, seed {said.seed}", outcome.inputs, "inputs"),
+            Figure(f"{name}: refused in a sentence", outcome.refused, "inputs"),
+            Figure(f"{name}: crashes", len(outcome.crashes), "inputs", "0", not outcome.crashes),
+            Figure(f"{name}: slowest, number {number}", round(slowest_ms, 1), "ms"),
+        ]
+    with tempfile.TemporaryDirectory() as folder:
+        for tier, found in described.run(Path(folder), said.requests, said.seed).items():
+            for fault in found.faults[:20]:
+                print(f"{tier}: {fault}", file=sys.stderr)
+            figures += [
+                Figure(f"{tier}: routes described", found.routes, "routes"),
+                Figure(f"{tier}: requests made from its description, seed {said.seed}", found.requests, "requests"),
+                Figure(f"{tier}: answered 500", len(found.faults), "requests", "0", not found.faults),
+            ]
+    return report("fuzz", figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""CIFAR-10's three edge variants, and what each says of real images."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.pools import CIFAR10, Pair
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.observe import observe
+from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spec import ModelSpec
+from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.routing.certification import certify
+from firstline_core.routing.confidence import score
+from firstline_core.runtime.select import RuntimeOptions
+
+_CIFAR_STEPS = "decode:RGB,resize:32x32,scale:0:255,scale:0.485/0.456/0.406:0.229/0.224/0.225,layout:NCHW"
+_RECIPES = Path(__file__).parents[3] / "models"
+_SEED = 20261121
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """What one variant said of each row."""
+
+    ms: float
+    scores: NDArray[np.float64]
+    losses: NDArray[np.bool_]
+
+    def take(self, rows: NDArray[np.intp]) -> Rows:
+        return Rows(self.ms, self.scores[rows], self.losses[rows])
+
+    def threshold(self, epsilon: float, delta: float) -> float:
+        """The loosest certified one; above every score where none is."""
+        if not len(self.scores):
+            return np.inf
+        found = certify(self.scores, self.losses, epsilon, delta)
+        return found.threshold if found.threshold is not None else np.inf
+
+
+def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bool = False) -> dict[str, Rows]:
+    """What each variant says, by its margin, and whether the full model says otherwise; the quickest variant first.
+
+    Args:
+        bundle: of the pair's models.
+        pair: its labelled images.
+        data: third-party models and images.
+        limit: of images.
+        and_full: the full model is told as one of the variants.
+    """
+    manifest = bundle.manifest
+    if manifest.full is None:
+        raise ValueError(f"{manifest.name} has no full model")
+    with ExitStack() as stack:
+        models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
+        for model in models:
+            stack.callback(model.close)
+        seen = list(observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)))
+    full = np.concatenate([one.answers[-1] for one in seen]).argmax(axis=1)
+    found = {}
+    for at, model in enumerate((*manifest.edge, manifest.full) if and_full else manifest.edge):
+        answers = np.concatenate([one.answers[at] for one in seen])
+        ms = 1000 * float(np.median([one.seconds[at] for one in seen]))
+        margins = score("margin", answers, 1.0).astype(np.float64)
+        found[model.id] = Rows(ms, margins, answers.argmax(axis=1) != full)
+    return dict(sorted(found.items(), key=lambda item: item[1].ms))
+
+
+def cifar_variants(data: Path, cache: Path) -> Bundle:
+    """The pair with two more edge variants from the same folder."""
+    spec = read_recipe(_RECIPES / CIFAR10.recipe / "recipe.toml", data / CIFAR10.recipe)
+    models = data / CIFAR10.recipe / "models"
+    large = ModelSpec(
+        models / "mlperf_resnet_large_int8.tflite",
+        id="resnet-large-int8",
+        preprocess=parse_preprocess("decode:RGB,resize:32x32,scale:0:1"),
+    )
+    deeper = ModelSpec(
+        models / "resnet20_cifar10.onnx",
+        id="resnet20",
+        preprocess=parse_preprocess(_CIFAR_STEPS),
+        postprocess=parse_postprocess("softmax"),
+    )
+    folder = cache / "cifar10-exits"
+    if folder.is_dir():
+        return open_bundle(folder)
+    return create_bundle(replace(spec, edge=(*spec.edge, large, deeper)), folder)

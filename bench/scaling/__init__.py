@@ -1,1 +1,0 @@
-"""What one thing costs, and what a fleet needs by that: docs/scale.md."""
