@@ -70,8 +70,8 @@ def parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
+    from firstline_core.protocol.http_server import raise_descriptor_limit
     from firstline_gateway import server
-    from firstline_gateway.api.connection.door import raise_descriptor_limit
     from firstline_gateway.opening import open_gateway
 
     found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError
+from firstline_core.protocol.http_server import OverloadGuard
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
-from firstline_gateway.api.connection.heads import Heads
-from firstline_gateway.api.connection.unread import REFUSED, Unread
+from firstline_gateway.api.overload import OVERLOADED
 from firstline_gateway.broker.wiring import broker_keeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
@@ -117,12 +117,7 @@ class Gateway:
         )
         memory = self.residency.memory
         self.metrics.models(lambda: len(memory.resident), lambda: memory.used_bytes)
-        self.heads = Heads()
-        self.unread = Unread(
-            lambda: batcher.wait_s,
-            lambda: self.metrics.error(REFUSED),
-            settings.auth.proxy_certificate_header.lower(),
-        )
+        self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.error(OVERLOADED))
         executor_metrics.register(self.metrics, executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)

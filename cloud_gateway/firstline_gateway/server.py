@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 import socket
-import ssl
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
+from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
-from firstline_gateway.api.connection.door import Door, Newcomers, newcomers_limit
-from firstline_gateway.api.connection.fast_path import FastPath
-from firstline_gateway.api.connection.inference_protocol import InferenceProtocol
+from firstline_gateway.api.peers import Peers
 from firstline_gateway.gateway import Gateway
 
 if TYPE_CHECKING:
@@ -31,8 +25,6 @@ _BACKLOG = 2048
 _CLOSE_S = 2
 # Requests leave no cycles behind, and are many: a look for some after 700 objects would be one each ten requests.
 _COLLECTED = (10_000, 20, 20)
-# Turns of the event loop, each of which accepts and reads what has come by then, and runs what was to run.
-_LAST_TURNS = 10
 
 log = logger(__name__)
 
@@ -69,54 +61,6 @@ def url_of(bound: socket.socket, *, tls: bool = False) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """uvicorn with its signals left to us, and a moment from which it answers."""
-
-    def __init__(self, config: uvicorn.Config, newcomers: Newcomers, tls: ssl.SSLContext | None) -> None:
-        super().__init__(config)
-        self._newcomers = newcomers
-        self._tls = tls
-        self._doors: list[Door] = []
-        self.up = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._tls is None or sockets is None:
-            await super().startup(sockets)
-        else:
-            await self.lifespan.startup()  # there is none; it makes the state that connections are given
-            self._doors = [Door(each, self._protocol, self._tls, self._newcomers, backlog=_BACKLOG) for each in sockets]
-            self.servers = list(self._doors)  # type: ignore[arg-type]  # it closes them, and no more
-            self.started = True
-        self.up.set()
-
-    def _protocol(self) -> asyncio.Protocol:
-        kind: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets nobody new in, and reads what came by then before connections are closed.
-
-        What nobody has accepted or read turns the end into a reset, and a request into no answer at all.
-        """
-        await _turns()
-        for listening in self.servers:
-            listening.close()
-        await _turns()
-        await super().shutdown(sockets)
-        self._newcomers.end()
-        for door in self._doors:
-            await door.wait_closed()
-
-
-async def _turns() -> None:
-    for _ in range(_LAST_TURNS):
-        await asyncio.sleep(0)
-
-
 async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
     """Serves until SIGTERM or SIGINT, then finishes what is in flight, for at most `api.drain_s`.
 
@@ -143,7 +87,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = http_server(gateway, gateway.settings.api.keep_alive_s)
+    limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
+    server = http_server(gateway, limits)
     ended = True
     try:
         grpc = open_grpc(gateway)
@@ -154,9 +99,8 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     await gateway.start()
     if grpc is not None:
         await grpc.start()
-    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    await server.start([bound])
     try:
-        await server.up.wait()
         gc.collect()
         gc.freeze()  # what is here now stays for good: no later collection needs to look at it
         gc.set_threshold(*_COLLECTED)
@@ -171,10 +115,9 @@ async def serve(gateway: Gateway, bound: socket.socket, announce: Callable[[], N
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        server.should_exit = True
         if grpc is not None:
             await grpc.stop(_CLOSE_S)
-        await serving
+        await server.stop(_CLOSE_S)
         ended = await gateway.close()
         if ended:
             log.info("stopped")
@@ -203,23 +146,17 @@ def open_grpc(gateway: Gateway) -> GrpcServer | None:
     return found
 
 
-def http_server(gateway: Gateway, keep_alive_s: float) -> Server:
-    """Uvicorn as the gateway runs it."""
-    newcomers = Newcomers(newcomers_limit())
-    config = uvicorn.Config(
+def http_server(gateway: Gateway, limits: ServerLimits) -> HttpServer:
+    """Returns the gateway's HTTP server, not started yet.
+
+    Args:
+        gateway: answers.
+        limits: of connections.
+    """
+    return HttpServer(
         create_asgi(gateway),
-        # Whose constructor it calls for each connection.
-        http=partial(InferenceProtocol, gateway=gateway, fast_path=FastPath(gateway), newcomers=newcomers),  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=int(keep_alive_s),
-        timeout_graceful_shutdown=_CLOSE_S,
+        limits=limits,
+        clock=gateway.clock,
+        tls=gateway.identity.tls.context if gateway.identity.tls is not None else None,
+        peers=Peers(gateway.identity.gatekeeper.sessions),
     )
-    return Server(config, newcomers, gateway.identity.tls.context if gateway.identity.tls is not None else None)

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from firstline_core.at_once import in_task
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, RequestError, UnknownModelError
 from firstline_core.protocol import short
@@ -106,11 +105,9 @@ class EdgeAgent:
         cascade = self.parts.cascade
         try:
             if not self._turns.take_now(deadline_s, started_s):
-                await in_task()
                 await self._turns.take(deadline_s)
             response = cascade.at_once(request, trail)
             if response is None:
-                await in_task()
                 request = replace(request, deadline_s=deadline_s)
                 response = await cascade.infer(request, trail)
         except FirstlineError as error:

@@ -30,7 +30,7 @@ from support.site import Site, refusal, site
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
-from firstline_gateway.api.connection import door
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.opening import check_files, open_gateway
 from firstline_gateway.settings.load import load
@@ -84,11 +84,8 @@ async def test_applications_believe_the_authority_that_they_are_told_of(
             assert (await client.metadata("digits")).name == "digits"
 
 
-async def test_who_never_ends_the_handshake_costs_nobody_else_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "NEWCOMERS_LIMIT", 16)  # fewer than come
-    async with site(tmp_path) as at:
+async def test_who_never_ends_the_handshake_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async with site(tmp_path, limits=ServerLimits(pending=16)) as at:  # fewer than come
         address = ("127.0.0.1", httpx.URL(at.url).port or 0)
         silent = [socket.create_connection(address) for _ in range(20)]
         silent[0].sendall(b"GET / HTTP/1.1\r\n\r\n")  # plain HTTP
@@ -117,13 +114,9 @@ def test_a_hello_that_is_there_with_its_connection_is_read_by_the_handshake(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_handshake_that_does_not_end_is_ended(
-    run: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.2)
-
+def test_a_handshake_that_does_not_end_is_ended(run: Callable[..., None], tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with site(tmp_path) as at:
+        async with site(tmp_path, limits=ServerLimits(handshake_s=0.2)) as at:
             address = ("127.0.0.1", httpx.URL(at.url).port or 0)
             silent, begun = [await asyncio.open_connection(*address) for _ in range(2)]
             begun[1].write(b"\x16\x03\x01")  # the first bytes of a hello

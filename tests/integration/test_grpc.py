@@ -192,8 +192,8 @@ async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> 
         calling(port, key=keys[1]) as shop,
     ):
         # All of its refusals that are read, and so many seconds of them: the test has no hurry.
-        gateway.unread._wait_s = lambda: 1e9
-        with patch("firstline_gateway.api.connection.unread._LONGEST_S", 60.0):
+        gateway.overload._queue_wait_s = lambda: 1e9
+        with patch.object(gateway.overload, "_LONGEST_HOLD_S", 60.0):
             first = asyncio.ensure_future(flood("ModelInfer", digits_message()))
             while not executor.held:  # noqa: ASYNC110 (it has no event for it)
                 await asyncio.sleep(0.001)

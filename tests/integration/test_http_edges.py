@@ -14,9 +14,7 @@ import pytest
 from support.line import Line, Tier, line
 from support.raw_http import connection, exchange, head, read
 
-from firstline_core.protocol import http_server
-from firstline_core.protocol.http_bounds import PIPELINE_LIMIT
-from firstline_gateway.api.connection import door
+from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors, raise_descriptor_limit
 
 V2 = "/v2/models/digits/infer"
 LIVE = "/v2/health/live"
@@ -92,7 +90,6 @@ def test_no_tunnels(tier: Tier) -> None:
         pytest.param((CHUNKED, LENGTH), IN_CHUNKS, id="chunks and length"),
         pytest.param((CHUNKED, LENGTH, *UPGRADE), IN_CHUNKS, id="both, and another protocol"),
         pytest.param(("Transfer-Encoding: chunked, identity",), IN_CHUNKS, id="chunked is not the last"),
-        pytest.param(("Transfer-Encoding: xchunked",), IN_CHUNKS, id="xchunked"),
         pytest.param(("Transfer-Encoding : chunked",), IN_CHUNKS, id="a space before the colon"),
         pytest.param(("Transfer-Encoding:\r\n chunked",), IN_CHUNKS, id="a line that goes on"),
         pytest.param((f"X: a\r\n {LENGTH}",), BODY, id="a length in a line that goes on"),
@@ -113,6 +110,22 @@ def test_no_tunnels(tier: Tier) -> None:
 def test_nothing_is_read_after_a_message_whose_end_is_in_doubt(tier: Tier, lines: tuple[str, ...], body: bytes) -> None:
     """One answer, and the end: what follows could be a request that somebody else took for a body."""
     assert statuses(tier, head(tier, "POST", V2, *lines) + body + NEXT) == [400]
+
+
+@pytest.mark.parametrize("coding", ["xchunked", "gzip", "gzip, chunked"])
+def test_other_transfer_codings_are_not_implemented(tier: Tier, coding: str) -> None:
+    assert statuses(tier, head(tier, "POST", V2, f"Transfer-Encoding: {coding}") + IN_CHUNKS + NEXT) == [501]
+
+
+@pytest.mark.parametrize("line", ["Host: a", "Authorization: Bearer a", "Inference-Header-Content-Length: 1"])
+def test_headers_that_may_be_sent_once_are_refused_twice(tier: Tier, line: str) -> None:
+    name = line.partition(":")[0]
+    twice = [] if name == "Host" else [f"{name}: x"]
+    assert statuses(tier, head(tier, "POST", V2, LENGTH, line, *twice) + BODY + NEXT) == [400]
+
+
+def test_a_request_without_a_host_is_refused(tier: Tier) -> None:
+    assert statuses(tier, head(tier, "GET", LIVE).replace(b"Host", b"Guest") + NEXT) == [400]
 
 
 def test_a_head_of_bare_line_feeds_is_none(tier: Tier) -> None:
@@ -176,7 +189,7 @@ def test_who_closes_its_end_has_left(tier: Tier, sent: bytes) -> None:
 def test_who_sends_too_many_ahead_has_the_answers_to_those_that_were_not(tier: Tier) -> None:
     infer, live = head(tier, "POST", V2, LENGTH) + BODY, head(tier, "GET", LIVE)
     for asked in (infer, live):
-        assert statuses(tier, asked * 40) == [200] * (PIPELINE_LIMIT + 1) + [400]
+        assert statuses(tier, asked * 40) == [200] * (ServerLimits().pipelined + 1) + [400]
 
 
 def test_what_is_no_request_is_refused_after_the_answers_before_it(tier: Tier) -> None:
@@ -187,8 +200,8 @@ def test_what_is_no_request_is_refused_after_the_answers_before_it(tier: Tier) -
 
 
 def test_thousands_who_ask_nothing_hold_few_connections_and_nobody_else_up(tier: Tier) -> None:
-    door.raise_descriptor_limit()
-    limit = {"agent": http_server.connections_limit(), "gateway": door.NEWCOMERS_LIMIT}[tier.name]
+    raise_descriptor_limit()
+    limit = {"agent": connections_within_descriptors(), "gateway": ServerLimits().pending}[tier.name]
     count = min(2 * limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1000)
     with contextlib.ExitStack() as stack:
         for _ in range(count):

@@ -19,11 +19,11 @@ from firstline_core.errors import QueueFullError
 from firstline_core.fleet.profiles import PROFILES_PATH
 from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.fleet.rest import BRAKE_PATH
-from firstline_core.protocol import http_body, http_bounds
+from firstline_core.protocol import http_body
 from firstline_core.protocol.enrolment import ENROL_PATH
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api import bodies
-from firstline_gateway.api.connection import door
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
@@ -32,9 +32,7 @@ TIMEOUT_S = 0.2
 V2 = "/v2/models/digits/infer"
 
 
-@pytest.fixture(autouse=True)
-def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", TIMEOUT_S)
+SHORT = ServerLimits(head_s=TIMEOUT_S)
 
 
 def gated() -> tuple[Gateway, GatedExecutor]:
@@ -47,10 +45,10 @@ def gated() -> tuple[Gateway, GatedExecutor]:
 @asynccontextmanager
 async def tier(name: str, folder: Path) -> AsyncIterator[str]:
     if name == "gateway":
-        async with serving(gated()[0]) as url:
+        async with serving(gated()[0], limits=SHORT) as url:
             yield url
     else:
-        async with serving_agent(edge_settings(folder)) as (_, url):
+        async with serving_agent(edge_settings(folder), limits=SHORT) as (_, url):
             yield url
 
 
@@ -100,7 +98,7 @@ async def test_a_request_that_trickles_in_is_cut_off(name: str, before: bytes, d
 
 async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
     gateway, executor = gated()
-    async with serving(gateway) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(gateway, limits=SHORT) as url, httpx.AsyncClient(base_url=url) as client:
         asked = asyncio.create_task(client.post(V2, content=BODY))
         async with asyncio.timeout(10):
             while not executor.held:  # noqa: ASYNC110 (the server has no event for it)
@@ -112,7 +110,6 @@ async def test_the_time_for_the_head_is_not_the_time_for_the_answer() -> None:
 
 async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
     gateway, executor = gated()
     async with serving(gateway) as url, connected(url) as (reader, writer), httpx.AsyncClient(base_url=url) as client:
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999\r\n\r\n".encode() + b"a" * 100)
@@ -129,7 +126,6 @@ async def test_a_body_that_trickles_in_is_given_up_and_others_are_answered(monke
 
 async def test_a_body_that_trickles_into_a_device_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
     async with serving_agent(edge_settings(tmp_path)) as (_, url), connected(url) as (reader, writer):
         writer.write(f"POST {V2} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999\r\n\r\na".encode())
         async with asyncio.timeout(5):
@@ -156,10 +152,9 @@ def test_one_client_may_not_take_all_room_for_bodies() -> None:
         take(held, "greedy", 50)  # all was given back
 
 
-async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bounds, "WRITE_TIMEOUT_S", TIMEOUT_S)
+async def test_a_client_that_does_not_read_its_answer_loses_its_connection() -> None:
     gateway, _ = gated()
-    async with serving(gateway) as url:
+    async with serving(gateway, limits=ServerLimits(head_s=TIMEOUT_S, write_s=TIMEOUT_S)) as url:
         with socket.socket() as found:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             found.setblocking(False)
@@ -180,7 +175,6 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection(monke
 async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or whoever reaches the port could hold as many connections as he likes, for as long as he likes."""
     monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 10.0)
     async with serving(gated()[0]) as url, connected(url) as (reader, writer):
         writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
         async with asyncio.timeout(5):
@@ -235,23 +229,22 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 async def test_a_refusal_from_the_head_that_ends_the_connection_ends_it_at_once(
     head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 20.0)
     gateway, _ = gated()
-    monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
+    monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
     async with serving(gateway) as url, connected(url) as (reader, writer):
         writer.write(head.encode() + b"\r\nab")
         async with asyncio.timeout(5):
             answer = await reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 503")
-        assert b"Connection: close" in answer
+        assert b"connection: close" in answer
         writer.write(b"c")  # the rest of what it was to send
         assert b"queue_full" in await all_of(reader)
 
 
 async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, _ = gated()
-    monkeypatch.setattr(gateway.unread, "refuses", lambda *_: True)
-    async with serving(gateway) as url, connected(url) as (reader, writer):
+    monkeypatch.setattr(gateway.overload, "refuses", lambda *_: True)
+    async with serving(gateway, limits=SHORT) as url, connected(url) as (reader, writer):
         for _ in range(2):
             writer.write(REFUSED.encode() + b"\r\nabc")
             async with asyncio.timeout(5):
@@ -262,10 +255,8 @@ async def test_a_refused_connection_that_stays_open_is_idle_and_not_slow(monkeyp
         assert await all_of(reader) == b""
 
 
-async def test_newcomers_beyond_the_limit_push_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_bounds, "HEAD_TIMEOUT_S", 20.0)
-    monkeypatch.setattr(door, "NEWCOMERS_LIMIT", 3)
-    async with serving(gated()[0]) as url, AsyncExitStack() as stack:
+async def test_pending_connections_beyond_the_limit_push_the_oldest_out() -> None:
+    async with serving(gated()[0], limits=ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connected(url))
         known[1].write(HEAD + b"\r\n")
         async with asyncio.timeout(5):

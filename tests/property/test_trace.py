@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from opentelemetry import trace as opentelemetry
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from firstline_core.protocol.repeated_head import TRACED_BYTES, repeatable, untraced
 from firstline_core.telemetry.trace import received, restored
 
 HEX = "0123456789abcdef"
@@ -66,29 +65,3 @@ def test_nothing_is_an_error_and_what_goes_on_is_short_plain_and_reads_as_it_was
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-3]", said["traceparent"])
     assert re.fullmatch("[ -~]{0,512}", said.get("tracestate", ""))
     assert restored(said["traceparent"], said.get("tracestate", "")) == replace(found, parent_id="")
-
-
-LINES = st.sampled_from(["Host: x", "tracestate: a=1", "Accept: */*", "X-Traceparent: no", "Content-Length: 5"])
-
-
-@given(st.lists(LINES, unique=True), st.integers(0, 9), st.sampled_from(["traceparent", "Traceparent"]), parents())
-def test_a_head_is_known_by_its_bytes_without_its_trace(lines: list[str], at: int, name: str, parent: str) -> None:
-    """Whatever the line says: either the rest is the very head without it, or the head has to be parsed."""
-
-    def head(lines: list[str]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        found = [line.partition(": ") for line in lines]
-        raw = "\r\n".join(["POST /v2/models/m/infer HTTP/1.1", *lines, "", ""]).encode()
-        return raw, [(name.lower().encode(), value.strip(" \t").encode()) for name, _, value in found]
-
-    without, without_lines = head(lines)
-    raw, raw_lines = head([*lines[:at], f"{name}: {parent}", *lines[at:]])
-    found = untraced(raw, len(raw))
-    if found is not None:
-        assert (found[0], len(without)) == (without, len(raw) - TRACED_BYTES)
-        read = received(parent)
-        assert read is not None
-        assert found[1] == replace(read, span_id=found[1].span_id)
-    known = repeatable(raw + b"12345", raw_lines, 100)
-    assert known in (repeatable(without + b"12345", without_lines, 100), (b"", 0))
-    if restored(parent) is not None and parent.startswith("00"):
-        assert known[0] == (without if "Content-Length: 5" in lines else b"")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server
 from firstline_edge.api.access import access_of
@@ -27,12 +28,14 @@ def edge_settings(state_dir: Path, **overrides: Any) -> EdgeSettings:
 
 
 @contextlib.asynccontextmanager
-async def serving_agent(settings: EdgeSettings) -> AsyncIterator[tuple[EdgeAgent, str]]:
+async def serving_agent(
+    settings: EdgeSettings, limits: ServerLimits | None = None
+) -> AsyncIterator[tuple[EdgeAgent, str]]:
     """Serves as the process does, without its signals; yields the agent and its URL."""
     with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
         async with (
             EdgeAgent(settings) as agent,
-            server.serving(App(agent, access_of(settings.api)), [listener]),
+            server.serving(App(agent, access_of(settings.api)), [listener], limits),
         ):
             yield agent, server.url_of(listener)
 

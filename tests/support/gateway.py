@@ -11,6 +11,7 @@ import numpy as np
 
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway import server
 from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
@@ -128,16 +129,14 @@ class Doubler:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway, port: int = 0) -> AsyncIterator[str]:
+async def serving(gateway: Gateway, port: int = 0, limits: ServerLimits | None = None) -> AsyncIterator[str]:
     """Serves on a loopback port, 0 for a free one, as the process does, and yields the URL."""
     bound = server.bind("127.0.0.1", port)
-    running = server.http_server(gateway, keep_alive_s=5)
+    running = server.http_server(gateway, limits or ServerLimits(idle_s=5))
     await gateway.start()
-    task = asyncio.create_task(running.serve(sockets=[bound]))
-    await running.up.wait()
+    await running.start([bound])
     try:
         yield server.url_of(bound, tls=gateway.identity.tls is not None)
     finally:
-        running.should_exit = True
-        await task
+        await running.stop(2)
         await gateway.close()

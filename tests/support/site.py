@@ -15,6 +15,7 @@ from support.gateway import DIGITS, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
 
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.enrolment import next_version
@@ -67,7 +68,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, **overrides: object) -> AsyncIterator[Site]:
+async def site(folder: Path, limits: ServerLimits | None = None, **overrides: object) -> AsyncIterator[Site]:
     settings = load(
         None,
         overrides={
@@ -84,7 +85,7 @@ async def site(folder: Path, **overrides: object) -> AsyncIterator[Site]:
     gateway = open_gateway(settings)
     believed = ssl.create_default_context(cadata=gateway.identity.folder.open().pem)
     async with (
-        serving(gateway) as url,
+        serving(gateway, limits=limits) as url,
         httpx.AsyncClient(base_url=url, verify=believed, headers=headers) as keeper,
     ):
         yield Site(gateway, url, folder, keeper)

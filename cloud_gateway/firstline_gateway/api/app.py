@@ -8,13 +8,13 @@ from starlette.types import ASGIApp
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, executors, identity, jobs, openapi, store
 from firstline_gateway.api.fleet import audit, blobs, configurations, devices, profiles, registry, rollouts, twins
-from firstline_gateway.api.infer import InferFirst, infer_routes
+from firstline_gateway.api.infer import InferenceApp, infer_routes
 from firstline_gateway.gateway import Gateway
 
 
 def create_asgi(gateway: Gateway) -> ASGIApp:
     """All that a gateway serves; requests for inference see nothing of the framework."""
-    return InferFirst(create_app(gateway), gateway)
+    return InferenceApp(create_app(gateway), gateway)
 
 
 def create_app(gateway: Gateway) -> FastAPI:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_principal
+from firstline_core.protocol.http_server import request_info
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.known import ApiKey
-from firstline_gateway.identity.presented import SCOPE_KEY, Presented
+from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.scopes import SCOPES
 
 
@@ -34,7 +35,6 @@ class Caller:
 
 _ANYBODY = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
 _CALLERS_KNOWN = 4096
-_BEARER = "Bearer "
 _DEVICE_SCOPES = frozenset({"infer"})
 
 
@@ -51,7 +51,7 @@ async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller
         CapacityError: the store that knows cannot be asked.
     """
     authorization = connection.headers.get("authorization", "")
-    return await caller_of(identity, await presented_by(identity, connection), authorization)
+    return await caller_of(identity, await presented_by(identity, connection.scope), authorization)
 
 
 async def caller_of(identity: Identity, presented: Presented | None, authorization: str) -> Caller:
@@ -70,7 +70,8 @@ async def caller_of(identity: Identity, presented: Presented | None, authorizati
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.required:
         return _ANYBODY
-    return caller_by(await identity.gatekeeper.key(_given_key(authorization)))
+    key = await identity.gatekeeper.key(_given_key(authorization))
+    return _caller_with(key.name, key.kind, key.scopes)
 
 
 def _given_key(authorization: str) -> str:
@@ -89,25 +90,6 @@ def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
     return Caller(device_principal(name) if is_device else application_principal(name), scopes, is_device)
 
 
-def known_caller(identity: Identity, authorization: str) -> Caller | None:
-    """The caller with an API key, where that is known without asking; None where `caller_of` has to find out."""
-    text = key_text(authorization)
-    if not text or not identity.required:
-        return None
-    key = identity.gatekeeper.known_key(text)
-    return None if key is None else caller_by(key)
-
-
-def key_text(authorization: str) -> str:
-    """The API key in a header as clients write it; "" where `caller_of` has to look at it."""
-    return authorization[len(_BEARER) :] if authorization.startswith(_BEARER) else ""
-
-
-def caller_by(key: ApiKey | None) -> Caller:
-    """Whom a key stands for that was let in; None where authentication is off."""
-    return _ANYBODY if key is None else _caller_with(key.name, key.kind, key.scopes)
-
-
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
     """Finds the caller, who must have a scope.
 
@@ -122,7 +104,7 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
 
 async def still_let_in(identity: Identity, connection: HTTPConnection) -> bool:
     """Whether a caller who was let in would be let in now, by what is known here; takes no use of its key."""
-    presented = await presented_by(identity, connection)
+    presented = await presented_by(identity, connection.scope)
     if presented is None:
         return not identity.required or identity.gatekeeper.holds(_given_key(connection.headers["authorization"]))
     try:
@@ -157,14 +139,18 @@ def address_of(identity: Identity, connection: HTTPConnection) -> str:
         return address
 
 
-async def presented_by(identity: Identity, connection: HTTPConnection) -> Presented | None:
-    """The certificate that the caller's end of the connection, or a trusted proxy, has shown; not judged yet.
+async def presented_by(identity: Identity, scope: Scope) -> Presented | None:
+    """Returns the certificate that the client, or a trusted proxy, has shown; it is not judged yet.
 
     Raises:
-        UnauthorizedError: what the proxy says cannot be used.
+        UnauthorizedError: what the proxy passes on cannot be used.
     """
-    if identity.proxy_header and connection.client is not None and identity.trusts(connection.client.host):
+    client: tuple[str, int] | None = scope.get("client")
+    if identity.proxy_header and client is not None and identity.trusts(client[0]):
         # And no other: the proxy's own certificate would stand for every client without one.
-        return await identity.presented_by_proxy(connection.headers.getlist(identity.proxy_header))
-    presented: Presented | None = connection.scope.get(SCOPE_KEY)
+        name = identity.proxy_header.encode("latin-1")
+        return await identity.presented_by_proxy(
+            [text.decode("latin-1") for key, text in scope["headers"] if key == name]
+        )
+    presented: Presented | None = request_info(scope).peer
     return presented

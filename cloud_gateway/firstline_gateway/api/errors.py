@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, NotReadyError, RequestError
 from firstline_core.ids import new_request_id
+from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.fleet.problems import PREFIX, problem, problem_of
@@ -28,14 +29,6 @@ log = logger(__name__)
 def response_of(reply: Reply) -> Response:
     """A core reply in the framework's form."""
     return Response(reply.body, status_code=reply.status, headers=reply.headers)
-
-
-async def send_reply(reply: Reply, send: Send) -> None:
-    """A core reply as ASGI's messages."""
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
-    headers.append((b"content-length", b"%d" % len(reply.body)))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
 
 
 def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:

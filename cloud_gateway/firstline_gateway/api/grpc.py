@@ -14,7 +14,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, Context, Door, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
-from firstline_gateway.api.connection.unread import REFUSED, Unread
+from firstline_gateway.api.overload import OVERLOADED, client_mark
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented, presented_by
@@ -39,13 +39,15 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
         with gateway.bodies.share(principal) as mine:
             yield mine.take
 
+    proxy_header = gateway.identity.proxy_header
+
     def unread(context: Context) -> FirstlineError | None:
         loop = asyncio.get_running_loop()
-        gateway.unread.watch(loop)
-        return REFUSED if gateway.unread.refuses(_shown(gateway.unread, context), loop.time()) else None
+        gateway.overload.watch(loop)
+        return OVERLOADED if gateway.overload.refuses(_mark(context, proxy_header), loop.time()) else None
 
     def no_room(context: Context) -> None:
-        gateway.unread.told(_shown(gateway.unread, context), asyncio.get_running_loop().time())
+        gateway.overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
 
     settings, tls = gateway.settings, gateway.identity.tls
     door = Door(partial(_authorize, gateway.identity), share, note, unread, no_room)
@@ -79,8 +81,8 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
     return Caller(caller.principal, caller.trust_request_id)
 
 
-def _shown(unread: Unread, context: Context) -> int:
-    """The mark of a call's caller: the same as that of their requests over HTTP."""
+def _mark(context: Context, proxy_header: str) -> int:
+    """Returns the mark of a call's client: the same as that of its requests over HTTP."""
     serial = ""
     for certificate in context.auth_context().get("x509_pem_cert", ()):
         serial = _presented(certificate).serial
@@ -88,7 +90,7 @@ def _shown(unread: Unread, context: Context) -> int:
         (key.encode(), value.encode() if isinstance(value, str) else value)
         for key, value in context.invocation_metadata() or ()
     ]
-    return unread.shown(serial, metadata)
+    return client_mark(serial, metadata, proxy_header)
 
 
 @lru_cache(1024)

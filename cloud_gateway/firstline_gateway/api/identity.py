@@ -54,7 +54,7 @@ async def enrol(request: Request) -> Response:
 )
 async def renew(request: Request) -> Response:
     identity = gateway_of(request).identity
-    presented = await presented_by(identity, request)
+    presented = await presented_by(identity, request.scope)
     if presented is None:
         raise UnauthorizedError("Only a device renews its certificate, and shows the present one to do so.")
     await identity.gatekeeper.device(presented, renewing=True)  # before the body is read

@@ -26,7 +26,6 @@ from firstline_gateway.store.readers import Readers
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1
-_LATELY = 4096
 # How long after the grace a certificate is remembered, so that its device is told what is wrong with it.
 REMEMBERED_S = 90 * 86_400.0
 
@@ -64,8 +63,6 @@ class Gatekeeper:
         self._on_revoked = on_revoked
         self._clock = clock
         self._buckets = Buckets()
-        self._lately: dict[str, ApiKey] = {}  # by their text, as of this version of what is known
-        self._lately_version = 0
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
@@ -83,34 +80,12 @@ class Gatekeeper:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def known_key(self, text: str) -> ApiKey | None:
-        """The API key with this text, where nothing has to be asked or looked up to let it in; takes one use of it.
-
-        It is one of `lately`, and not used too often.
-        """
-        found = self.lately(text)
-        return None if found is None or self.wait_s(found) else found
-
-    def lately(self, text: str) -> ApiKey | None:
-        """The API key with this text, where it was valid since anything last changed, and has not expired."""
-        if self._lately_version != self.known.version:
-            self._lately.clear()
-            self._lately_version = self.known.version
-        found = self._lately.get(text)
-        if found is None or (found.expires_s is not None and found.expires_s <= self._clock.wall_s()):
-            return None
-        return found
-
     def wait_s(self, key: ApiKey) -> float:
         """Takes one use of a key: 0.0, or how long there is none and nothing was taken."""
         if key.requests_per_s is None:
             return 0.0
         rate = key.requests_per_s
         return self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
-
-    def give_back(self, key: ApiKey) -> None:
-        """The use that `wait_s` took was none."""
-        self._buckets.give_back(key.sha256)
 
     async def key(self, text: str) -> ApiKey:
         """The API key with this text.
@@ -140,8 +115,6 @@ class Gatekeeper:
                 f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
                 retry_after_s=wait_s,
             )
-        if len(self._lately) < _LATELY:
-            self._lately[text] = found
         return found
 
     def holds(self, text: str) -> bool:

@@ -10,9 +10,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from firstline_core.protocol.enrolment import device_of_urn
 from firstline_gateway.identity.ca import serial_of
 
-SCOPE_KEY = "firstline.certificate"
-"""Where an ASGI scope has the `Presented` certificate of its connection."""
-
 
 @dataclass(frozen=True, slots=True)
 class Presented:

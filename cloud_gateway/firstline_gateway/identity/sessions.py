@@ -9,7 +9,7 @@ from typing import Protocol
 class Session(Protocol):
     """One connection."""
 
-    def end(self) -> None:
+    def abort(self) -> None:
         """Closes it at once, whatever is on the way."""
         ...
 
@@ -37,5 +37,5 @@ class Sessions:
         """
         ended = [session for serial in serials for session in self._open.get(serial, ())]
         for session in ended:
-            session.end()
+            session.abort()
         return len(ended)

@@ -13,7 +13,6 @@ from typing import TypeVar
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from firstline_core.at_once import in_task
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, PayloadTooLargeError, StoreUnavailableError, UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
@@ -126,7 +125,6 @@ class Jobs:
         self.endings.tell(job_id)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
-        await in_task()
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await asyncio.wrap_future(self._writer.submit(operation))

@@ -8,7 +8,6 @@ from typing import Literal
 
 from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
 from firstline_core.telemetry import logs
-from firstline_core.types import Reason, Tier
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 _NAME = "firstline_gateway.requests"
@@ -38,17 +37,6 @@ class _Flood:
 
 
 _flood = _Flood()
-
-
-def answered_form(model: str, principal: str, rows: int, *, traced: bool = False) -> logs.LineForm:
-    """The line of answers over HTTP that differ in their `request_id`, `ms` and trace alone; see `record`."""
-    return logs.LineForm(
-        _NAME,
-        _ANSWERED,
-        _facts("http", model, principal)
-        | {"rows": rows, "tier": Tier.CLOUD.value, "reason": Reason.REQUESTED.value, "outcome": "ok"},
-        {"request_id": "", "ms": 0.0} | ({"trace_id": "", "span_id": ""} if traced else {}),
-    )
 
 
 def _facts(transport: str, model: str, principal: str) -> dict[str, object]:

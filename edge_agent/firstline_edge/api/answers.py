@@ -6,14 +6,14 @@ import contextlib
 
 from firstline_core.errors import RequestError
 from firstline_core.protocol import http, short
+from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.events import last_event_id
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_request import Request, Streamed
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.bodies import BodyBudget, read_body
+from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.streams import Render, Streams, wants_events
 
 
@@ -36,7 +36,7 @@ class Answers:
         agent, model = self._agent, request.parameters["model"]
         with contextlib.ExitStack() as held:
             with self._budget.taking() as take:
-                body = await read_body(request, agent.limits, take)
+                body = await request.body(agent.limits, take)
                 asked = await short.read_request(
                     model,
                     agent.short_metadata(model),
@@ -45,8 +45,8 @@ class Answers:
                     body,
                     principal=principal,
                     limits=agent.limits,
-                    arrived_s=request.arrived_s,
-                    trace=request.head.trace,
+                    arrived_s=request.info.arrived_s,
+                    trace=request.trace,
                 )
                 if not wants_events(request.headers):
                     return self._in_words(await agent.infer(asked))

@@ -5,23 +5,28 @@ Answers in words, by id and as events are in `answers.py`.
 
 from __future__ import annotations
 
-from firstline_core.at_once import in_task
-from firstline_core.errors import FirstlineError
+import asyncio
+
+from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol import extensions, http
+from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_request import Request, Streamed
+from firstline_core.protocol.http_server import Receive, Scope, Send
 from firstline_core.protocol.limits import Limits
+from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
-from firstline_edge.api.bodies import BodyBudget, read_body
+from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.routing import NoRouteError, Route, Router
 from firstline_edge.api.streams import Streams
 
 # Of an order to load or unload.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
+
+log = logger(__name__)
 
 
 class App:
@@ -45,18 +50,35 @@ class App:
         self._router = Router(self.routes)
         self._access = access
 
-    async def __call__(self, request: Request) -> Reply | Streamed:
-        """Lets in whom `access` knows, and turns what is raised into what is said."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request; the answer to a failure is JSON too."""
+        request = Request(scope, receive)
         try:
-            route, request.parameters = self._router.find(request.head.method, request.head.path)
+            reply = await self._reply(request)
+        except ClientDisconnectedError:
+            return  # nobody is left to read an answer
+        if isinstance(reply, Streamed):
+            await send_stream(reply, request, send)
+        else:
+            await send_reply(reply, send)
+
+    async def _reply(self, request: Request) -> Reply | Streamed:
+        try:
+            route, request.parameters = self._router.find(request.method, request.path)
             principal = "" if route.open_to_all else self._access.principal(request.headers)
-            if not route.at_once:
-                await in_task()
             return await route.handler(request, principal)
         except NoRouteError as error:
             return _no_route(error)
         except FirstlineError as error:
             return http.error_reply(error)
+        except ClientDisconnectedError:
+            raise
+        except asyncio.CancelledError:  # the server stops, and cancels what takes longer
+            return http.error_reply(NotReadyError("This server is shutting down; send the request again."))
+        except Exception as error:  # the outermost loop of a request
+            log.error("unexpected failure", exc_info=error)
+            described = {"error": "This server failed unexpectedly; its log says more.", "code": "internal"}
+            return http.json_reply(described, 500)
 
 
 def _no_route(error: NoRouteError) -> Reply:
@@ -96,31 +118,31 @@ class _Handlers:
 
     async def index(self, request: Request, _principal: str) -> Reply:
         with self._bodies.taking() as take:
-            body = await read_body(request, self._agent.limits, take)
+            body = await request.body(self._agent.limits, take)
         return extensions.index_reply(self._agent, body, self._agent.limits)
 
     async def load(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        body = await read_body(request, _SMALL)
+        body = await request.body(_SMALL)
         return await extensions.load_reply(self._agent, request.parameters["model"], body, _SMALL)
 
     async def unload(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        body = await read_body(request, _SMALL)
+        body = await request.body(_SMALL)
         return await extensions.unload_reply(self._agent, request.parameters["model"], body, _SMALL)
 
     async def infer(self, request: Request, principal: str) -> Reply:
         agent = self._agent
         with self._bodies.taking() as take:
-            body = await read_body(request, agent.limits, take)
+            body = await request.body(agent.limits, take)
             return await http.infer_reply(
                 agent,
                 *_model(request),
                 request.headers,
                 body,
                 principal=principal,
-                arrived_s=request.arrived_s,
-                trace=request.head.trace,
+                arrived_s=request.info.arrived_s,
+                trace=request.trace,
             )
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
@@ -154,7 +176,7 @@ def _model(request: Request) -> tuple[str, str]:
 def _routes(handlers: _Handlers, answers: Answers) -> tuple[Route, ...]:
     model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
     return (
-        *(Route(f"{path}/infer", handlers.infer, "POST", at_once=True) for path in model_paths),
+        *(Route(f"{path}/infer", handlers.infer, "POST") for path in model_paths),
         Route("/firstline/v1/models/{model}/infer", answers.infer_file, "POST"),
         Route("/v2/health/live", handlers.live, open_to_all=True),
         Route("/v2/health/ready", handlers.ready, open_to_all=True),

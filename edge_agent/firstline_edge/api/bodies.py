@@ -5,41 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from firstline_core.at_once import in_task
 from firstline_core.errors import QueueFullError
-from firstline_core.protocol.http_body import check_size, in_time, within
-from firstline_core.protocol.http_request import Request
-from firstline_core.protocol.limits import Limits
-
-
-def _uncounted(_size_bytes: int) -> None:
-    """For bodies that are small in any case."""
-
-
-async def read_body(request: Request, limits: Limits, take: Callable[[int], None] = _uncounted) -> bytes:
-    """All of a request's body.
-
-    Args:
-        request: whose.
-        limits: of the body.
-        take: counts what is held, as `BodyBudget.taking` does.
-
-    Raises:
-        PayloadTooLargeError: over the limit.
-        QueueFullError: there is no room for it now.
-        RemoteTimeoutError: it comes too slowly.
-    """
-    body = request.body
-    if body is not None:
-        check_size(body, limits)
-        take(len(body))
-        return body
-    await in_task()
-    parts = []
-    async for chunk in within(in_time(request.chunks()), request.headers, limits):
-        take(len(chunk))
-        parts.append(chunk)
-    return b"".join(parts)
 
 
 class BodyBudget:

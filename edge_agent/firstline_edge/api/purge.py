@@ -6,11 +6,10 @@ import msgspec
 
 from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.protocol import http
+from firstline_core.protocol.asgi import Request
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_request import Request
 from firstline_core.protocol.limits import Limits
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.bodies import read_body
 from firstline_edge.api.erasure import erase_running
 
 _LIMITS = Limits(body_bytes=4096)
@@ -31,7 +30,7 @@ async def purge_reply(agent: EdgeAgent, request: Request) -> Reply:
         ForbiddenError: the caller has not shown who it is.
         CapacityError: the disk refuses.
     """
-    body = await read_body(request, _LIMITS)
+    body = await request.body(_LIMITS)
     try:
         order = msgspec.json.decode(body, type=_Order)
     except msgspec.MsgspecError as error:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.http_request import Request, Streamed
 
 Handler = Callable[[Request, str], Awaitable[Reply | Streamed]]
 """From a request and its principal to the answer."""
@@ -25,14 +25,12 @@ class Route(NamedTuple):
         handler: of those who ask there.
         method: GET also means HEAD.
         open_to_all: whether anybody may ask.
-        at_once: whether it is begun without a task, see `at_once`; the handler then sees to that itself.
     """
 
     path: str
     handler: Handler
     method: str = "GET"
     open_to_all: bool = False
-    at_once: bool = False
 
 
 class Found(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.http_server import HttpServer
+from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.agent import EdgeAgent
@@ -61,9 +61,12 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App, listeners: Iterable[socket.socket]) -> AsyncIterator[None]:
-    """Answers on these sockets, and ends gracefully."""
-    server = HttpServer(app)
+async def serving(
+    app: App, listeners: Iterable[socket.socket], limits: ServerLimits | None = None
+) -> AsyncIterator[None]:
+    """Serves the API on bound sockets, and stops without losing an answer."""
+    connections = connections_within_descriptors()
+    server = HttpServer(app, limits=limits or ServerLimits(pending=connections, connections=connections))
     await server.start(listeners)
     try:
         yield

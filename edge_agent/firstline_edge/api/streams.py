@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
+from firstline_core.protocol.asgi import Streamed
 from firstline_core.protocol.events import (
     EVENT_HEADERS,
     EVENT_STREAM_TYPE,
@@ -22,7 +23,6 @@ from firstline_core.protocol.events import (
 )
 from firstline_core.protocol.http import CONTENT_TYPE, Reply
 from firstline_core.protocol.http_errors import header
-from firstline_core.protocol.http_request import Streamed
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.endings import Ending

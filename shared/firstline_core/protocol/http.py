@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane
-from firstline_core.protocol.http_body import HEADER_LENGTH, BodyForm, body_form, decoded_body, elsewhere, is_soon_read
+from firstline_core.protocol.http_body import HEADER_LENGTH, body_form, decoded_body, elsewhere, is_soon_read
 from firstline_core.protocol.http_errors import RETRY_AFTER, error_body, status_of
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
@@ -55,32 +55,50 @@ def headers_for(encoded: Encoded) -> dict[str, str]:
     return {CONTENT_TYPE: BINARY_TYPE, HEADER_LENGTH: str(encoded.header_length)}
 
 
-def read_request(
+async def read_infer_request(
     model: str,
     version: str,
-    form: BodyForm,
+    headers: Mapping[str, str],
     body: bytes,
     *,
-    now_s: float,
-    principal: str,
-    trust_request_id: bool,
+    arrived_s: float,
+    principal: str = "",
+    trust_request_id: bool = False,
     limits: Limits,
+    trace: TraceContext | None = None,
 ) -> InferRequest:
-    """The request of a body as it came; see `oip.decode_request`.
+    """Reads the request of a V2 body; a large one in a thread.
+
+    Args:
+        model: from the path, unquoted.
+        version: from the path, "" for the current one.
+        headers: of the request.
+        body: of the request, as it came.
+        arrived_s: when the request arrived; its `timeout` counts from there.
+        principal: the caller, as the adapter authenticated it.
+        trust_request_id: for devices, whose escalations keep their id.
+        limits: of the tier.
+        trace: that the request belongs to.
 
     Raises:
-        RequestError: it cannot be read.
+        RequestError: the request cannot be read.
     """
-    return decode_request(
-        model,
-        body if form.encoding is None else decoded_body({"content-encoding": form.encoding}, body, limits),
-        form.header_length,
-        version=version,
-        now_s=now_s,
-        principal=principal,
-        trust_request_id=trust_request_id,
-        limits=limits,
-    )
+    form = body_form(headers)
+
+    def read() -> InferRequest:
+        return decode_request(
+            model,
+            body if form.encoding is None else decoded_body({"content-encoding": form.encoding}, body, limits),
+            form.header_length,
+            version=version,
+            now_s=arrived_s,
+            principal=principal,
+            trust_request_id=trust_request_id,
+            limits=limits,
+        )
+
+    request = read() if is_soon_read(form, len(body)) else await elsewhere(read)
+    return request if trace is None else replace(request, trace=trace)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:
@@ -89,13 +107,8 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
     Raises:
         InvalidTensorError: the response cannot travel as the request asks.
     """
-    encoded = encoded_response(plane, request, response)
+    encoded = encode_response(request, response, class_labels(plane, request, response) if request.outputs else ())
     return Reply(200, headers_for(encoded), encoded.body)
-
-
-def encoded_response(plane: DataPlane, request: InferRequest, response: InferResponse) -> Encoded:
-    """The body of `response_reply`."""
-    return encode_response(request, response, class_labels(plane, request, response) if request.outputs else ())
 
 
 async def infer_reply(
@@ -128,21 +141,14 @@ async def infer_reply(
     Raises:
         FirstlineError: why there is no answer; `error_reply` says it.
     """
-    now_s = clock.monotonic_s() if arrived_s is None else arrived_s
-    form = body_form(headers)
-
-    def read() -> InferRequest:
-        return read_request(
-            *(model, version, form, body),
-            now_s=now_s,
-            principal=principal,
-            trust_request_id=trust_request_id,
-            limits=plane.limits,
-        )
-
-    request = read() if is_soon_read(form, len(body)) else await elsewhere(read)
-    if trace is not None:
-        request = replace(request, trace=trace)
+    request = await read_infer_request(
+        *(model, version, headers, body),
+        arrived_s=clock.monotonic_s() if arrived_s is None else arrived_s,
+        principal=principal,
+        trust_request_id=trust_request_id,
+        limits=plane.limits,
+        trace=trace,
+    )
     return response_reply(plane, request, await plane.infer(request))
 
 

@@ -1,100 +1,764 @@
-"""A small HTTP/1.1 server for one handler: it listens, holds its connections, and ends with its answers given.
+"""The HTTP/1.1 server of both tiers: uvicorn's httptools protocol with limits, and a listener that starts and stops.
 
-A device needs no more of a server than this, and general ones bring what costs it megabytes and wakes it ten times a
-second. One connection is in `http_connection.py`.
+uvicorn parses requests and runs the ASGI application. Any client that reaches the port can send heads, trailers and
+requests before a token is checked, so this module bounds what a connection may send and how long it may take. It
+refuses requests whose end or addressee is ambiguous, bounds the number of connections and the time of TLS handshakes,
+and stops without losing an answer. Which requests exist, and who may send them, is for the application.
+
+`Connection` relies on attributes of `HttpToolsProtocol` and `RequestResponseCycle` that uvicorn does not document.
+pyproject.toml bounds uvicorn's version for that reason, and the unit test of this module checks each attribute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import resource
 import socket
-from collections.abc import Iterable
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from email.utils import formatdate
+from functools import lru_cache
+from time import time
+from typing import Any, Protocol, cast
 
-from firstline_core.protocol.http_connection import Connection, Handle
+import httptools
+import uvicorn
+from msgspec import Struct
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.protocol.arrival import age_s, tells_age
+from firstline_core.protocol.http_errors import closing_response
+from firstline_core.telemetry.logs import logger
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _BACKLOG = 2048
+_ACCEPTED_PER_TURN = 64
+_ACCEPT_RETRY_S = 1.0
 _CANCELLED_S = 1.0
-_CONNECTIONS_LIMIT = 4096
+# How long a TLS connection may take to close after its last answer; many clients never answer `close_notify`.
+_TLS_CLOSE_S = 0.5
+# Turns of the event loop before and after the listeners close; each accepts and reads what has arrived by then.
+_LAST_TURNS = 10
+_DESCRIPTORS_WANTED = 65_536
+_STATE_KEY = "firstline"
+
+_NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
+_FRAMING = (b"content-length", b"transfer-encoding")
+_SENT_ONCE = frozenset({b"host", b"authorization", b"content-length", b"inference-header-content-length"})
+
+log = logger(__name__)
+
+
+class ServerLimits(Struct, frozen=True):
+    """Bounds on connections, before the caller is known.
+
+    Args:
+        head_bytes: of a request line with its headers, of a trailer, and of a chunk's extensions.
+        head_s: from the first byte of a head to its last. A later byte does not restart this time.
+        idle_s: between two requests; longer than clients keep idle connections, so that they close them.
+        write_s: for a client that does not read its answer.
+        handshake_s: for a TLS handshake.
+        pipelined: requests that wait for the answer to an earlier one on the same connection.
+        pending: connections that have not sent a whole head yet; the oldest is closed first.
+        connections: all connections; the oldest idle one is closed first. None for no limit.
+    """
+
+    head_bytes: int = 65_536
+    head_s: float = 20.0
+    idle_s: float = 75.0
+    write_s: float = 30.0
+    handshake_s: float = 10.0
+    pipelined: int = 16
+    pending: int = 4096
+    connections: int | None = None
+
+
+def connections_within_descriptors(wanted: int = ServerLimits().pending) -> int:
+    """Returns at most half of the file descriptors of this process, so that the rest serves requests."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft // 2))
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of file descriptors towards the hard limit; the default is meant for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class PeerRegistry(Protocol):
+    """Knows which TLS client certificates have open connections."""
+
+    def connected(self, certificate: bytes, connection: Connection) -> Any:
+        """Registers a connection.
+
+        Args:
+            certificate: DER; its chain was verified in the handshake.
+            connection: to be aborted when the certificate is revoked.
+
+        Returns:
+            The peer, which the scopes of this connection's requests carry.
+        """
+        ...
+
+    def disconnected(self, peer: Any, connection: Connection) -> None:
+        """Removes a connection; `peer` is what `connected` returned."""
+        ...
+
+
+class RequestInfo:
+    """What the server knows of a request beyond ASGI; see `request_info`.
+
+    Attributes:
+        arrived_s: when its head reached this machine, on the server's monotonic clock. The time for which it waited in
+            the kernel, while the event loop was busy, counts.
+        peer: see `PeerRegistry`; None without a client certificate.
+        whole: whether the whole body has arrived.
+        disconnected: whether the client has left.
+    """
+
+    __slots__ = ("_task", "arrived_s", "disconnected", "peer", "whole")
+
+    def __init__(self, arrived_s: float, peer: Any = None) -> None:
+        self.arrived_s = arrived_s
+        self.peer = peer
+        self.whole = self.disconnected = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def cancel_on_disconnect(self) -> None:
+        """Cancels the current task once the client has left, because nobody reads its answer."""
+        self._task = asyncio.current_task()
+        if self.disconnected and self._task is not None:
+            self._task.cancel()
+
+    def disconnect(self) -> None:
+        """Notes that the client has left."""
+        self.disconnected = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def request_info(scope: Scope) -> RequestInfo:
+    """Returns what the server knows of the request; under another ASGI server, that it arrives now."""
+    found = scope.get("state", {}).get(_STATE_KEY)
+    return found if isinstance(found, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
+
+
+class _RequestFaultError(Exception):
+    """The bytes are no request that this server accepts."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class _Timer:
+    """Calls `expire` once, `seconds` after the first `start`; a later `start` changes nothing until `cancel`."""
+
+    __slots__ = ("_expire", "_loop", "_running", "_seconds")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, expire: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._expire = expire
+        self._running: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._running is None:
+            self._running = self._loop.call_later(self._seconds, self._expire)
+
+    def cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+
+class Connection(HttpToolsProtocol):
+    """One connection.
+
+    Args:
+        server: that accepted it.
+        accepted: its socket.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
+        super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
+        self.timeout_keep_alive = server.limits.idle_s  # type: ignore[assignment]  # a float does as well
+        self._server = server
+        self._socket = accepted
+        self._limits = server.limits
+        self._peer: Any = None
+        self._head_timer = _Timer(self.loop, self._limits.head_s, self.timeout_keep_alive_handler)
+        self._stall_timer = _Timer(self.loop, self._limits.write_s, self.abort)
+        self._answering: RequestResponseCycle | None = None  # `cycle` is that of the request that was read last
+        self._in_message = self._in_head = self._has_cycle = False
+        self._ended_whole = False  # the latest bytes ended with a request
+        self._replaying = False
+        self._lingering = False
+        self._unread_bytes = 0  # since the last body, whether or not the parser has made a header of them
+        self._head_bytes = 0  # of this message's head and trailer
+        self._refusal = b""  # sent after the answers that are due; nothing more is read
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open and no request is being answered."""
+        if self.transport is None:
+            return True
+        return not (self.transport.is_closing() or self._is_answering())
+
+    def abort(self) -> None:
+        """Closes the connection at once, whatever is under way."""
+        if self.transport is not None:
+            self.transport.abort()
+        else:  # during the TLS handshake
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        tls = transport.get_extra_info("ssl_object")
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        if certificate is not None and self._server.peers is not None:
+            self._peer = self._server.peers.connected(certificate, self)
+        self._start_idle_timer()
+        if self._server.stopping:
+            self.shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.closed(self)
+        for timer in (self._head_timer, self._stall_timer):
+            timer.cancel()
+        self._unset_keepalive_if_required()
+        if self._peer is not None and self._server.peers is not None:
+            self._server.peers.disconnected(self._peer, self)
+        for cycle in {self._answering, self.cycle}:
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                request_info(cast(Scope, cycle.scope)).disconnect()
+        self.pipeline.clear()
+        self.cycle = self._answering = None  # type: ignore[assignment]  # None until the first request, too
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer.start()
+
+    def resume_writing(self) -> None:
+        self._stall_timer.cancel()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
+        self._unset_keepalive_if_required()
+        self._unread_bytes += len(data)
+        self._ended_whole = False
+        try:
+            self._feed(data)
+            if self._unread_bytes > self._limits.head_bytes:
+                raise self._too_long()
+        except httptools.HttpParserError as error:  # also what a callback raises, as its context
+            fault = error.__context__
+            self._refuse(fault if isinstance(fault, _RequestFaultError) else _RequestFaultError(400, _NOT_HTTP))
+        except _RequestFaultError as fault:
+            self._refuse(fault)
+        if self._refusal or self.transport.is_closing():
+            return
+        if self._is_answering() or self._ended_whole:
+            self._head_timer.cancel()
+        else:
+            self._head_timer.start()
+        if self._has_cycle and not self.cycle.response_complete:
+            self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self))
+
+    def _feed(self, data: bytes) -> None:
+        """Parses what arrived.
+
+        llhttp stops after a head that asks for another protocol, as Java's client does for HTTP/2, and does not read
+        its body, which could then pass for the next request. Such a request is answered over HTTP/1.1: another parser
+        is fed a head that frames the same body, and continues from there.
+        """
+        left: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(left)
+            except httptools.HttpParserUpgrade as upgrade:
+                left = memoryview(left)[upgrade.args[0] :]
+                keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
+                framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+                self._replaying = True
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
+            else:
+                return
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self._replaying:
+            return
+        self._in_message = self._in_head = True
+        self._has_cycle = self._ended_whole = False
+        self._unread_bytes = self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._replaying:
+            self._count(len(url))
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._replaying:
+            return
+        self._count(len(name) + len(value))
+        if self._in_head:  # a trailer is no header (RFC 9110, section 6.5.1)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._replaying:
+            self._replaying = False
+            return
+        self._in_head = False
+        self._server.no_longer_pending(self)
+        self._check_head()
+        if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
+            sentence = f"More than {self._limits.pipelined} requests came ahead of their answers; send fewer at once."
+            raise _RequestFaultError(400, sentence)
+        waited_s = age_s(self._socket) if tells_age(self._socket) else 0.0
+        self.scope["state"][_STATE_KEY] = RequestInfo(self._server.clock.monotonic_s() - waited_s, self._peer)
+        self.server_state.default_headers = _date_header(int(time()))
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False
+        super().on_headers_complete()
+        self._has_cycle = True
+        if self.expect_100_continue:  # whether the body follows a refusal is unknown, see `on_message_complete`
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # its body is yet to be read, see `_feed`
+        self._in_message = self._has_cycle = False
+        self._ended_whole = True
+        cycle = self.cycle
+        request_info(cast(Scope, cycle.scope)).whole = True
+        if self.expect_100_continue and not (cycle.response_started or self._server.stopping):
+            cycle.keep_alive = self.parser.should_keep_alive()
+        super().on_message_complete()
+        if self._lingering:
+            self.transport.close()
+
+    def _count(self, size_bytes: int) -> None:
+        self._head_bytes += size_bytes
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._too_long()
+
+    def _too_long(self) -> _RequestFaultError:
+        part = "request line and headers are" if self._in_head else "chunk's extension or the trailer is"
+        return _RequestFaultError(431, f"The {part} larger than {self._limits.head_bytes} bytes; send fewer.")
+
+    def _check_head(self) -> None:
+        """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
+        found: set[bytes] = set()
+        codings: list[bytes] = []
+        for name, value in self.headers:
+            if name in _SENT_ONCE:
+                if name in found:
+                    raise _RequestFaultError(400, f"The header {name.decode()} came twice; send it once.")
+                found.add(name)
+            elif name == b"transfer-encoding":
+                codings += [each.strip().lower() for each in value.split(b",")]
+        if b"host" not in found and self.parser.get_http_version() != "1.0":
+            raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
+        if any(each != b"chunked" for each in codings):
+            raise _RequestFaultError(501, "Of transfer codings this server takes chunked alone; send no other.")
+
+    # Answers
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(cycle, app)
+        task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
+        self.tasks.add(task)
+        task.add_done_callback(self._server.ended)
+
+    def on_response_complete(self) -> None:
+        if self._refusal and not self.pipeline and not self.transport.is_closing():
+            self._end_refusing()
+        else:
+            super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """Closes the connection after the answers that are due."""
+        if self.transport is None:
+            self.abort()
+            return
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_TLS_CLOSE_S, self.transport.abort)
+
+    def close_after_request(self) -> None:
+        """Closes the connection once the rest of the present request was read."""
+        if self._in_message and self.transport.can_write_eof() and not self.transport.is_closing():
+            self._lingering = True
+            self.transport.write_eof()
+            self._head_timer.start()
+        else:
+            self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Ends an idle or slow connection; one whose client reads nothing would otherwise stay half closed."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _start_idle_timer(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _refuse(self, fault: _RequestFaultError) -> None:
+        """Ends the connection with an error, after the answers to the requests before."""
+        if self.transport.is_closing():
+            return
+        self._refusal = closing_response(fault.status, fault.sentence)
+        self._head_timer.cancel()
+        if self._has_cycle and self.pipeline:
+            self.pipeline.popleft()  # the request whose body is wrong
+        elif self._has_cycle:
+            self._end_refusing()  # the application would wait for the rest of the body
+            return
+        if self._answering is None or self._answering.response_complete:
+            self._end_refusing()
+
+    def _end_refusing(self) -> None:
+        # Where half of an answer was sent, only the end of the connection tells the client.
+        if self._answering is None or not self._answering.response_started or self._answering.response_complete:
+            self.transport.write(self._refusal)
+        self.transport.close()
+
+
+class _LingeringTransport:
+    """The transport of an answer whose request may still be arriving.
+
+    The kernel resets a connection that is closed with unread data, and the client may then lose the answer.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.close = connection.close_after_request
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
+    """Wraps an application for a client of HTTP/1.0, which knows no chunks.
+
+    A body of unknown length ends with the connection. uvicorn frames no body in answers to HEAD, so the answer is sent
+    as one of those, and the body written beside it.
+    """
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        is_unframed = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_unframed
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                is_unframed = not has_length and scope["method"] != "HEAD"
+                if is_unframed:
+                    scope["method"] = "HEAD"
+            elif is_unframed and not cycle.disconnected:
+                await cycle.flow.drain()
+                cycle.transport.write(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return run
+
+
+@lru_cache(1)
+def _date_header(now_s: int) -> list[tuple[bytes, bytes]]:
+    return [(b"date", formatdate(now_s, usegmt=True).encode())]
 
 
 class HttpServer:
-    """Serves on sockets that are bound already.
+    """Accepts connections and runs an ASGI application on them; wakes for nothing else.
 
     Args:
-        handle: answers.
+        app: answers every request, and every failure.
+        limits: of connections.
+        clock: of `RequestInfo.arrived_s`.
+        tls: context of the server; None for plain HTTP.
+        peers: learns of client certificates.
+
+    Attributes:
+        config: uvicorn's.
+        state: uvicorn's, shared by all connections.
+        stopping: whether connections close after their present answer.
     """
 
-    def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.is_ending = False
-        self._limit = connections_limit()
-        self._listening: list[asyncio.Server] = []
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        limits: ServerLimits | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        tls: ssl.SSLContext | None = None,
+        peers: PeerRegistry | None = None,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.clock = clock
+        self.peers = peers
+        self.config = uvicorn.Config(
+            cast(Any, app),
+            http=HttpToolsProtocol,
+            loop="none",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+        )
+        self.state = ServerState()
+        self.stopping = False
+        self._tls = tls
+        self._listeners: list[socket.socket] = []
+        self._retry: asyncio.TimerHandle | None = None
         self._connections: dict[Connection, None] = {}  # oldest first
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
+        self._pending: dict[Connection, None] = {}  # those without a whole head so far, oldest first
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
 
     async def start(self, listeners: Iterable[socket.socket]) -> None:
-        """Takes connections from now on."""
-        loop = asyncio.get_running_loop()
+        """Accepts connections from now on, on sockets that are bound.
+
+        The server makes the handshakes itself, because asyncio's own hides a connection until its handshake has ended.
+        """
         for listener in listeners:
-            listening = await loop.create_server(lambda: Connection(self), sock=listener, backlog=_BACKLOG)
-            self._listening.append(listening)
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)
+            self._listeners.append(listener)
+        self._accept_from_now_on()
 
     async def stop(self, drain_s: float) -> None:
-        """Takes none any more, and ends those that there are with their present answers.
+        """Accepts no more connections, and ends those that are open with their present answers.
+
+        A request that nobody had accepted or read when its socket closed would be reset, so both are done first.
 
         Args:
-            drain_s: that these may take; what outlives it is told to come again.
+            drain_s: time for the answers; requests that take longer are cancelled.
         """
-        self.is_ending = True
-        for listening in self._listening:
-            listening.close()
+        await _turns()
+        self._accept_no_more()
+        while self._listeners:
+            self._listeners.pop().close()
+        await _turns()
+        self.stopping = True
         for connection in tuple(self._connections):
-            connection.end()
+            connection.shutdown()
         await self._until_ended(drain_s)
-        for task in self._tasks:
+        for task in self.state.tasks:
             task.cancel()
-        await self._until_ended(_CANCELLED_S if self._tasks else 0)
+        await self._until_ended(_CANCELLED_S if self.state.tasks else 0.0)
         for connection in tuple(self._connections):
             connection.abort()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     async def _until_ended(self, timeout_s: float) -> None:
-        self._look_if_ended()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._ended.wait()
-        except TimeoutError:
-            return
+                while self._connections or self.state.tasks:
+                    self._changed.clear()
+                    await self._changed.wait()
 
-    def _look_if_ended(self) -> None:
-        if self.is_ending and not self._connections and not self._tasks:
-            self._ended.set()
+    def _accept_from_now_on(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.add_reader(listener.fileno(), self._accept, listener)
 
-    # What connections tell.
+    def _accept_no_more(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._retry is not None:
+            self._retry.cancel()
+        for listener in self._listeners:
+            loop.remove_reader(listener.fileno())
 
-    def opened(self, connection: Connection) -> None:
-        """Counts it in. Where there are too many, the oldest that asks nothing makes room, or else this one."""
-        self._connections[connection] = None
-        if self.is_ending:  # it was let in just before
-            connection.end()
-        elif len(self._connections) > self._limit:
+    def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_PER_TURN):
+            try:
+                accepted, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor, no memory
+                log.error("cannot accept a connection", error=error.strerror)
+                self._accept_no_more()
+                self._retry = loop.call_later(_ACCEPT_RETRY_S, self._accept_from_now_on)
+                return
+            accepted.setblocking(False)
+            if accepted.family != socket.AF_UNIX:
+                # Otherwise the body of an answer waits for the client to acknowledge its head: 40 ms on Linux.
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(self, accepted)
+            self._opened(connection)
+            task = loop.create_task(self._serve(connection, accepted))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _serve(self, connection: Connection, accepted: socket.socket) -> None:
+        handshake_s = self.limits.handshake_s if self._tls is not None else None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s
+            )
+        except OSError as error:  # ssl.SSLError is one
+            log.debug("the TLS handshake failed", error=str(error))
+            self.closed(connection)
+
+    # Connections call these.
+
+    def _opened(self, connection: Connection) -> None:
+        """Counts a connection; if there are too many, the one that has asked nothing for longest is closed."""
+        self._connections[connection] = self._pending[connection] = None
+        if len(self._pending) > self.limits.pending:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.abort()
+        if self.limits.connections is not None and len(self._connections) > self.limits.connections:
             next(filter(lambda each: each.is_idle, self._connections)).abort()
 
+    def no_longer_pending(self, connection: Connection) -> None:
+        """The connection has sent a whole head."""
+        self._pending.pop(connection, None)
+
     def closed(self, connection: Connection) -> None:
+        """The connection has ended."""
         self._connections.pop(connection, None)
-        self._look_if_ended()
+        self._pending.pop(connection, None)
+        self._changed.set()
 
-    def keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._look_if_ended()
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """The task of a request has ended."""
+        self.state.tasks.discard(task)
+        self._changed.set()
 
 
-def connections_limit() -> int:
-    """At most half of the descriptors that this process may have: the rest is for what it does for who asks."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _CONNECTIONS_LIMIT if descriptors == resource.RLIM_INFINITY else min(_CONNECTIONS_LIMIT, descriptors // 2)
+async def _turns() -> None:
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
+
+
+class OverloadGuard:
+    """Refuses requests from their heads, so that a refusal costs less than an answer.
+
+    Reading a request, authenticating it and finding that there is no room costs several times as much as refusing its
+    head. At ten times the capacity that would take most of the machine. Two kinds of requests are refused unread:
+
+    - Those of a client that was refused for lack of room many times this second and did not wait. For a quarter of
+      the present waiting time its requests are refused; then one is read again. So the queue never runs empty.
+    - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
+      (receive livelock: Mogul and Ramakrishnan, 1997).
+
+    Clients are told apart by a mark of the credentials that they show, which nobody has verified yet: no client can
+    have another one refused by it. Belongs to one event loop.
+
+    Args:
+        queue_wait_s: returns how long a request would wait for its turn now.
+        on_refused: called for each request that is refused unread.
+    """
+
+    # So many refused requests of a client a second are read, and get a reasoned answer: 1 % of a core. So many
+    # requests of all clients are read however far behind the loop is: they are not what delays it.
+    _READ_PER_S = 20
+    _LONGEST_HOLD_S = 0.1
+    _PERIOD_S = 1.0
+    _LAG_PERIOD_S = 0.02
+    _LAG_LIMIT_S = 0.1
+
+    def __init__(self, queue_wait_s: Callable[[], float], on_refused: Callable[[], None]) -> None:
+        self._queue_wait_s = queue_wait_s
+        self._on_refused = on_refused
+        self._lags_s = (0.0, 0.0)
+        self._due_s: float | None = None
+        self._period_start_s = 0.0
+        self._sent: Counter[int] = Counter()
+        self._queue_full: Counter[int] = Counter()
+        self._held_until_s: dict[int, float] = {}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the event loop was late twice in a row; a single pause is no overload."""
+        return min(self._lags_s) > self._LAG_LIMIT_S
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begins to measure how late the event loop is; harmless if it has begun."""
+        if self._due_s is None:
+            self._measure(loop)
+
+    def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_s = loop.time()
+        if self._due_s is not None:
+            self._lags_s = (self._lags_s[1], now_s - self._due_s)
+        self._due_s = now_s + self._LAG_PERIOD_S
+        loop.call_later(self._LAG_PERIOD_S, self._measure, loop)
+
+    def queue_full(self, client: int, now_s: float) -> None:
+        """Notes that a request of a client was read and there was no room for it.
+
+        Args:
+            client: mark of its credentials.
+            now_s: time of the event loop.
+        """
+        self._begin_period(now_s)
+        self._queue_full[client] += 1
+        if self._queue_full[client] > self._READ_PER_S:
+            self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
+
+    def refuses(self, client: int, now_s: float) -> bool:
+        """Counts a request of a client, and returns whether to refuse it unread."""
+        self._begin_period(now_s)
+        self._sent[client] += 1
+        is_held = self._held_until_s.get(client, now_s) > now_s
+        if not (is_held or (self.is_behind and self._sends_often(client))):
+            return False
+        self._on_refused()
+        return True
+
+    def _begin_period(self, now_s: float) -> None:
+        if now_s - self._period_start_s <= self._PERIOD_S:
+            return
+        self._period_start_s = now_s
+        self._sent.clear()
+        self._queue_full.clear()
+        self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}
+
+    def _sends_often(self, client: int) -> bool:
+        sent = self._sent.total()
+        return sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent

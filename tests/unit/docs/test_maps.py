@@ -27,7 +27,6 @@ MAPPED = (
     "firstline_edge.telemetry",
     "firstline_edge.fleet.updates",
     "firstline_gateway",
-    "firstline_gateway.api.connection",
     "firstline_gateway.api.fleet",
     "firstline_gateway.serving",
     "firstline_gateway.serving.scheduling",

@@ -14,12 +14,12 @@ from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import image_limits, images
-from firstline_core.protocol import http_body, http_bounds, http_server, mqtt_packet, topics
+from firstline_core.protocol import http_body, mqtt_packet, topics
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
 from firstline_edge.fleet import reported
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.api.connection import door
 from firstline_gateway.fleet import selector
 from firstline_gateway.settings.settings import Settings
 
@@ -33,16 +33,17 @@ _METADATA = {
     "snapshot": f"{trust.LIMITS_BYTES['snapshot'] // 1024} KiB",
     "targets": f"{trust.LIMITS_BYTES['targets'] // 1_000_000} MB",
 }
+SERVER = ServerLimits()
 LIMITS = {
-    "HTTP head": (f"{http_bounds.HEAD_LIMIT_BYTES // 1024} KiB", f"{http_bounds.HEAD_TIMEOUT_S:g} s"),
+    "HTTP head": (f"{SERVER.head_bytes // 1024} KiB", f"{SERVER.head_s:g} s"),
     "connections without": (
-        f"{door.NEWCOMERS_LIMIT:,}, and half of the descriptors",
-        f"TLS handshake {door.HANDSHAKE_TIMEOUT_S:g} s",
+        f"{SERVER.pending:,}, and half of the descriptors",
+        f"TLS handshake {SERVER.handshake_s:g} s",
     ),
-    "HTTP requests sent ahead": (f"{http_bounds.PIPELINE_LIMIT} on one connection",),
-    "a client that does not read": (f"{http_bounds.WRITE_TIMEOUT_S:g} s",),
+    "HTTP requests sent ahead": (f"{SERVER.pipelined} on one connection",),
+    "a client that does not read": (f"{SERVER.write_s:g} s",),
     "HTTP bodies that come slowly": (f"{http_body.GRACE_S:g} s",),
-    "connections at the agent": (f"{http_server._CONNECTIONS_LIMIT:,}, and half of the descriptors",),
+    "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
     "tensors": (

@@ -12,9 +12,10 @@ from support.keys import bearer, create_key
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ForbiddenError, UnauthorizedError
+from firstline_core.protocol.http_server import RequestInfo
 from firstline_gateway.api.auth import Caller, authenticate, authorize, presented_by
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.presented import SCOPE_KEY, Presented
+from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.scopes import SCOPES
 from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
@@ -41,7 +42,7 @@ def connection(headers: dict[str, str] | None = None, *, presented: Presented | 
         "client": ("192.0.2.7", 4711),
         "headers": [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()],
     }
-    return HTTPConnection(scope if presented is None else scope | {SCOPE_KEY: presented})
+    return HTTPConnection(scope | {"state": {"firstline": RequestInfo(0.0, presented)}})
 
 
 async def test_a_key_becomes_a_principal_and_only_a_device_keeps_its_request_ids(
@@ -99,6 +100,6 @@ async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path:
     with Kept(sqlite_store(tmp_path)) as kept:
         identity = Identity(load(None, overrides=overrides), kept.database, kept.writer, clock=SYSTEM_CLOCK)
         proxys = connection(presented=Presented("proxy", "1", 0.0, 1e12))
-        assert await presented_by(identity, proxys) is None
+        assert await presented_by(identity, proxys.scope) is None
         await identity.close()
         assert identity.readers.close(5)

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from firstline_core.at_once import in_task
 from firstline_core.clock import Clock
 from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
 from firstline_core.types import InferRequest, InferResponse
@@ -164,7 +163,6 @@ class Deliveries:
         if self._clock.monotonic_s() < self._rests_until_s:
             self._metrics.delivery("refused")
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
-        await in_task()
         try:
             async with asyncio.timeout(PATIENCE_S):  # a device sends again what is not answered
                 return await ask()

@@ -9,8 +9,8 @@ import grpc.aio
 
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.grpc.service import InferenceService
-from firstline_core.protocol.http_bounds import HEAD_LIMIT_BYTES
 
+METADATA_LIMIT_BYTES = 65_536
 # Names, and the lengths of fields, beside what REST would have for a body.
 _FRAME_BYTES = 65_536
 
@@ -50,8 +50,8 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", body_limit_bytes + _FRAME_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.absolute_max_metadata_size", HEAD_LIMIT_BYTES),
-                ("grpc.max_metadata_size", HEAD_LIMIT_BYTES),
+                ("grpc.absolute_max_metadata_size", METADATA_LIMIT_BYTES),
+                ("grpc.max_metadata_size", METADATA_LIMIT_BYTES),
                 # Otherwise two processes could share the port, and each would get some of the calls.
                 ("grpc.so_reuseport", 0),
             ),

@@ -1,0 +1,152 @@
+"""Requests and replies of an ASGI application, without a framework: what the inference endpoints of both tiers use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_body import check_size, in_time, within
+from firstline_core.protocol.http_errors import Lowered
+from firstline_core.protocol.http_server import Receive, Scope, Send, request_info
+from firstline_core.protocol.limits import Limits
+from firstline_core.telemetry.trace import from_lines
+
+_NO_CONTENT = 204
+_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+
+
+class ClientDisconnectedError(Exception):
+    """The client left before the end of its request."""
+
+
+class Request:
+    """One HTTP request.
+
+    Args:
+        scope: ASGI's, of the type "http".
+        receive: ASGI's.
+
+    Attributes:
+        scope: as given.
+        method: such as POST.
+        path: unquoted.
+        headers: by lower-case names; of a name that came twice, the first.
+        query_string: as it was sent.
+        peer: address and port of the client; None over a Unix socket.
+        info: what the server knows of the request.
+        parameters: the named parts of the path, once a router has found them.
+        trace: that the request belongs to.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "_receive",
+        "headers",
+        "info",
+        "method",
+        "parameters",
+        "path",
+        "peer",
+        "query_string",
+        "scope",
+        "trace",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        lines = scope["headers"]
+        self.headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(lines))
+        self.query_string: bytes = scope["query_string"]
+        self.peer: tuple[str, int] | None = scope.get("client")
+        self.info = request_info(scope)
+        self.trace = from_lines(lines) if "traceparent" in self.headers else None
+        self.parameters: Mapping[str, str] = _NO_PARAMETERS
+        self._receive = receive
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """The parameters after `?`, unquoted; of a name that came twice, the last."""
+        return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
+
+    async def body(self, limits: Limits, take: Callable[[int], None] = lambda _size_bytes: None) -> bytes:
+        """Reads the whole body, within its limits of size and time.
+
+        Args:
+            limits: of the body.
+            take: called with the size of each part as it arrives; may refuse it.
+
+        Raises:
+            PayloadTooLargeError: the body is over the limit.
+            RemoteTimeoutError: it comes too slowly.
+            ClientDisconnectedError: its end will not come.
+        """
+        if self.info.whole:
+            body = (await self._message())[0]
+            check_size(body, limits)
+            take(len(body))
+            return body
+        parts = []
+        async for chunk in within(in_time(self._chunks()), self.headers, limits):
+            take(len(chunk))
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            chunk, more = await self._message()
+            if chunk:
+                yield chunk
+
+    async def _message(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        return message.get("body", b""), message.get("more_body", False)
+
+
+class Streamed:
+    """An answer in pieces, sent as they come.
+
+    Args:
+        headers: of the answer.
+        pieces: closed at the end, also when the client leaves before it.
+        held: closed at the end too.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], held: contextlib.ExitStack
+    ) -> None:
+        self.headers = headers
+        self.pieces = pieces
+        self.held = held
+
+
+async def send_reply(reply: Reply, send: Send) -> None:
+    """Sends a whole answer."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if reply.status != _NO_CONTENT:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def send_stream(streamed: Streamed, request: Request, send: Send) -> None:
+    """Sends an answer in pieces; cancelled when the client leaves."""
+    with streamed.held:
+        async with contextlib.aclosing(streamed.pieces) as pieces:
+            request.info.cancel_on_disconnect()
+            headers = [
+                (name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in streamed.headers.items()
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if request.method != "HEAD":
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})

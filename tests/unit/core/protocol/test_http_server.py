@@ -1,0 +1,656 @@
+"""The HTTP server of both tiers, driven by bytes on sockets: requests that are cut, pipelined, slow or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import re
+import resource
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httptools
+import pytest
+import uvicorn
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
+from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_server import (
+    Connection,
+    HttpServer,
+    OverloadGuard,
+    Receive,
+    Scope,
+    Send,
+    ServerLimits,
+    connections_within_descriptors,
+)
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+
+TIMEOUT_S = 10.0
+SHORT_S = 0.2
+SHORT = ServerLimits(head_s=SHORT_S, idle_s=SHORT_S, write_s=SHORT_S)
+
+Handler = Callable[[Request], Awaitable[Reply | Streamed]]
+
+
+def asking(body: bytes, *lines: str, path: str = "/a") -> bytes:
+    head = [f"POST {path} HTTP/1.1", "Host: a", f"Content-Length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+@contextlib.asynccontextmanager
+async def served(handle: Handler, limits: ServerLimits | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            reply = await handle(request)
+        except ClientDisconnectedError:
+            return
+        except asyncio.CancelledError:
+            reply = Reply(503, {}, b"cancelled")
+        if isinstance(reply, Streamed):
+            await send_stream(reply, request, send)
+        else:
+            await send_reply(reply, send)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = HttpServer(app, limits=limits)
+        await server.start([listener])
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                yield server, listener.getsockname()[1]
+        finally:
+            await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def answered(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = re.search(rb"content-length: (\d+)", head)
+    return int(head.split()[1]), await reader.readexactly(int(length[1]) if length else 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (what is awaited is in the server, which has no event for it)
+        await asyncio.sleep(0.001)
+
+
+def connections(server: HttpServer) -> list[Connection]:
+    return list(server._connections)
+
+
+async def echo(request: Request) -> Reply:
+    return Reply(200, {}, request.path.encode() + b" " + await request.body(DEFAULT_LIMITS))
+
+
+class Gate:
+    """Answers nothing until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.held = 0
+        self.lost = 0
+
+    async def __call__(self, request: Request) -> Reply:
+        self.held += 1
+        try:
+            await request.body(DEFAULT_LIMITS)
+        except ClientDisconnectedError:
+            self.lost += 1
+            raise
+        await self.opened.wait()
+        return Reply(200, {}, request.path.encode())
+
+
+# --- Requests and answers --------------------------------------------------------------------------------------------
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async def slow_and_quick(request: Request) -> Reply:
+        if request.path == "/slow":
+            async with asyncio.timeout(1):  # of its own task, not of the one before
+                await asyncio.sleep(0.01)
+        return await echo(request)
+
+    async with served(slow_and_quick) as (_, port), connected(port) as (reader, writer):
+        for _ in range(2):
+            paths = ("/a", "/slow", "/b", "/slow", "/slow", "/c")
+            writer.write(b"".join(asking(b"xy", path=path) for path in paths))
+            assert [await answered(reader) for _ in paths] == [(200, path.encode() + b" xy") for path in paths]
+
+
+async def test_packets_may_end_anywhere() -> None:
+    request = asking(b"0123456789")
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for cut in (len(request), 1, 4, request.index(b"\r\n\r\n") + 2, len(request) - 10, len(request) - 1):
+            writer.write(request[:cut])
+            await asyncio.sleep(0.005)  # a packet of its own; together they are the case above
+            writer.write(request[cut:])
+            assert await answered(reader) == (200, b"/a 0123456789")
+        for byte in request:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await answered(reader))[0] == 200
+
+
+async def test_every_answer_has_a_date() -> None:
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        assert re.search(rb"\r\ndate: \w{3}, \d\d \w{3} \d{4} [\d:]{8} GMT\r\n", await reader.readuntil(b"\r\n\r\n"))
+
+
+async def test_connection_close_ends_the_connection() -> None:
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"xy", "Connection: close") + b"what comes after it counts for nothing")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
+        assert await reader.read() == b"/a xy"
+
+
+async def test_a_wish_for_http_2_is_answered_over_http_1() -> None:
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c")
+    chunked = (
+        b"POST /c HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"xy", *upgrade) + chunked + b"2\r\nab\r\n0\r\n\r\n" + asking(b"", *upgrade) + asking(b"z"))
+        assert [await answered(reader) for _ in range(4)] == [
+            (200, said) for said in (b"/a xy", b"/c ab", b"/a ", b"/a z")
+        ]
+        request = asking(b"xy" * 100, *upgrade)
+        for cut in (30, request.index(b"\r\n\r\n") + 4, len(request) - 100):
+            writer.write(request[:cut])
+            await asyncio.sleep(0.005)  # a packet of its own
+            writer.write(request[cut:])
+            assert await answered(reader) == (200, b"/a " + b"xy" * 100)
+
+
+async def test_an_early_answer_is_not_lost_to_a_reset() -> None:
+    async def refuse(_request: Request) -> Reply:
+        return Reply(413, {}, b"too much")
+
+    async with served(refuse) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x" * 500_000, "Connection: close"))
+        assert await answered(reader) == (413, b"too much")
+        assert await reader.read() == b""
+    async with served(refuse) as (_, port), connected(port) as (reader, writer):
+        for _ in range(2):  # the connection stays open, and the next request is read from its beginning
+            writer.write(asking(b"x" * 500_000))
+            assert await answered(reader) == (413, b"too much")
+
+
+async def test_expect_continue_is_answered_before_the_body() -> None:
+    async def by_path(request: Request) -> Reply:
+        return Reply(413, {}, b"") if request.path == "/no" else await echo(request)
+
+    expecting = asking(b"xy", "Expect: 100-continue")[:-2]
+    async with served(by_path) as (_, port), connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(expecting)
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"xy")
+            assert await answered(reader) == (200, b"/a xy")
+        writer.write(expecting.replace(b"/a", b"/no"))
+        answer = await reader.read()  # whether the body still comes is unknown
+        assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer
+
+
+async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(b"POST /a HTTP/1.0\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nxy")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"connection: close\r\n\r\n/a xy")
+
+
+# --- Requests that are refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "reason"),
+    [
+        ("GET /a HTTP/1.1\r\n", 400, b"no Host header"),
+        ("GET /a HTTP/1.1\r\nHost: a\r\nhost: b\r\n", 400, b"host came twice"),
+        ("GET /a HTTP/1.0\r\nHost: a\r\nHost: a\r\n", 400, b"host came twice"),
+        ("GET /a HTTP/1.1\r\nHost: a\r\nAuthorization: x\r\nauthorization: x\r\n", 400, b"authorization came twice"),
+        (
+            "POST /a HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 1\r\n"
+            "Inference-Header-Content-Length: 1\r\n",
+            400,
+            b"inference-header-content-length came twice",
+        ),
+        ("POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n", 400, b"no valid HTTP/1.1"),
+        ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501, b"chunked alone"),
+        ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n", 501, b"chunked alone"),
+        ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501, b"chunked"),
+        ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n", 400, b"no valid HTTP/1.1"),
+    ],
+)
+async def test_ambiguous_heads_are_refused_after_the_answers_before_them(head: str, status: int, reason: bytes) -> None:
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"xy") + head.encode() + b"\r\n")
+        assert await answered(reader) == (200, b"/a xy")
+        found, body = await answered(reader)
+        assert (found, reason in body) == (status, True), body
+        assert await reader.read() == b""
+
+
+async def test_too_many_pipelined_requests_end_the_connection_after_the_answers() -> None:
+    limit = ServerLimits().pipelined
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x") * (limit + 5))
+        statuses = [(await answered(reader))[0] for _ in range(limit + 2)]
+        assert statuses == [200] * (limit + 1) + [400]
+        assert await reader.read() == b""
+
+
+async def test_nonsense_is_refused_after_the_answers_before_it() -> None:
+    gate = Gate()
+    async with served(gate) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x") + b"nonsense\r\n\r\n")
+        await until(lambda: gate.held == 1)
+        gate.opened.set()
+        assert await answered(reader) == (200, b"/a")
+        assert (await answered(reader))[0] == 400
+        assert await reader.read() == b""
+
+
+async def test_a_body_that_breaks_the_protocol_is_refused() -> None:
+    gate = Gate()
+    async with served(gate) as (_, port), connected(port) as (reader, writer):
+        writer.write(b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n")
+        await until(lambda: gate.held == 1)
+        writer.write(b"anonsense")
+        assert (await answered(reader))[0] == 400
+        await until(lambda: gate.lost == 1)
+
+
+# --- Slow, idle and absent clients -----------------------------------------------------------------------------------
+
+
+async def test_a_client_that_leaves_in_the_middle_of_a_body_is_noticed() -> None:
+    gate = Gate()
+    async with served(gate) as (server, port), connected(port) as (_, writer):
+        writer.write(asking(b"x" * 200_000)[:-1])
+        await until(lambda: gate.held == 1)
+        writer.transport.abort()
+        await until(lambda: gate.lost == 1)
+        await until(lambda: not connections(server) and not server.state.tasks)
+
+
+async def test_a_request_that_asks_for_it_is_cancelled_when_its_client_leaves() -> None:
+    cancelled: list[bool] = []
+
+    async def wait(request: Request) -> Reply:
+        request.info.cancel_on_disconnect()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(request.info.disconnected)
+        return Reply(200, {}, b"")
+
+    async with served(wait) as (server, port), connected(port) as (_, writer):
+        writer.write(asking(b"x"))
+        await until(lambda: len(server.state.tasks) == 1)
+        writer.transport.abort()
+        await until(lambda: cancelled == [True])
+
+
+async def test_a_client_that_reads_nothing_holds_few_answers() -> None:
+    async def large(_request: Request) -> Reply:
+        return Reply(200, {}, bytes(1_000_000))
+
+    async with served(large, ServerLimits(write_s=SHORT_S)) as (server, port):
+        with socket.socket() as found:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            found.connect(("127.0.0.1", port))
+            found.sendall(asking(b"x") * 10)
+            await until(lambda: len(connections(server)) == 1)
+            (connection,) = connections(server)
+            await until(lambda: connection.transport is not None and connection.transport.get_write_buffer_size() > 0)
+            assert connection.transport.get_write_buffer_size() < 3_000_000
+            await until(lambda: not connections(server))  # its time is over
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /a HT", asking(b"x") + b"\r\n", asking(b"x", path="/early")[:-1]])
+async def test_idle_and_unfinished_connections_end(sent: bytes) -> None:
+    async def early(request: Request) -> Reply:
+        return Reply(404, {}, b"") if request.path == "/early" else await echo(request)
+
+    async with served(early, SHORT) as (_, port), connected(port) as (reader, writer):
+        writer.write(sent)
+        await reader.read()
+
+
+async def test_a_head_that_trickles_in_is_cut_off() -> None:
+    async with served(echo, ServerLimits(head_s=SHORT_S)) as (_, port), connected(port) as (reader, writer):
+        ended = asyncio.create_task(reader.read())
+        while not ended.done():
+            writer.write(b"P" if not ended.done() else b"")
+            await asyncio.sleep(SHORT_S / 8)  # each byte comes well within the time
+
+
+async def test_an_answer_may_take_longer_than_a_head() -> None:
+    gate = Gate()
+    request = asking(b"x")
+    async with served(gate, SHORT) as (_, port), connected(port) as (reader, writer):
+        writer.write(request[:20])  # the time for the head has begun
+        await asyncio.sleep(0.005)
+        writer.write(request[20:])
+        await until(lambda: gate.held == 1)
+        await asyncio.sleep(2 * SHORT_S)
+        gate.opened.set()
+        assert (await answered(reader))[0] == 200
+
+
+async def test_the_time_in_the_kernel_is_part_of_the_arrival() -> None:
+    waited_s: list[float] = []
+
+    async def note(request: Request) -> Reply:
+        waited_s.append(asyncio.get_running_loop().time() - request.info.arrived_s)
+        return await echo(request)
+
+    async with served(note) as (server, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        await answered(reader)
+        await asyncio.to_thread(lambda: None)
+        (connection,) = connections(server)
+        connection.transport.pause_reading()  # as a busy event loop does
+        writer.write(asking(b"x"))
+        await asyncio.sleep(0.1)
+        connection.transport.resume_reading()
+        await answered(reader)
+    assert waited_s[0] < waited_s[1]
+    assert waited_s[1] > 0.05
+
+
+# --- Numbers of connections ------------------------------------------------------------------------------------------
+
+
+async def test_of_too_many_connections_the_oldest_idle_one_closes() -> None:
+    gate = Gate()
+    async with served(gate, ServerLimits(connections=3)) as (server, port), contextlib.AsyncExitStack() as held:
+        asker, oldest, younger = [await held.enter_async_context(connected(port)) for _ in range(3)]
+        asker[1].write(asking(b"x"))
+        await until(lambda: gate.held == 1 and len(connections(server)) == 3)
+        await held.enter_async_context(connected(port))
+        with contextlib.suppress(ConnectionResetError):
+            assert await oldest[0].read() == b""
+        gate.opened.set()
+        for reader, writer in (asker, younger):
+            if writer is not asker[1]:
+                writer.write(asking(b"x"))
+            assert (await answered(reader))[0] == 200
+
+
+async def test_of_too_many_pending_connections_the_oldest_closes() -> None:
+    async with served(echo, ServerLimits(pending=2)) as (_, port), contextlib.AsyncExitStack() as held:
+        known = await held.enter_async_context(connected(port))
+        known[1].write(asking(b"x"))
+        assert (await answered(known[0]))[0] == 200
+        oldest, *others = [await held.enter_async_context(connected(port)) for _ in range(3)]
+        with contextlib.suppress(ConnectionResetError):
+            assert await oldest[0].read() == b""
+        for reader, writer in (known, *others):
+            writer.write(asking(b"x"))
+            assert (await answered(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "limit"), [(resource.RLIM_INFINITY, 4096), (1 << 20, 4096), (1024, 512), (1, 1), (0, 1)]
+)
+def test_connections_take_half_of_the_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, descriptors: int, limit: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, resource.RLIM_INFINITY))
+    assert connections_within_descriptors() == limit
+
+
+# --- The end ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_stops_after_the_answers_that_are_due() -> None:
+    gate = Gate()
+    async with served(gate) as (server, port), connected(port) as idle, connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        await until(lambda: gate.held == 1)
+        stopping = asyncio.create_task(server.stop(TIMEOUT_S))
+        assert await idle[0].read() == b""
+        gate.opened.set()
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
+        await stopping
+
+
+async def test_requests_that_outlive_the_drain_are_cancelled() -> None:
+    gate = Gate()
+    async with served(gate) as (server, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        await until(lambda: gate.held == 1)
+        await server.stop(0)
+        assert await answered(reader) == (503, b"cancelled")
+
+
+async def test_a_server_without_connections_stops_at_once() -> None:
+    async with served(echo) as (server, _):
+        async with asyncio.timeout(1):
+            await server.stop(TIMEOUT_S)
+
+
+# --- Answers in pieces -----------------------------------------------------------------------------------------------
+
+
+class Pieces:
+    """A stream of as many pieces as are asked for, that tells when it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.more = asyncio.Event()
+
+    async def __call__(self, _request: Request) -> Streamed:
+        held = contextlib.ExitStack()
+        held.callback(self._close)
+        return Streamed({"Content-Type": "text/plain"}, self._pieces(), held)
+
+    def _close(self) -> None:
+        self.closed += 1
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        await self.more.wait()
+        yield b"two"
+
+
+async def test_an_answer_in_pieces_is_sent_as_they_come() -> None:
+    pieces = Pieces()
+    async with served(pieces) as (_, port), connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"transfer-encoding: chunked" in head
+            assert await reader.readuntil(b"one\r\n") == b"3\r\none\r\n"
+            pieces.more.set()
+            assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\ntwo\r\n0\r\n\r\n"
+        writer.write(b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\nGET /a HTTP/1.0\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        assert (await reader.read()).endswith(b"connection: close\r\n\r\nonetwo")
+        assert pieces.closed == 4
+
+
+async def test_a_client_that_leaves_a_stream_frees_what_it_held() -> None:
+    pieces = Pieces()
+    async with served(pieces) as (_, port), connected(port) as (reader, writer):
+        writer.write(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"one")
+        writer.transport.abort()
+        await until(lambda: pieces.closed == 1)
+
+
+async def test_an_idle_connection_holds_no_body() -> None:
+    async with served(echo) as (server, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x" * 50_000))
+        await answered(reader)
+        (connection,) = connections(server)
+        assert connection.cycle.body == b""
+
+
+async def test_a_request_knows_its_trace() -> None:
+    seen: list[tuple[str, str] | None] = []
+
+    async def note(request: Request) -> Reply:
+        trace = request.trace
+        seen.append(None if trace is None else (trace.parent_id, trace.state))
+        return await echo(request)
+
+    def traced(number: int, state: str) -> bytes:
+        return asking(b"xy", f"traceparent: 00-{7:032x}-{number:016x}-01", f"tracestate: {state}", "X: y")
+
+    async with served(note) as (_, port), connected(port) as (reader, writer):
+        for request in (traced(1, "a=1"), asking(b"xy", "tracestate: a=1"), asking(b"xy")):
+            writer.write(request)
+            assert await answered(reader) == (200, b"/a xy")
+        writer.write(traced(4, "a=1") + traced(5, "A") + traced(0, "a=1"))
+        assert [await answered(reader) for _ in range(3)] == [(200, b"/a xy")] * 3
+    assert seen == [(f"{1:016x}", "a=1"), None, None, (f"{4:016x}", "a=1"), (f"{5:016x}", ""), None]
+
+
+# --- Overload --------------------------------------------------------------------------------------------------------
+
+
+class Overload:
+    """A guard whose queue takes `wait_s`, and whose event loop is late when the test says so."""
+
+    def __init__(self, wait_s: float = 0.2) -> None:
+        self.refused = 0
+        self.guard = OverloadGuard(lambda: wait_s, self._count)
+
+    def _count(self) -> None:
+        self.refused += 1
+
+    def late(self, lag_s: float) -> None:
+        self.guard._lags_s = (lag_s, lag_s)
+
+
+def test_a_client_that_does_not_wait_is_refused_for_a_quarter_of_the_wait() -> None:
+    overload = Overload()
+    guard = overload.guard
+    for _ in range(20):
+        guard.queue_full(1, 10.0)
+        assert not guard.refuses(1, 10.0)
+    guard.queue_full(1, 10.0)
+    assert guard.refuses(1, 10.0)
+    assert guard.refuses(1, 10.049)
+    assert not guard.refuses(2, 10.0)  # another client
+    assert not guard.refuses(1, 10.051)
+    assert overload.refused == 2
+
+
+def test_a_client_that_is_seldom_refused_is_always_read() -> None:
+    guard = Overload().guard
+    for second in range(100):
+        guard.queue_full(1, 10.0 + second / 10)
+        assert not guard.refuses(1, 10.0 + second / 10)
+
+
+def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
+    overload = Overload()
+    guard = overload.guard
+    overload.late(0.2)
+    for _ in range(30):
+        guard.refuses(1, 10.0)
+    assert overload.refused == 10  # alone, it is the busiest
+    assert not guard.refuses(2, 10.0)
+    assert guard.refuses(1, 10.0)
+    overload.late(0.0)
+    assert not guard.refuses(1, 11.5)
+
+
+def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
+    overload = Overload()
+    overload.late(0.2)
+    for second in range(10):
+        assert not any(overload.guard.refuses(1, 10.0 + second * 1.1) for _ in range(20))
+
+
+async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
+    guard = Overload().guard
+    guard.watch(asyncio.get_running_loop())
+    await asyncio.sleep(0.03)
+    assert not guard.is_behind
+
+
+# --- What uvicorn does not document ----------------------------------------------------------------------------------
+
+
+def made() -> Connection:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    return Connection(HttpServer(app), socket.socket())
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute"),
+    [
+        *((HttpToolsProtocol, name) for name in ("_unset_keepalive_if_required", "_start_asgi_task")),
+        *((HttpToolsProtocol, name) for name in ("timeout_keep_alive_handler", "on_response_complete", "shutdown")),
+        *((HttpToolsProtocol, f"on_{name}") for name in ("message_begin", "url", "header", "headers_complete")),
+        *((HttpToolsProtocol, f"on_{name}") for name in ("body", "message_complete")),
+        *((FlowControl, name) for name in ("pause_reading", "resume_reading", "drain")),
+        *((RequestResponseCycle, name) for name in ("run_asgi", "send", "receive")),
+        *((uvicorn.Config, name) for name in ("load", "asgi_version")),
+        (httptools.HttpRequestParser, "set_dangerous_leniencies"),
+        (httptools_impl, "RequestResponseCycle"),
+    ],
+)
+def test_uvicorn_has_a_method_that_the_server_relies_on(owner: Any, attribute: str) -> None:
+    assert callable(getattr(owner, attribute)) or isinstance(inspect.getattr_static(owner, attribute), property)
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        *("parser", "transport", "flow", "pipeline", "scope", "headers", "url", "cycle", "tasks", "server_state"),
+        *("expect_100_continue", "timeout_keep_alive", "timeout_keep_alive_task", "loop"),
+    ],
+)
+async def test_a_connection_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
+    connection = made()
+    connection.on_message_begin()
+    assert hasattr(connection, attribute)
+    connection._socket.close()
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        *("scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "response_started"),
+        *("response_complete", "body"),
+    ],
+)
+async def test_a_cycle_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
+    async with served(echo) as (server, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        await answered(reader)
+        (connection,) = connections(server)
+        assert hasattr(connection.cycle, attribute)
+
+
+@pytest.mark.parametrize("attribute", ["connections", "tasks", "default_headers"])
+def test_uvicorns_state_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
+    assert hasattr(ServerState(), attribute)
