@@ -37,10 +37,10 @@ from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.gateway import Gateway
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
-from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.rows import Row, merge
 
-_OPTIONS = CascadeOptions(limit_bytes=8 << 20, default_timeout_s=2.0, reserve_s=0.02)  # the agent's defaults
+_OPTIONS = CascadeOptions(limit_bytes=8 << 20, reserve_s=0.02)  # the agent's defaults
 _MAX_AGE_S = 86_400.0
 _PATIENCE_S = 600.0  # for promises, after the last request
 
@@ -86,9 +86,6 @@ class NoAudits:
     """Nobody looks: what audits find is measured in `alarm.py`."""
 
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
-        pass
-
-    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
         pass
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
@@ -150,9 +147,9 @@ async def serve(
 
     async def ask(number: int, row: int) -> None:
         asked_s = clock.monotonic_s()
-        request = InferRequest(NAME, (tensor_of(pool, row),), str(number), deadline_s=asked_s + deadline_s)
+        request = InferRequest(NAME, (tensor_of(pool, row),), str(number))
         with contextlib.suppress(FirstlineError):  # nobody had time for it
-            response = await on.cascade.infer(request)
+            response = await on.cascade.infer(RequestContext(request, asked_s + deadline_s))
             answered[number] = clock.monotonic_s() - asked_s, response
 
     async with asyncio.TaskGroup() as asking:

@@ -25,22 +25,17 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext, Wait
-from firstline_edge.budgets.spending import denied
+from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
 from firstline_edge.cascade.turns import Turns
 from firstline_edge.models.held import HeldModel
 from firstline_edge.parts import Parts, open_parts
-from firstline_edge.requests.context import Trail
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.telemetry import report
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
 """What the short way calls the input of a model that this device does not hold."""
-
-
-_FIRST = Wait.FIRST
-_NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
 
 class EdgeAgent:
@@ -95,29 +90,23 @@ class EdgeAgent:
         await self._opened.aclose()
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answers one request; see `Cascade.infer` for what it raises. The error names the request's id."""
+        """Answers one request; see `Cascade.infer` for the errors, which carry the request's id."""
         if not self._ready:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         started_s = self._clock.monotonic_s()
-        trail = Trail()
-        if (deadline_s := request.deadline_s) is None:
-            deadline_s = started_s + self._default_timeout_s
-        cascade = self.parts.cascade
+        deadline_s = started_s + self._default_timeout_s if request.deadline_s is None else request.deadline_s
+        context = RequestContext(request, deadline_s)
         try:
-            if not self._turns.take_now(deadline_s, started_s):
-                await self._turns.take(deadline_s)
-            response = cascade.at_once(request, trail)
-            if response is None:
-                request = replace(request, deadline_s=deadline_s)
-                response = await cascade.infer(request, trail)
+            await self._turns.take(deadline_s)
+            response = await self.parts.cascade.infer(context)
         except FirstlineError as error:
-            # Those who asked the same together may share the error: whoever turns it into a reply does so at once.
+            # Callers whose equal rows were computed once may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
             held = self.parts.models.find(request.model, request.version)
-            self.parts.recorder.refused(request, held, error, trail, self._clock.monotonic_s() - started_s)
+            self.parts.recorder.refused(request, held, error, context, self._clock.monotonic_s() - started_s)
             raise
         seconds = self._clock.monotonic_s() - started_s
-        self.parts.recorder.answered(request, response, seconds, self._facts(request, trail))
+        self.parts.recorder.answered(request, response, seconds, context.log_record())
         return response
 
     async def infer_file(
@@ -250,20 +239,6 @@ class EdgeAgent:
     def status(self) -> dict[str, Any]:
         """How the agent is, see `telemetry/report.py`."""
         return report.status_of(self, self._clock.monotonic_s() - self._started_s)
-
-    def _facts(self, request: InferRequest, trail: Trail) -> Mapping[str, Any]:
-        """What the decision log says of an answer beside the answer: what it was held against, and what went wrong."""
-        facts = trail.told
-        if facts is None:
-            held = self.parts.models.find(request.model, request.version)
-            held = held if trail.choice is None else trail.choice.model
-            facts = _NOT_HELD if held is None else self.parts.router.told(held)
-        if trail.choice is not None:
-            facts = {**facts, **trail.choice.facts}
-        if not trail.cause and not trail.denials and request.wait is not _FIRST:
-            return facts
-        known = {"cause": trail.cause, "wait": request.wait.value if request.wait is _FIRST else ""}
-        return {**facts, **{key: value for key, value in known.items() if value}, **denied(trail.denials)}
 
     def _unknown(self, model: str, version: str) -> UnknownModelError:
         names = ", ".join(sorted({held.manifest.name for held in self.parts.models.all})) or "none"

@@ -25,7 +25,7 @@ from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.wiring import AuditRoom
 from firstline_edge.budgets.sensors import conditions_of, device_sensors
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.budgets.wiring import asking_mj, open_spending
+from firstline_edge.budgets.wiring import escalation_mj, open_spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cascade.hedging import Hedging
@@ -215,7 +215,7 @@ async def open_parts(  # noqa: PLR0915
             audits=auditor,
             options=cascade_options(settings.policy),
             clock=clock,
-            asking_mj=asking_mj(settings, lambda: links.usable),
+            escalation_mj=escalation_mj(settings, lambda: links.usable),
         )
         opened.push_async_callback(cascade.close)
         opened.push_async_callback(hedging.close)

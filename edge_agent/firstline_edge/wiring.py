@@ -86,7 +86,6 @@ def make_policy(section: PolicySection) -> Policy:
 def cascade_options(section: PolicySection) -> CascadeOptions:
     return CascadeOptions(
         limit_bytes=section.limit_bytes,
-        default_timeout_s=section.default_timeout_ms / 1000,
         reserve_s=section.deadline_reserve_ms / 1000,
     )
 

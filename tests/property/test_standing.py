@@ -158,7 +158,7 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
             scene = Scene(clock=SimulatedClock(), certified=CERTIFIED, folder=Path(name), audit=everything)
             scene.clock._now_s += 600  # type: ignore[attr-defined]
             for value, wishes in asked:
-                await scene.cascade.infer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
+                await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
             assert scene.standings is not None
             watched = scene.standings.find(scene.held)
             assert watched is not None and watched.record.drawn == 0

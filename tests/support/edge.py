@@ -53,8 +53,7 @@ from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.store import OutboxItem
-from firstline_edge.requests.context import Trail
-from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import AuditSection
 
@@ -169,9 +168,6 @@ class NoAudits:
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
-    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
-        pass
-
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
@@ -272,7 +268,7 @@ class Scene:
             spending=spending,
             promises=self.promises,
             audits=self.auditor or NoAudits(),
-            options=CascadeOptions(limit_bytes=64, default_timeout_s=2, reserve_s=0.02),
+            options=CascadeOptions(limit_bytes=64, reserve_s=0.02),
             clock=clock,
         )
 
@@ -282,8 +278,15 @@ class Scene:
         self.models.put(other)
 
     async def infer(self, *values: float, **fields: Any) -> InferResponse:
-        asked, trail = request(*values, **fields), Trail()
-        return self.cascade.at_once(asked, trail) or await self.cascade.infer(asked, trail)
+        return await self.answer(request(*values, **fields))
+
+    async def answer(self, request: InferRequest) -> InferResponse:
+        return await self.cascade.infer(self.context(request))
+
+    def context(self, request: InferRequest) -> RequestContext:
+        """A request that has just arrived; without a deadline it has two seconds."""
+        deadline_s = self.clock.monotonic_s() + 2 if request.deadline_s is None else request.deadline_s
+        return RequestContext(request, deadline_s)
 
     @property
     def sent_rows(self) -> list[list[float]]:

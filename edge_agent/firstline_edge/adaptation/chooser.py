@@ -21,25 +21,19 @@ class Chooser:
     Args:
         gateway: predicts the time of the full model.
         clock: of deadlines.
-        default_timeout_s: for a request without a deadline.
         reserve_s: reserved of a deadline for writing the answer, at most a quarter of what is left.
         escalation_mj: stated energy to send a row and receive its answer; 0 if it is not stated.
     """
 
-    def __init__(
-        self, gateway: Gateway, clock: Clock, default_timeout_s: float, reserve_s: float, escalation_mj: EscalationCost
-    ) -> None:
+    def __init__(self, gateway: Gateway, clock: Clock, reserve_s: float, escalation_mj: EscalationCost) -> None:
         self._gateway = gateway
         self._clock = clock
-        self._default_timeout_s = default_timeout_s
         self._reserve_s = reserve_s
         self._escalation_mj = escalation_mj
 
-    def choose(self, request: InferRequest, variants: VariantSet) -> VariantChoice:
+    def choose(self, request: InferRequest, deadline_s: float, variants: VariantSet) -> VariantChoice:
         """Returns the variant that answers the request, see `Variants.choose`."""
-        left_s = self._default_timeout_s
-        if request.deadline_s is not None:
-            left_s = request.deadline_s - self._clock.monotonic_s()
+        left_s = deadline_s - self._clock.monotonic_s()
         left_s -= min(self._reserve_s, max(0.0, left_s) / 4)
         may_escalate = request.route is not Route.EDGE and request.privacy is Privacy.ANY
         link_s = self._gateway.predicted_s(request, request.rows) if may_escalate else None

@@ -146,18 +146,6 @@ class Auditor:
         if recalled:
             self.escalated(model, recalled)
 
-    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
-        """As `judged`, for the commonest request; see `hooks.Audits`."""
-        watched, score = self._standings.find(model), edge.score
-        if watched is None or score is None:
-            return
-        if watched.scores is not None:
-            watched.scores.add(score)
-        if watched.speaks_of(score, model.group(edge)) and self._tests(watched):
-            share = self._next_share(row_bytes(request.inputs[0], 0))
-            if self._rng.random() < share:
-                self._draw(watched, request, Row(0, content, edge), edge, share, promised=True)
-
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
 

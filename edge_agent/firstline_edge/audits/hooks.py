@@ -7,7 +7,6 @@ from typing import Protocol
 
 from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row
 
 
@@ -16,17 +15,6 @@ class Audits(Protocol):
 
     def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Every row has a verdict; those that the full model must answer have no answer yet."""
-        ...
-
-    def kept(self, request: InferRequest, model: HeldModel, content: bytes, edge: ModelOutput) -> None:
-        """As `judged`, where the request has one row, and was answered with what the edge model said of it.
-
-        Args:
-            request: not bound to this device.
-            model: whose edge variant answered.
-            content: the row's, from `keys.content_digest`.
-            edge: with a score, for which the answer was kept.
-        """
         ...
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:

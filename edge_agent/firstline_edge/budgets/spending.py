@@ -11,7 +11,7 @@ last `SAVE_EVERY_S` of spending.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -32,15 +32,6 @@ SAVE_EVERY_S = 5.0
 
 _ROW_BYTES = 256  # what an answer says of each further row
 _FORGET = 0.05  # how fast a call that was larger than usual is forgotten
-
-
-def denied(denials: Mapping[int, Denial]) -> dict[str, Any]:
-    """What the decision log keeps of denials, by row; empty where there are none."""
-    told = [
-        {"row": row, "value": denial.value, "price": denial.price, "cost": denial.cost._asdict(), "short": denial.short}
-        for row, denial in denials.items()
-    ]
-    return {"denied": told} if told else {}
 
 
 class Spending:

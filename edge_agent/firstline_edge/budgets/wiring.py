@@ -97,7 +97,7 @@ def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
     return Tariff(links, costs.money_per_request, costs.joules_per_run, costs.joules_per_core_second, costs.watts_idle)
 
 
-def asking_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) -> Callable[[float], float]:
+def escalation_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) -> Callable[[float], float]:
     """What asking the full model takes of this device's energy, in millijoules by a row's bytes, as stated.
 
     Args:

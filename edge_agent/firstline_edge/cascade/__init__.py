@@ -2,9 +2,7 @@
 
 Files
     cascade         one request, read from top to bottom
-    at_once         the same for a request that needs no waiting
     runner          runs this device's own model, behind the cache
-    judge           decides row by row: the edge answer or the full model
     router          thresholds and policy, with the certificates' state in the field
     hedging         asks the full model early if asking it after the edge model would be too late
     provisional     the edge answer now, with a promised correction

@@ -1,19 +1,19 @@
-"""One request, read top to bottom: the device's answer where it can be trusted, the full model's where not.
+"""One request, from top to bottom: the edge answer if it can be trusted, the full model's answer otherwise.
 
-    policy.before -> cache -> small model -> confidence -> policy.after
+    policy.before -> cache -> edge model -> confidence -> policy.after
        EDGE   -> answer
-       CLOUD  -> cache -> link (deadline) -> answer
-                 link down, late, or as good as late -> the edge answer now, the sample in the outbox, the correction
-                                                        later
+       CLOUD  -> cache -> gateway (until the deadline) -> answer
+                 no link, late, or expected to be late -> the edge answer now, the sample in the outbox, the correction
+                                                          later
 
-`policy.before` looks at the request alone and says which evidence is worth reading, so it comes before the cache.
-A batch is decided row by row, and only escalated rows travel. The cache holds what models said of rows, never
-decisions: the policy decides anew on every hit. `at_once.py` takes the same steps for the requests that need no
-others. Nothing here knows a transport, a file format or a metric.
+`policy.before` looks at the request alone, so it comes before the cache. A batch is decided row by row, and only
+escalated rows travel. The cache stores model outputs, never decisions: the policy decides each hit. The cascade knows
+no transport, no file format and no metric.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from firstline_core.clock import Clock
@@ -28,62 +28,57 @@ from firstline_core.errors import (
     SheddingError,
 )
 from firstline_core.routing import policy
-from firstline_core.types import InferRequest, InferResponse, Reason, Tier, Wait
+from firstline_core.routing.policy import Decision
+from firstline_core.types import InferResponse, Reason, Tier, Wait
 from firstline_edge.adaptation.chooser import Chooser, EscalationCost
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
+from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.at_once import AtOnce
-from firstline_edge.cascade.hedging import Hedging
-from firstline_edge.cascade.judge import Judge
+from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.cascade.provisional import Promises, ProvisionalAnswers
 from firstline_edge.cascade.router import Router
-from firstline_edge.cascade.runner import Runner, shedding
-from firstline_edge.gateway import Gateway
+from firstline_edge.cascade.runner import Runner, shedding_error
+from firstline_edge.gateway import Gateway, attempt
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
-from firstline_edge.requests.context import Case, Trail
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.escalation import may_come, reason_for
 from firstline_edge.requests.rows import Row
 
 _NO_ROWS = ((), (0,))
 # Looking a member up in its enumeration takes as long as reading a clock.
-_EDGE, _FIRST = Tier.EDGE, Wait.FIRST
+_EDGE, _CACHE, _CLOUD, _FIRST = Tier.EDGE, Tier.CACHE, Tier.CLOUD, Wait.FIRST
 
 
 @dataclass(frozen=True, slots=True)
 class CascadeOptions:
-    """What this device asks of every request.
+    """The limits that hold for each request.
 
     Args:
-        limit_bytes: the largest payload that this device takes on itself.
-        default_timeout_s: for a request that brings no deadline.
-        reserve_s: kept back of a deadline, to store the promise and write the edge answer in time.
+        limit_bytes: the largest payload that this device computes itself.
+        reserve_s: the part of a deadline that is reserved for storing the promise and writing the edge answer.
     """
 
     limit_bytes: int
-    default_timeout_s: float
     reserve_s: float
 
 
 class Cascade:
-    """Decides who answers, and answers.
+    """Decides which tier answers a request, and returns the answer.
 
     Args:
-        models: those that this device holds.
-        cache: what models said.
+        models: the models on this device.
+        cache: model outputs.
         gateway: asks the full model.
-        hedging: asks it before the edge model has answered, where that is the only way to be in time.
-        router: decides by the edge model's answer.
-        spending: says what is worth its price; None where nothing has one.
-        promises: keeps those of corrections.
-        audits: sees what the policy judged, and what the full model then said.
-        options: see there.
-        clock: of deadlines.
-        asking_mj: see `Chooser`.
-
-    Attributes:
-        at_once: the commonest answer, see `AtOnce.answer`; what it does not give, `infer` does.
+        hedging: asks the full model before the edge model has answered, if that is the only way to be in time.
+        router: decides by the edge model's output.
+        spending: decides which escalations are worth their price; None if nothing has a price.
+        promises: stores the promises of corrections.
+        audits: draws answers for audits.
+        options: the limits of each request.
+        clock: for deadlines.
+        escalation_mj: see `Chooser`.
     """
 
     def __init__(
@@ -99,131 +94,207 @@ class Cascade:
         audits: Audits,
         options: CascadeOptions,
         clock: Clock,
-        asking_mj: EscalationCost = lambda _: 0.0,
+        escalation_mj: EscalationCost = lambda _: 0.0,
     ) -> None:
         self._models = models
         self._cache = cache
         self._router = router
+        self._spending = spending
         self._gateway = gateway
         self._hedging = hedging
         self._audits = audits
-        self._options = options
+        self._limit_bytes = options.limit_bytes
         self._clock = clock
-        self._chooser = Chooser(gateway, clock, options.default_timeout_s, options.reserve_s, asking_mj)
-        self._runner = Runner(cache, hedging, spending, clock)
-        self.at_once = AtOnce(
-            models=models,
-            cache=cache,
-            router=router,
-            spending=spending,
-            audits=audits,
-            hedging=hedging,
-            chooser=self._chooser,
-            limit_bytes=options.limit_bytes,
-            clock=clock,
-        ).answer
-        self._judge = Judge(router, cache, spending, clock)
+        self._chooser = Chooser(gateway, clock, options.reserve_s, escalation_mj)
+        self._runner = Runner(cache, spending, clock)
         self._provisional = ProvisionalAnswers(
             promises, self._runner, clock, linked=gateway.linked, reserve_s=options.reserve_s
         )
 
     async def close(self) -> None:
-        """Ends the edge model's runs for callers who left."""
+        """Cancels the edge model's runs whose callers have left."""
         await self._runner.close()
 
-    async def infer(self, request: InferRequest, trail: Trail | None = None) -> InferResponse:
+    async def infer(self, context: RequestContext) -> InferResponse:
         """Answers one request.
 
         Args:
-            request: with a row at least.
-            trail: filled in on the way.
+            context: of a request that has just begun; filled in on the way.
 
         Raises:
-            RequestError: no tier may or can answer it as it stands.
-            LinkError: the gateway alone can answer, and cannot be reached now.
-            CapacityError: whoever can answer cannot in time, or not now.
+            RequestError: no tier may answer the request, or none can as it stands.
+            LinkError: only the gateway can answer, and no link works.
+            CapacityError: the tiers that can answer cannot do so in time, or not now.
             RuntimeFailure: the model that had to answer failed.
         """
-        trail = trail or Trail()
+        request = context.request
         if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
-        now_s = self._clock.monotonic_s()
-        deadline_s = now_s + self._options.default_timeout_s if request.deadline_s is None else request.deadline_s
-        model = self._model(request, trail)
-        edge = model.edge if model is not None else None
-
-        # 1. What needs no look at the edge model's answer.
-        decision = policy.before(
-            policy.Evidence(
-                request.route,
-                request.privacy,
-                edge is not None,
-                request.size_bytes,
-                self._options.limit_bytes,
-            )
-        )
+        model = self._models.find(request.model, request.version)
         if model is None:
-            trail.turn_to(Tier.CLOUD, Reason.HEAVY)
-            return await self._gateway.pass_on(request, deadline_s, trail.attempts)
-        case = Case.of(request, model, deadline_s, trail)
+            context.turn_to(_CLOUD, Reason.HEAVY)
+            return await self._gateway.pass_on(request, context.deadline_s, context.attempts)
+        model = self._variant_of(context, model)
+        edge = model.edge
+
+        # 1. What the request alone decides.
+        size_bytes, limit_bytes = request.size_bytes, self._limit_bytes
+        decision = policy.before(
+            policy.Evidence(request.route, request.privacy, edge is not None, size_bytes, limit_bytes)
+        )
+        asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
+        if asks_edge:
+            context.turn_to(_EDGE, None if decision is None else decision.reason)
+        context.rows = [
+            Row(position, content) for position, content in enumerate(keys.content_digests(model.tensor(request)))
+        ]
+
+        hedge: Hedge | None = None
         try:
-            # 2. The small model, from the cache or by running it.
-            if edge is not None and not trail.failed and (decision is None or decision.tier is _EDGE):
-                trail.turn_to(_EDGE, decision.reason if decision is not None else None)
-                try:
-                    slow = self._runner.ask_quickly(case, edge, case.rows)
-                    if slow:
-                        await self._runner.ask_slowly(case, edge, slow)
-                except (InferenceError, QueueFullError, SheddingError):
-                    if decision is not None:  # bound to this device
-                        raise
-                except DeadlineExceededError:
-                    if case.hedge is None or not case.hedge.landed:  # nobody else has answered
-                        raise
+            # 2. The edge model's output, from the cache or by running the model.
+            if edge is not None and asks_edge:
+                missing = self._runner.recall(context, edge, context.rows)
+                if missing:
+                    hedge = self._start_hedge(context, model, edge, missing)
+                    await self._run(context, edge, missing, hedge, bound=decision is not None)
 
-            # 3. Keep the answer or escalate it, row by row. What the full model said before is as good as new.
-            escalated = self._judge.escalated(case, decision)
-            self._audits.judged(request, model, case.rows)
-            self._hedging.settle(request, case.hedge, escalated, trail.attempts)
-            return await self._escalate(case, edge, escalated) if escalated else case.answer()
+            # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
+            escalated = [row for row in context.rows if not self._answered(context, model, row, decision, hedge)]
+            self._audits.judged(request, model, context.rows)
+            self._hedging.settle(request, hedge, escalated, context.attempts)
+            context.decision_record = {**self._router.record_of(model), **context.decision_record}
+
+            # 4. The full model for the escalated rows.
+            return await self._escalate(context, model, escalated) if escalated else context.answer(model.version)
         finally:
-            self._hedging.call_off(case.hedge)
+            self._hedging.call_off(hedge)
 
-    def _model(self, request: InferRequest, trail: Trail) -> HeldModel | None:
-        """The bundle, with the variant that the request keeps to."""
-        if trail.choice is None:
-            model = self._models.find(request.model, request.version)
-            if model is None or model.variants is None:
-                return model
-            trail.choice = self._chooser.choose(request, model.variants)
-        return trail.choice.model
+    def _variant_of(self, context: RequestContext, model: HeldModel) -> HeldModel:
+        """Returns the model with the variant that answers this request."""
+        context.decision_record = {}
+        if model.variants is None:
+            return model
+        choice = self._chooser.choose(context.request, context.deadline_s, model.variants)
+        context.decision_record, context.shedding = choice.facts, choice.sheds
+        return choice.model
 
-    async def _escalate(self, case: Case, edge: EdgeModel | None, escalated: list[Row]) -> InferResponse:
-        """The last two steps, for the rows that the full model is to answer."""
-        request, model, deadline_s, trail = case.request, case.model, case.deadline_s, case.trail
+    def _start_hedge(
+        self, context: RequestContext, model: HeldModel, edge: EdgeModel, missing: Sequence[Row]
+    ) -> Hedge | None:
+        """Asks the full model early if the edge run may take too long and the budgets are ample."""
+        if context.shedding or edge.quick(context.request):
+            return None
+        if self._spending is not None and not self._spending.ample:
+            return None
+        return self._hedging.start(context.request, model, edge, missing, context.deadline_s)
 
-        # 4. The full model. Without an edge answer to fall back on, its failure is the answer.
-        trail.turn_to(Tier.CLOUD, escalated[0].reason)
+    async def _run(
+        self, context: RequestContext, edge: EdgeModel, missing: Sequence[Row], hedge: Hedge | None, *, bound: bool
+    ) -> None:
+        """Runs the edge model; its failure is an error only if no other tier may answer.
+
+        Args:
+            context: the request.
+            edge: the variant to run.
+            missing: rows that the cache does not know.
+            hedge: the early call to the full model, if there is one.
+            bound: whether the request is bound to this device.
+        """
+        try:
+            await self._runner.run(context, edge, missing, hedge)
+        except (InferenceError, QueueFullError, SheddingError):
+            if bound:
+                raise
+        except DeadlineExceededError:
+            if hedge is None or not hedge.landed:
+                raise
+
+    def _answered(
+        self, context: RequestContext, model: HeldModel, row: Row, decision: Decision | None, hedge: Hedge | None
+    ) -> bool:
+        """Decides one row, and answers it unless the full model has to be asked.
+
+        Args:
+            context: the request.
+            model: with the variant that ran.
+            row: gains its reason, and its answer.
+            decision: the policy's decision without the edge output; None to decide by the score.
+            hedge: the early call to the full model, if there is one.
+        """
+        edge = model.edge
+        verdict = decision or self._router.verdict(model, row)
+        row.reason = verdict.reason
+        if verdict.tier is _EDGE and edge is not None:
+            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            return True
+        if self._recall_full(context, model, row, hedge):
+            return True
+        if decision is not None or edge is None:
+            return False
+        if self._denied(context, row, verdict):
+            instead = self._router.instead(model, row, verdict)
+            certified = self._router.covers(model, row, instead)
+            unreachable = instead.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
+            row.keep(Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified)
+            return True
+        if not self._router.grants(model, row, verdict):
+            row.keep(Reason.BUDGET, edge.loaded.digest)
+            return True
+        return False
+
+    def _recall_full(self, context: RequestContext, model: HeldModel, row: Row, hedge: Hedge | None) -> bool:
+        """Answers the row with an output of the same full model, if one is known."""
+        digest, attempts = model.manifest.full_digest, context.attempts
+        if hedge is not None and hedge.take(row, attempts):
+            return True
+        started_s = self._clock.monotonic_s()
+        output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
+        if output is None:
+            return False
+        row.take(output, _CACHE, row.reason, digest)
+        if hedge is not None:
+            hedge.recalled(row)
+        if not any(tried.tier is _CACHE for tried in attempts):
+            attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+        return True
+
+    def _denied(self, context: RequestContext, row: Row, verdict: Decision) -> bool:
+        """Returns whether an escalation of the row is not worth its price, and notes why."""
+        if self._spending is None or row.edge is None:
+            return False
+        size_bytes = context.request.size_bytes / context.request.rows
+        denial = self._spending.denial(size_bytes, row.value, demanded=verdict.demanded)
+        if denial is not None:
+            context.denials[row.position] = denial
+        return denial is not None
+
+    async def _escalate(self, context: RequestContext, model: HeldModel, escalated: list[Row]) -> InferResponse:
+        """Asks the full model about the escalated rows; falls back on the edge answer where there can be one."""
+        request, deadline_s, edge = context.request, context.deadline_s, model.edge
+        context.turn_to(_CLOUD, escalated[0].reason)
+
+        # Without an edge answer to fall back on, a failure of the full model is the answer.
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
             try:
-                await self._gateway.answer_rows(request, model, escalated, deadline_s, trail.attempts)
+                await self._gateway.answer_rows(request, model, escalated, deadline_s, context.attempts)
             except (LinkError, CapacityError) as error:
-                if trail.choice is None or not trail.choice.sheds:
+                if not context.shedding:
                     raise
-                raise shedding(trail.choice.sheds, error) from error
-            return case.answer()
+                raise shedding_error(context.shedding, error) from error
+            return context.answer(model.version)
+
         if request.wait is _FIRST:
-            return await self._provisional.give(case, edge, escalated, Reason.REQUESTED, promised=True)
-        reserve_s, has_answer = self._provisional.reserve(case, edge, escalated)
+            return await self._provisional.give(context, model, edge, escalated, Reason.REQUESTED, promised=True)
+        reserve_s, has_answer = self._provisional.reserve(context, edge, escalated)
         asked_until_s = deadline_s - reserve_s
         try:
             self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
-            await self._gateway.answer_rows(request, model, escalated, asked_until_s, trail.attempts)
+            await self._gateway.answer_rows(request, model, escalated, asked_until_s, context.attempts)
             self._audits.escalated(model, escalated)
-            return case.answer()
+            return context.answer(model.version)
         except FirstlineError as error:
             reason, promised = reason_for(error), may_come(error)
-            trail.cause = error.message
+            context.cause = error.message
 
-        # 5. The edge answer now; the correction later, where one may come.
-        return await self._provisional.give(case, edge, escalated, reason, promised=promised)
+        # 5. The edge answer now; the correction later, if one may come.
+        return await self._provisional.give(context, model, edge, escalated, reason, promised=promised)

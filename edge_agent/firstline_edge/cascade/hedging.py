@@ -176,11 +176,6 @@ class Hedging:
             self.call_off(hedge)
             attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
-    def kept(self, name: str) -> None:
-        """The edge model of this name ran for a request that might have been hedged, and its answer was kept."""
-        if self._options is not None:
-            self._learn(name, hit=False)
-
     def call_off(self, hedge: Hedge | None) -> None:
         """The request is over, however it ended: cancels its hedge, unless that was needed."""
         if hedge is not None and not hedge.settled:

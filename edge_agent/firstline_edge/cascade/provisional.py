@@ -1,4 +1,4 @@
-"""The edge answer for now, with the promise of the full model's: where that is late, or the caller will not wait."""
+"""Provisional answers: the edge answer now, and the promise of a correction by the full model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, Status, Tier
 from firstline_edge.cascade.runner import Runner
 from firstline_edge.models.edge_model import EdgeModel
+from firstline_edge.models.held import HeldModel
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.requests.context import Case
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.escalation import escalation_of
 from firstline_edge.requests.rows import Row
 
@@ -21,19 +22,20 @@ log = logger(__name__)
 
 
 class Promises(Protocol):
-    """Where promised corrections are kept; `outbox/store.py` is it."""
+    """Stores promised corrections; implemented by the outbox."""
 
     async def put(self, item: OutboxItem) -> None: ...
 
 
 class ProvisionalAnswers:
-    """Gives them, and knows how long that takes.
+    """Gives provisional answers, and knows how long that takes.
 
     Args:
-        promises: keeps what is promised.
-        runner: asks the edge model, where it has not run.
-        linked: whether there is a gateway to send a correction.
-        reserve_s: kept back of a deadline, to store the promise and write the answer in time.
+        promises: stores promises.
+        runner: runs the edge model if it has not run yet.
+        clock: for deadlines.
+        linked: whether there is a gateway that can send a correction.
+        reserve_s: the part of a deadline that is reserved for storing the promise and writing the answer.
     """
 
     def __init__(self, promises: Promises, runner: Runner, clock: Clock, *, linked: bool, reserve_s: float) -> None:
@@ -43,53 +45,63 @@ class ProvisionalAnswers:
         self._linked = linked
         self._reserve_s = reserve_s
 
-    def reserve(self, case: Case, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
-        """Seconds of the deadline that the edge answer needs, and whether there will be one in time.
+    def reserve(self, context: RequestContext, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
+        """Returns the seconds of the deadline that the edge answer needs, and whether it will be in time.
 
-        It is to be stored and written, and computed if it was not yet.
+        The edge answer has to be computed if it is not known yet, stored and written.
         """
-        left_s = case.deadline_s - self._clock.monotonic_s()
+        left_s = context.deadline_s - self._clock.monotonic_s()
         reserve_s = min(self._reserve_s, left_s / 4)
         unseen = sum(row.edge is None for row in waiting)
-        run_s = edge.sure_ms(case.request, unseen) / 1000 if unseen else 0.0
+        run_s = edge.sure_ms(context.request, unseen) / 1000 if unseen else 0.0
         if math.isinf(run_s):  # never measured
             run_s = left_s / 2
-        # Where it would not be ready in time anyhow, the full model gets that time.
+        # If the edge answer would be late in any case, the full model gets that time.
         return (reserve_s + run_s, True) if reserve_s + run_s < left_s else (reserve_s, not unseen)
 
     async def give(
-        self, case: Case, edge: EdgeModel, waiting: Sequence[Row], reason: Reason, *, promised: bool
+        self,
+        context: RequestContext,
+        model: HeldModel,
+        edge: EdgeModel,
+        waiting: Sequence[Row],
+        reason: Reason,
+        *,
+        promised: bool,
     ) -> InferResponse:
-        """The answer: provisional once its promise is fsynced, final where none can be made.
+        """Returns the answer: provisional once its promise is on the disk, final if no correction can be promised.
 
         Args:
-            case: the request.
-            edge: its model's.
+            context: the request.
+            model: the bundle that answers.
+            edge: its edge variant.
             waiting: rows that have no answer yet.
-            reason: why the full model has not given one.
-            promised: whether it may still.
+            reason: why the full model has not answered them.
+            promised: whether the full model may still answer them.
 
         Raises:
             FirstlineError: the edge model had not run yet, and failed; see `Cascade.infer`.
         """
         unseen = [row for row in waiting if row.edge is None]
         if unseen:  # the caller asked for the cloud, so the edge model has not run
-            case.trail.turn_to(Tier.EDGE, reason)
-            await self._runner.ask(case, edge, unseen)
+            context.turn_to(Tier.EDGE, reason)
+            missing = self._runner.recall(context, edge, unseen)
+            if missing:
+                await self._runner.run(context, edge, missing, None)
         digest = edge.loaded.digest
-        full_digest = case.model.manifest.full_digest
+        full_digest = model.manifest.full_digest
         if promised and self._linked and full_digest:
             for row in waiting:
                 row.keep(reason, digest, Status.PROVISIONAL)
-            response = case.answer(durable=True)
+            response = context.answer(model.version, durable=True)
             positions = tuple(row.position for row in waiting)
-            escalation = escalation_of(case.request.take(positions), case.model.version, full_digest)
+            escalation = escalation_of(context.request.take(positions), model.version, full_digest)
             try:
                 await self._promises.put(OutboxItem(escalation, positions, response, self._clock.wall_s()))
                 return response
             except CapacityError as error:  # full, or a disk that refuses: either way nothing was promised
-                log.warning("no correction promised", request_id=case.request.request_id, error=error.message)
+                log.warning("no correction promised", request_id=context.request.request_id, error=error.message)
                 reason = Reason.OUTBOX_FULL
         for row in waiting:
             row.keep(reason, digest)
-        return case.answer()
+        return context.answer(model.version)

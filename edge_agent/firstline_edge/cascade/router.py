@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policy
-from firstline_core.routing.policies import CERTIFIED, Line, Policy, Seen, State, value_of
+from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.standing import Standings
@@ -25,17 +25,15 @@ class Terms(NamedTuple):
     Attributes:
         manifest, standing: for which this was worked out.
         threshold: the bundle's, as the device and an alarm raised it.
-        line: from which score on an answer is kept, by the device's policy; None where the score alone does not tell.
         covered: whether a certificate covers those that are kept for their score.
-        told: the same for people, see `Router.told`.
+        record: the same for people, see `Router.record_of`.
     """
 
     manifest: Manifest
     standing: Standing
     threshold: float
-    line: Line | None
     covered: bool
-    told: Mapping[str, Any]
+    record: Mapping[str, Any]
 
 
 _CONFIDENT, _DENIED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.EDGE, Reason.BUDGET)
@@ -119,9 +117,9 @@ class Router:
             return f"an alarm voids its certificate: {watched.record.cause}"
         return model.edge.uncertified if model.edge is not None else ""
 
-    def told(self, model: HeldModel) -> Mapping[str, Any]:
+    def record_of(self, model: HeldModel) -> Mapping[str, Any]:
         """What this model's answers are held against, for the decision log: JSON-able."""
-        return self.terms(model).told
+        return self.terms(model).record
 
     def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
         """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
@@ -153,16 +151,15 @@ class Router:
                 and not standing.alarmed
                 and policy.covered(_CONFIDENT, threshold, certificate, group)
             )
-            told: Mapping[str, Any] = {
+            record: Mapping[str, Any] = {
                 "threshold": threshold if math.isfinite(threshold) else None,
                 "by": certificate.by if certificate is not None else "",
                 "certificate": certificate and certificate.promise,
                 "uncertified": self.uncertified(model),
             }
-            if group is not None:  # people are told of the model as a whole
-                told = self.terms(model).told
-            line = self.policy.line(threshold)
-            known = self._terms[at] = Terms(manifest, standing, threshold, line, covered, told)
+            if group is not None:  # the record describes the model as a whole
+                record = self.terms(model).record
+            known = self._terms[at] = Terms(manifest, standing, threshold, covered, record)
         return known
 
     def _without_alarm(self, model: HeldModel, group: str | None) -> float:

@@ -1,7 +1,4 @@
-"""Asking this device's own model: what the cache knows is not computed, and equal rows are computed once.
-
-Its counterpart for the full model is `gateway.py`.
-"""
+"""Runs this device's own model behind the result cache; equal rows are computed once."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, SheddingError
 from firstline_core.types import Privacy, Tier
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.hedging import Hedging
+from firstline_edge.cascade.hedging import Hedge
 from firstline_edge.gateway import attempt
 from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.requests.context import Case
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row
@@ -24,154 +20,104 @@ from firstline_edge.requests.single_flight import SingleFlight
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _LOCAL_ONLY = Tier.EDGE, Tier.CACHE, Privacy.LOCAL_ONLY
-_SHED_S = 30.0  # before that there is hardly room again
+_RETRY_AFTER_SHEDDING_S = 30.0
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
 class Runner:
-    """The edge models, behind the cache.
+    """Fills in what the edge model says about rows, from the cache or by running the model.
 
     Args:
-        cache: keeps what they said.
-        hedging: may ask the full model before a slow run ends.
-        spending: pays for runs, and says whether a hedge may be paid; None where nothing has a price.
+        cache: stores model outputs.
+        spending: pays for runs; None if nothing has a price.
+        clock: for deadlines and attempts.
     """
 
-    def __init__(self, cache: ResultCache, hedging: Hedging, spending: Spending | None, clock: Clock) -> None:
+    def __init__(self, cache: ResultCache, spending: Spending | None, clock: Clock) -> None:
         self._cache = cache
-        self._hedging = hedging
         self._spending = spending
         self._clock = clock
         self._flights: SingleFlight[ModelOutput] = SingleFlight()
 
     async def close(self) -> None:
-        """Ends the runs of callers who left."""
+        """Cancels the runs whose callers have left."""
         await self._flights.close()
 
-    async def ask(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
-        """Fills in what the edge model says of each row. Equal rows, of whichever request, are computed once.
-
-        Args:
-            case: of which these are rows; may gain a hedge.
-            edge: its model's.
-            rows: to be filled in.
-
-        Raises:
-            FirstlineError: the model failed, or was not done in time; see `Cascade.infer`.
-        """
-        left = self.ask_quickly(case, edge, rows)
-        if left:
-            await self.ask_slowly(case, edge, left)
-
-    def ask_quickly(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
-        """Fills in what takes no waiting: what the cache knows, and what a quick model says.
-
-        Returns:
-            The rows that are left for `ask_slowly`: all that the cache does not know, or none.
-
-        Raises:
-            SheddingError: it is not run at all now.
-            FirstlineError: the model failed; see `Cascade.infer`.
-        """
-        missing = (
-            self._recall(case, edge, rows) if case.trail.rows is None else [row for row in rows if row.edge is None]
-        )
-        if missing:
-            self._check_shedding(case)
-        if not missing or not edge.quick(case.request):
-            return missing
-        started_s = self._clock.monotonic_s()
-        try:
-            whole = len(missing) == len(case.rows)
-            tensor = case.tensor if whole else case.tensor.take([row.position for row in missing])
-            outputs = edge.run(tensor, edge.measured_ms(case.request, len(missing)) / 1000)
-        except FirstlineError as error:
-            case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
-            raise
-        self._take(case, edge, missing, outputs, started_s)
-        return ()
-
-    async def ask_slowly(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> None:
-        """Runs the model in a thread, where it can be shared, hedged and left at the deadline.
-
-        Args:
-            case: of which these are rows; may gain a hedge.
-            edge: its model's.
-            rows: to be filled in, of which the cache knows nothing.
-
-        Raises:
-            FirstlineError: the model failed, or was not done in time; see `Cascade.infer`.
-        """
-        started_s = self._clock.monotonic_s()
-        try:
-            outputs = await self._run(case, edge, rows)
-        except FirstlineError as error:
-            case.trail.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
-            raise
-        self._take(case, edge, rows, outputs, started_s)
-
-    def _check_shedding(self, case: Case) -> None:
-        choice = case.trail.choice
-        if choice is not None and choice.sheds:
-            case.trail.attempts.append(attempt(self._clock, _EDGE, SheddingError.code, self._clock.monotonic_s()))
-            raise shedding(choice.sheds)
-
-    def _recall(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[Row]:
-        """Fills in what the cache knows; the rows that it does not."""
+    def recall(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+        """Fills in the outputs that the cache knows, and returns the other rows."""
         started_s = self._clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self._cache.get(keys.result_key(edge.digest, row.content)), _CACHE
+            row.edge, row.edge_tier = self._cache.get(row.content + edge.key), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
-            case.trail.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+            context.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
         return missing
 
-    def _take(
-        self, case: Case, edge: EdgeModel, rows: Sequence[Row], outputs: Sequence[ModelOutput], started_s: float
-    ) -> None:
-        """The model ran: fills in what it said, and keeps it."""
-        ran = attempt(self._clock, _EDGE, "ok", started_s)
-        case.trail.attempts.append(ran)
-        private = case.request.privacy is _LOCAL_ONLY
+    async def run(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None) -> None:
+        """Runs the edge model on rows that the cache does not know, and stores its outputs in the cache.
+
+        Args:
+            context: the request of these rows.
+            edge: the variant to run.
+            rows: filled in.
+            hedge: the call to the full model that was made early, if there is one.
+
+        Raises:
+            SheddingError: this device computes nothing at the moment.
+            FirstlineError: the model failed or was not done in time; see `Cascade.infer`.
+        """
+        private = context.request.privacy is _LOCAL_ONLY
+        started_s = self._clock.monotonic_s()
+        try:
+            if context.shedding:
+                raise shedding_error(context.shedding)
+            outputs = await self._outputs(context, edge, rows, hedge)
+        except FirstlineError as error:
+            context.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
+            raise
+        context.attempts.append(attempt(self._clock, _EDGE, "ok", started_s))
         if self._spending is not None and not private:
             self._spending.ran(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
-            self._cache.put(keys.result_key(edge.digest, row.content), output, private=private)
+            self._cache.put(row.content + edge.key, output, private=private)
 
-    async def _run(self, case: Case, edge: EdgeModel, rows: Sequence[Row]) -> list[ModelOutput]:
-        row_keys = [keys.result_key(edge.digest, row.content) for row in rows]
+    async def _outputs(
+        self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
+    ) -> Sequence[ModelOutput]:
+        request, tensor = context.request, context.request.inputs[0]
+        if edge.quick(request):  # it runs at once, so that no other request can ask for the same row meanwhile
+            batch = tensor if len(rows) == len(context.rows) else tensor.take([row.position for row in rows])
+            return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
 
-        async def compute(seats: Sequence[int]) -> list[ModelOutput]:
-            tensor = case.tensor.take([rows[seat].position for seat in seats])
-            measured_s = edge.measured_ms(case.request, len(seats)) / 1000
-            return await edge.run_in_thread(tensor, case.deadline_s, measured_s)
+        async def compute(positions: Sequence[int]) -> list[ModelOutput]:
+            batch = tensor.take([rows[position].position for position in positions])
+            return await edge.run_in_thread(batch, context.deadline_s, edge.measured_ms(request, len(positions)) / 1000)
 
-        async def run(until_s: float) -> list[ModelOutput]:
-            return await within(self._clock, until_s, self._flights.run(row_keys, compute), _LATE)
+        async def run_until(until_s: float) -> list[ModelOutput]:
+            flight = self._flights.run([row.content + edge.key for row in rows], compute)
+            return await within(self._clock, until_s, flight, _LATE)
 
-        if self._spending is None or self._spending.ample:
-            case.hedge = self._hedging.start(case.request, case.model, edge, rows, case.deadline_s)
-        if case.hedge is not None:
+        if hedge is not None:
             try:
-                return await run(case.hedge.until_s)
+                return await run_until(hedge.until_s)
             except DeadlineExceededError:
-                if case.hedge.landed:  # its answer is to be in time
+                if hedge.landed:  # the full model's answer is still in time
                     raise
-        return await run(case.deadline_s)
+        return await run_until(context.deadline_s)
 
 
-def shedding(why: str, error: FirstlineError | None = None) -> SheddingError:
-    """Nothing is computed here now.
+def shedding_error(why: str, error: FirstlineError | None = None) -> SheddingError:
+    """Returns the error for a request that nothing may compute now.
 
     Args:
-        why: in a sentence's words.
-        error: why nobody else answers; None where nobody else may.
+        why: the reason, as part of a sentence.
+        error: why the gateway does not answer either; None if the request is bound to this device.
     """
     instead = "and the request is bound to it" if error is None else f"and nobody else answers: {error.message}"
     return SheddingError(
         f"This device computes nothing at the moment ({why}), {instead.removesuffix('.')}; try again.",
-        retry_after_s=_SHED_S,
+        retry_after_s=_RETRY_AFTER_SHEDDING_S,
     )

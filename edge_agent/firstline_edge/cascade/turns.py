@@ -48,8 +48,8 @@ class Turns:
         """Seconds that the line is expected to take."""
         return len(self._line) * self._turn_s
 
-    def take_now(self, deadline_s: float, now_s: float) -> bool:
-        """Whether it is this request's turn already: nobody waits, and the slice has room. Else it is to `take` one."""
+    def _take_now(self, deadline_s: float, now_s: float) -> bool:
+        """Lets the request begin if no other waits and the slice has room; returns whether it did."""
         if self._line or deadline_s <= now_s or (self._begun and now_s >= self._began_s + _SLICE_S):
             return False
         if self._begun:
@@ -65,7 +65,7 @@ class Turns:
             QueueFullError: it cannot be in time, or too many wait.
         """
         now_s = self._clock.monotonic_s()
-        if self.take_now(deadline_s, now_s):
+        if self._take_now(deadline_s, now_s):
             return
         if deadline_s <= now_s + _HOPE * self.wait_s:
             raise self._full("its deadline passes before its turn")

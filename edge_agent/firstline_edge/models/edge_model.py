@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from firstline_core.bundle.loaded_model import LoadedModel, Probabilities
-from firstline_core.bundle.scorer import RowScorer, Scorer
+from firstline_core.bundle.scorer import Scorer
 from firstline_core.profile.distribution import Distribution
 from firstline_core.profile.profile import Point
 from firstline_core.routing.certificate import Certificate
@@ -83,7 +83,6 @@ class EdgeModel:
         uncertified: why there is none, as part of a sentence; "" where there is one.
         value: the bundle's learned value of asking the full model; None where it has none.
         bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
-        row_score: as `score`, quicker for one row; None where nothing is.
         memory_bytes: that loading and measuring it added to the process; 0 where the system does not say.
         pace: of its runs since.
         profiled: what this device measured of it before it was loaded, whose times are then its own; None where it was
@@ -103,7 +102,6 @@ class EdgeModel:
     uncertified: str = "its bundle carries no certificate for it"
     value: Logistic | None = None
     bounded_score: bool = True
-    row_score: RowScorer | None = None
     memory_bytes: int = 0
     pace: Pace = field(default_factory=Pace, compare=False)
     profiled: Point | None = field(default=None, compare=False)
@@ -144,8 +142,6 @@ class EdgeModel:
             InvalidTensorError: a row that is not what the bundle takes; the message names it.
             InferenceError: the runtime failed.
         """
-        if len(tensor.array) == 1:
-            return [self.run_row(tensor, measured_s)]
         started_s = time.perf_counter()
         probabilities, logits = self.loaded.predict_with_logits(tensor)
         scores = self.score(probabilities, logits)
@@ -154,19 +150,6 @@ class EdgeModel:
             ModelOutput(row, score, value)
             for row, score, value in zip(probabilities, scores.tolist(), self._values(probabilities), strict=True)
         ]
-
-    def run_row(self, tensor: Tensor, measured_s: float = math.inf) -> ModelOutput:
-        """As `run`, for a tensor of one row."""
-        started_s = time.perf_counter()
-        if self.row_score is not None:
-            probabilities = self.loaded.predict(tensor)
-            score = self.row_score(probabilities[0])
-        else:
-            probabilities, logits = self.loaded.predict_with_logits(tensor)
-            score = float(self.score(probabilities, logits)[0])
-        self.pace.ran(time.perf_counter() - started_s, measured_s)
-        valueless = self.value is None and self.bounded_score
-        return ModelOutput(probabilities[0], score, None if valueless else self._values(probabilities)[0])
 
     def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
         """What asking the full model is worth, as learned; else None, for the score tells it, if that can."""

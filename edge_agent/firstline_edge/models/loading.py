@@ -18,7 +18,6 @@ import msgspec
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
-from firstline_core.bundle.scorer import row_scorer
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
@@ -192,7 +191,6 @@ def _measured(
         certificate=valid_certificate(manifest, loaded.model),
         uncertified=certificate_problem(manifest, loaded.model),
         value=manifest.policy.value,
-        row_score=row_scorer(manifest.policy.score, len(manifest.labels)),
         bounded_score=manifest.policy.score.kind not in ("energy", "graph"),
         pace=Pace.of(point.query) if point is not None else Pace(),
         profiled=point,

@@ -1,83 +1,75 @@
-"""One request on its way through the cascade, and how far it came."""
+"""The context of one request: what is known about it between its arrival and its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 
 from firstline_core.routing.account import Denial
-from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tensor, Tier
-from firstline_edge.cache import keys
-from firstline_edge.cascade.hedging import Hedge
-from firstline_edge.models.held import HeldModel
+from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tier, Wait
 from firstline_edge.requests.rows import Row, respond
 
-if TYPE_CHECKING:
-    from firstline_edge.models.held import VariantChoice
+# Looking a member up in its enumeration takes as long as reading a clock.
+_FIRST = Wait.FIRST
+_NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
 
-class Trail(Struct, eq=False):
-    """How far a request came, for whoever must tell why it was refused.
+class RequestContext(Struct, eq=False):
+    """The state of one request in the cascade.
 
     Args:
-        attempts: every try so far.
-        tier, reason: who was to answer last, and why; None where it was refused before that.
-        cause: the failure for which this device's answer stands in, in a sentence; "" where there was none.
-        denials: by row, why it was not worth its price.
-        rows: of the request, where they were looked at already: as far as the cache and a quick model know them.
-        failed: whether the model failed at that.
-        choice: the variant that it was given; None where its model has but one.
-        told: what the answer was held against, for the decision log; None where `Router.told` is to be asked.
+        request: as the caller sent it.
+        deadline_s: on the monotonic clock.
+        rows: the request's rows in order; empty until the model is found on this device.
+        attempts: all tries so far.
+        tier: the tier that was to answer last; None if the request was refused before any.
+        reason: why that tier was to answer.
+        cause: the failure that the edge answer replaces, in a sentence; "" if there was none.
+        denials: by row position, why an escalation was not worth its price.
+        shedding: why this device computes nothing at the moment; "" if it does.
+        decision_record: for the decision log: what the answer was compared with.
     """
 
+    request: InferRequest
+    deadline_s: float
+    rows: list[Row] = []
     attempts: list[Attempt] = []
     tier: Tier | None = None
     reason: Reason | None = None
     cause: str = ""
     denials: dict[int, Denial] = {}
-    rows: list[Row] | None = None
-    failed: bool = False
-    choice: VariantChoice | None = None
-    told: Mapping[str, Any] | None = None
+    shedding: str = ""
+    decision_record: Mapping[str, Any] = _NOT_HELD
 
     def turn_to(self, tier: Tier, reason: Reason | None) -> None:
+        """Notes which tier is to answer from now on, and why."""
         self.tier, self.reason = tier, reason
 
+    def answer(self, version: str, *, durable: bool = False) -> InferResponse:
+        """Returns the answer that the rows make together; each of them has been answered.
 
-class Case(Struct, eq=False):
-    """A request for a bundle that this device holds.
-
-    Args:
-        model: that bundle.
-        tensor: its input.
-        rows: all of them, in order.
-        deadline_s: on the monotonic clock.
-        hedge: the call to the gateway that was made before the edge model answered, if one was.
-    """
-
-    request: InferRequest
-    model: HeldModel
-    tensor: Tensor
-    rows: list[Row]
-    deadline_s: float
-    trail: Trail
-    hedge: Hedge | None = None
-
-    @classmethod
-    def of(cls, request: InferRequest, model: HeldModel, deadline_s: float, trail: Trail) -> Case:
-        """Nothing is known of its rows but what the trail says.
-
-        Raises:
-            InvalidTensorError: the bundle takes other inputs.
+        Args:
+            version: of the model that answered.
+            durable: whether a correction was promised and stored.
         """
-        tensor = model.tensor(request)
-        rows = trail.rows
-        if rows is None:
-            rows = [Row(position, content) for position, content in enumerate(keys.content_digests(tensor))]
-        return cls(request, model, tensor, rows, deadline_s, trail)
+        return respond(self.request, version, self.rows, self.attempts, durable=durable)
 
-    def answer(self, *, durable: bool = False) -> InferResponse:
-        """What its rows make together; every one has been answered."""
-        return respond(self.request, self.model.version, self.rows, self.trail.attempts, durable=durable)
+    def log_record(self) -> Mapping[str, Any]:
+        """Returns what the decision log records in addition to the answer; JSON-able."""
+        waits_for_first = self.request.wait is _FIRST
+        if not self.cause and not self.denials and not waits_for_first:
+            return self.decision_record
+        record = dict(self.decision_record)
+        if self.cause:
+            record["cause"] = self.cause
+        if waits_for_first:
+            record["wait"] = self.request.wait.value
+        if self.denials:
+            record["denied"] = [
+                {"row": row, "value": one.value, "price": one.price, "cost": one.cost._asdict(), "short": one.short}
+                for row, one in self.denials.items()
+            ]
+        return record

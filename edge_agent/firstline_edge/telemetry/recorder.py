@@ -24,7 +24,7 @@ from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Privacy, Status, TraceContext
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.context import Trail
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.telemetry.counted import Counted
 
 _NAME = "firstline_edge"
@@ -147,7 +147,12 @@ class Recorder:
             self._take_turn()
 
     def refused(
-        self, request: InferRequest, held: HeldModel | None, error: FirstlineError, trail: Trail, seconds: float
+        self,
+        request: InferRequest,
+        held: HeldModel | None,
+        error: FirstlineError,
+        context: RequestContext,
+        seconds: float,
     ) -> None:
         """A request got an error instead; `held` is its model, where this device holds it."""
         if request.privacy is _LOCAL_ONLY:
@@ -157,7 +162,7 @@ class Recorder:
             self._counted.refused(held, seconds)
             if self.listener is not None:
                 self.listener.refused(request, held, error, seconds)
-        known = {"tier": trail.tier and trail.tier.value, "reason": trail.reason and trail.reason.value}
+        known = {"tier": context.tier and context.tier.value, "reason": context.reason and context.reason.value}
         facts = {
             "request_id": request.request_id,
             "model": request.model,
@@ -174,7 +179,7 @@ class Recorder:
                 "event": "refused",
                 "version": request.version,
                 "error": error.message,
-                "attempts": [structs.asdict(attempt) for attempt in trail.attempts],
+                "attempts": [structs.asdict(attempt) for attempt in context.attempts],
                 **facts,
             }
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -30,10 +29,6 @@ class Scorer(Protocol):
     def __call__(self, probabilities: Probabilities, logits: Probabilities | None = None, /) -> Scores: ...
 
 
-RowScorer = Callable[[Probabilities], float]
-"""As a `Scorer`, of one row: (classes,) of probabilities, finite."""
-
-
 def scorer(declared: Score) -> Scorer:
     """What a score without a file computes."""
     if declared.kind == "graph":
@@ -45,13 +40,6 @@ def scorer(declared: Score) -> Scorer:
     if declared.kind == "learned":
         raise ValueError("a learned score has its weights")
     return partial(_plain, declared.kind, declared.temperature)
-
-
-def row_scorer(declared: Score, classes: int) -> RowScorer | None:
-    """What a declared score computes of one row, where there is a quicker way than `scorer`'s; else None."""
-    if declared.kind == "max_probability" and declared.learned is None and classes <= confidence.FEW_CLASSES:
-        return partial(confidence.likeliest_of_few, declared.temperature)
-    return None
 
 
 def _plain(

@@ -15,8 +15,6 @@ Scores = NDArray[np.float32]
 Kind = Literal["max_probability", "margin", "entropy"]
 
 _LEAST = np.float32(1e-7)
-_LEAST_SHARE = float(_LEAST)
-FEW_CLASSES = 32
 """Of so many a loop finds the score of one row sooner than numpy."""
 
 
@@ -94,23 +92,6 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
         share: Scores = (best / np.add.reduce(lifted, axis=-1, dtype=np.float64)).astype(np.float32)
         return share
     return _SCORES[kind](temper(probabilities, temperature))
-
-
-def likeliest_of_few(temperature: float, row: Probabilities) -> float:
-    """As `score` by `max_probability`, of one row of few classes, before numpy has begun; to the last digit.
-
-    Args:
-        temperature: see `temper`.
-        row: (classes,) finite.
-    """
-    lifted: list[float] = [share if share > _LEAST_SHARE else _LEAST_SHARE for share in row.tolist()]
-    best = max(lifted)
-    if temperature == 1.0:
-        found = best / sum(lifted)
-    else:
-        power = 1.0 / temperature
-        found = 1.0 / sum([(share / best) ** power for share in lifted])
-    return float(np.float32(found))
 
 
 def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,18 +65,6 @@ class State:
     draws: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311 (no secret)
 
 
-class Line(NamedTuple):
-    """A score from which on a policy keeps every answer, whatever else is known of it.
-
-    Attributes:
-        score: NaN never reaches it.
-        decision: on what does.
-    """
-
-    score: float
-    decision: Decision
-
-
 class Policy(Protocol):
     """One way to decide. `certifies`: the contracts whose certificate covers what it keeps for its score."""
 
@@ -90,14 +78,6 @@ class Policy(Protocol):
         """Who answers the row; `state` is brought up to date."""
         ...
 
-    def line(self, threshold: float) -> Line | None:
-        """From which score on `decide` keeps, and leaves no trace; None where the score alone does not tell.
-
-        Args:
-            threshold: the bundle's in use.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Certified:
@@ -108,9 +88,6 @@ class Certified:
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP if seen.score >= seen.threshold else _ESCALATE
-
-    def line(self, threshold: float) -> Line | None:
-        return Line(threshold, _KEEP)
 
 
 CERTIFIED = Certified()
@@ -137,9 +114,6 @@ class Value:
             return _ESCALATE
         return _ESCALATE_IF_WORTH if not seen.value < self.least_value else _KEEP
 
-    def line(self, threshold: float) -> Line | None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
@@ -156,9 +130,6 @@ class Threshold:
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP if seen.score >= (seen.threshold if self.threshold is None else self.threshold) else _ESCALATE
 
-    def line(self, threshold: float) -> Line | None:
-        return Line(threshold if self.threshold is None else self.threshold, _KEEP)
-
 
 @dataclass(frozen=True, slots=True)
 class EdgeOnly:
@@ -170,9 +141,6 @@ class EdgeOnly:
     def decide(self, seen: Seen, state: State) -> Decision:
         return _KEEP_BLINDLY
 
-    def line(self, threshold: float) -> Line | None:
-        return Line(-math.inf, _KEEP_BLINDLY)
-
 
 @dataclass(frozen=True, slots=True)
 class CloudOnly:
@@ -183,9 +151,6 @@ class CloudOnly:
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _ESCALATE_BLINDLY
-
-    def line(self, threshold: float) -> Line | None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +167,6 @@ class Random:
 
     def decide(self, seen: Seen, state: State) -> Decision:
         return _ESCALATE_BLINDLY if state.draws.random() < self.rate else _KEEP_BLINDLY
-
-    def line(self, threshold: float) -> Line | None:
-        return None
 
 
 def _certainty(probabilities: NDArray[np.float32]) -> float:
@@ -241,9 +203,6 @@ class Sedna:
     def decide(self, seen: Seen, state: State) -> Decision:
         return _ESCALATE if _certainty(seen.probabilities) < self.threshold else _KEEP
 
-    def line(self, threshold: float) -> Line | None:
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Groundlight:
@@ -274,9 +233,6 @@ class Groundlight:
             return _KEEP_FOR_BUDGET
         state.escalated_s = seen.now_s
         return _ESCALATE
-
-    def line(self, threshold: float) -> Line | None:
-        return Line(self.threshold, _KEEP)
 
 
 _MAKERS: dict[Kind, Callable[..., Policy]] = {

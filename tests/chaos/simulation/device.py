@@ -33,13 +33,15 @@ from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.store import Outbox
+from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.rows import merge
 from firstline_edge.settings.settings import OutboxSection
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
 
-_OPTIONS = CascadeOptions(limit_bytes=1 << 20, default_timeout_s=2.0, reserve_s=0.02)
+_TIMEOUT_S = 2.0
+_OPTIONS = CascadeOptions(limit_bytes=1 << 20, reserve_s=0.02)
 
 
 class _Promises:
@@ -147,7 +149,8 @@ class Device:
 
     async def _ask(self, request: InferRequest) -> None:
         try:
-            response = await self._cascade.infer(request)
+            deadline_s = request.deadline_s or self._clock.monotonic_s() + _TIMEOUT_S
+            response = await self._cascade.infer(RequestContext(request, deadline_s))
         except FirstlineError as error:
             self._book.refused(request.request_id, error)
         except asyncio.CancelledError:

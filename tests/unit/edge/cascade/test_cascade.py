@@ -30,7 +30,6 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.types import InferResponse, Privacy, Reason, RequestedOutput, Route, Status, Tensor, Tier, Wait
-from firstline_edge.requests.context import Trail
 
 MakeScene = Callable[..., Scene]
 
@@ -64,7 +63,7 @@ async def test_a_sure_answer_is_kept_and_nothing_leaves(make_scene: MakeScene) -
 async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene) -> None:
     scene = make_scene()
     asked = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
-    response = await scene.cascade.infer(asked)
+    response = await scene.answer(asked)
     answer = said(response)
     assert yes(response) == [0.01]
     assert (answer.tier, answer.reason, answer.status) == (Tier.CLOUD, Reason.UNCERTAIN, Status.FINAL)
@@ -259,7 +258,7 @@ class TestOffline:
         scene = make_scene()
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
-        response = await scene.cascade.infer(asked)
+        response = await scene.answer(asked)
         answer = said(response)
         assert yes(response) == [0.95, 0.6]
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, reason, True)
@@ -393,7 +392,7 @@ class TestHeavy:
     async def test_a_model_that_is_not_held_is_passed_on_as_it_is(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         asked = request(SURE, SURE, model="other", id="mine")
-        response = await scene.cascade.infer(asked)
+        response = await scene.answer(asked)
         answer = said(response)
         assert (answer.tier, answer.reason, answer.certified) == (Tier.CLOUD, Reason.HEAVY, True)
         assert (answer.request_id, response.id) == (asked.request_id, "mine")
@@ -447,7 +446,7 @@ class TestInvalid:
         with pytest.raises(InvalidTensorError, match="has no rows; send one at least"):
             await scene.infer(**fields)
         with pytest.raises(InvalidTensorError, match="no rows"):
-            await scene.cascade.infer(replace(request(SURE, **fields), inputs=()))
+            await scene.answer(replace(request(SURE, **fields), inputs=()))
         assert scene.cloud.requests == []
 
     async def test_a_bad_row(self, make_scene: MakeScene) -> None:
@@ -459,7 +458,7 @@ class TestInvalid:
         extra = Tensor("y", np.zeros((1, 1), np.float32))
         scene = make_scene()
         with pytest.raises(InvalidTensorError, match="takes one input, 'x'; the request has: 'x', 'y'"):
-            await scene.cascade.infer(replace(asked, inputs=(*asked.inputs, extra)))
+            await scene.answer(replace(asked, inputs=(*asked.inputs, extra)))
 
     async def test_an_unknown_output(self, make_scene: MakeScene) -> None:
         with pytest.raises(InvalidTensorError, match="no output 'logits'; it has: probabilities"):
@@ -560,14 +559,14 @@ class TestPunctuality:
     async def test_what_would_be_late_is_answered_now_and_promised(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 0.6
-        trail = Trail()
-        response = await scene.cascade.infer(request(SURE, UNSURE, deadline_s=0.6), trail)
+        context = scene.context(request(SURE, UNSURE, deadline_s=0.6))
+        response = await scene.cascade.infer(context)
         answer = said(response)
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.DEADLINE, True)
         assert yes(response) == [SURE, UNSURE]
         assert scene.cloud.requests == [] and len(scene.promises.items) == 1
         assert outcomes(response) == [("edge", "ok")]
-        assert trail.cause.startswith("Asking the full model takes up to 600 ms at the moment, and 580 ms are left")
+        assert context.cause.startswith("Asking the full model takes up to 600 ms at the moment, and 580 ms are left")
 
     async def test_what_fits_is_asked(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())

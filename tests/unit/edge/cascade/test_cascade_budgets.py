@@ -13,7 +13,6 @@ from firstline_core.routing.demand import SLOTS
 from firstline_core.routing.tariff import Tariff
 from firstline_core.types import InferRequest, Privacy, Reason, Route, Status, Tier
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.requests.context import Trail
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_pri
 async def test_the_trail_says_why(short: Spending) -> None:
     scene = Scene(certified=0.8, spending=short)
     asked = request(0.7)
-    trail = await trail_of(scene, asked)
+    trail = await denials_of(scene, asked)
     denial = trail[0]
     assert denial.value == pytest.approx(0.3, abs=1e-3) and denial.price == pytest.approx(0.4)
     await scene.close()
@@ -127,10 +126,10 @@ async def test_runs_cost_energy_and_private_ones_are_counted_nowhere() -> None:
     await scene.close()
 
 
-async def trail_of(scene: Scene, asked: InferRequest) -> dict[int, Denial]:
-    trail = Trail()
-    await scene.cascade.infer(asked, trail)
-    return trail.denials
+async def denials_of(scene: Scene, asked: InferRequest) -> dict[int, Denial]:
+    context = scene.context(asked)
+    await scene.cascade.infer(context)
+    return context.denials
 
 
 def broke() -> Spending:

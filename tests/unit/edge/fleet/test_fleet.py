@@ -125,7 +125,7 @@ async def test_rows_are_counted_by_who_had_the_last_word() -> None:
     counts = FleetCounts(scene.models, lambda _: True)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
-        counts.answered(asked, await scene.cascade.infer(asked), 0.0015)
+        counts.answered(asked, await scene.answer(asked), 0.0015)
     counts.refused(request(SURE, SURE), scene.held, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
