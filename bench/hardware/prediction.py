@@ -31,8 +31,8 @@ from bench.pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
-from firstline_core.profile.child import queried
-from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.measure import ProfileOptions, measure_profile
+from firstline_core.profile.measure_point import queried
 from firstline_core.profile.predict import Stream, predict, replayed
 from firstline_core.profile.profile import Point
 from firstline_core.runtime.memory import keep_freed_memory
@@ -215,7 +215,7 @@ def _profiled(pair: Pair, bundle: Bundle, threads: int) -> list[Point]:
     assert full is not None
     with TemporaryDirectory() as folder:
         ids = (pair.variant, full.id)
-        wanted = Wanted(threads=(threads,), batches=(1,), variants=ids, total_s=_PROFILE_S, alone=True)
+        wanted = ProfileOptions(threads=(threads,), batches=(1,), variants=ids, total_s=_PROFILE_S, alone=True)
         profile = measure_profile(bundle, Path(folder) / "profile.json", wanted)
     by_variant = {point.key.variant: point for point in profile.points}
     return [by_variant[id_] for id_ in ids]

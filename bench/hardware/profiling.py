@@ -24,8 +24,8 @@ from bench.pools import DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
-from firstline_core.profile.child import queried
-from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.measure import ProfileOptions, measure_profile
+from firstline_core.profile.measure_point import queried
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 
@@ -117,7 +117,7 @@ def _profile_until(bundle: Bundle, over: threading.Event) -> None:
 
     with TemporaryDirectory() as folder:
         while not over.is_set():
-            wanted = Wanted(batches=(1,), total_s=1.0, anew=True)
+            wanted = ProfileOptions(batches=(1,), total_s=1.0, again=True)
             with suppress(_OverError):
                 measure_profile(bundle, Path(folder) / "profile.json", wanted, progress=check)
 

@@ -14,7 +14,7 @@ from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_pr
 from firstline.cli.profile_on import bundle_named
 from firstline.cli.rollout_options import Where
 from firstline.cli.when import date
-from firstline_core.profile.front import accuracies
+from firstline_core.profile.pareto import accuracies
 from firstline_core.telemetry.wording import counted
 
 app = typer.Typer(

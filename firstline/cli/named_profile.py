@@ -11,8 +11,8 @@ from firstline.cli.paths import is_there
 from firstline.cli.rollout_options import Where
 from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.reading import read_profile
 from firstline_core.types import Name
 
 

@@ -21,17 +21,17 @@ from firstline.workbench.pareto import check_accuracy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import ProfileAsked
-from firstline_core.profile.front import accuracies
+from firstline_core.profile.files import profile_path
 from firstline_core.profile.measure import (
     QUICK_BATCHES,
     QUICK_S,
     TOTAL_S,
-    Wanted,
+    ProfileOptions,
     check_share,
     machine_name,
     measure_profile,
-    profile_path,
 )
+from firstline_core.profile.pareto import accuracies
 from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
@@ -134,14 +134,14 @@ def profile_command(
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
     picture = picture_of(draw, beside, opened.manifest.name, Where(gateway, key_file, ca))
-    wanted = Wanted(
+    wanted = ProfileOptions(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
         providers=_providers(providers) if providers else (CPU,),
         variants=tuple(variant or ()),
         total_s=QUICK_S if quick else TOTAL_S,
         alone=alone,
-        anew=anew,
+        again=anew,
         joules_per_core_s=joules_per_core_second,
         throttled_share=throttled,
         sustained_s=60 * sustained,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.profile.front import Front, front
+from firstline_core.profile.pareto import Front, front
 from firstline_core.profile.profile import Point, Profile
 from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.files import write_whole

@@ -243,7 +243,7 @@ async def test_a_device_says_why_it_measures_nothing(
 
 
 async def test_a_disk_that_is_nearly_full_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_edge.profiling.orders.SPARE_BYTES", 1 << 62)
+    monkeypatch.setattr("firstline_edge.profiling.measuring.SPARE_BYTES", 1 << 62)
     async with site.agent():
         await site.known()
         await site.ask()
@@ -425,6 +425,6 @@ def _measuring() -> list[int]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if b"firstline_edge.profiling.process" in command and parent == os.getpid():
+            if b"firstline_core.profile.measure_point" in command and parent == os.getpid():
                 found.append(int(entry.name))
     return found

@@ -22,7 +22,7 @@ from firstline.cli.named_profile import profile_named
 from firstline.cli.rollout_options import Where
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
-from firstline_core.profile.front import accuracies
+from firstline_core.profile.pareto import accuracies
 from firstline_core.profile.profile import FORMAT, decode, encode
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway

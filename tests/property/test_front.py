@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from support.profiles import point
 
 from firstline_core.hardware.readings import Absent, Measured, Modelled
-from firstline_core.profile.front import front
+from firstline_core.profile.pareto import front
 from firstline_core.profile.profile import Point
 
 RIGHT = {"a" * 64: 0.9, "b" * 64: 0.8}

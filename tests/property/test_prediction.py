@@ -11,8 +11,7 @@ from support.profiles import point
 
 from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.loads import times_at
-from firstline_core.profile.predict import Stream, highest, predict, replayed, sojourn, utilisation
+from firstline_core.profile.predict import Stream, highest, load_factors, predict, replayed, response_times, utilisation
 from firstline_core.profile.profile import HALF_LOAD, Beside, Light
 
 LOADS = st.floats(0.1, 0.6)
@@ -26,7 +25,7 @@ FEW = settings(max_examples=15, deadline=None)
 def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float, seed: int) -> None:
     arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / load, QUERIES))
     service = np.ones(QUERIES)
-    waits = sojourn(arrivals, service, service, 1) - 1
+    waits = response_times(arrivals, service, service, 1) - 1
     assert waits.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.25)  # M/D/1
 
 
@@ -35,7 +34,7 @@ def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float, seed
 def test_exponential_service_stays_exponentially_long(load: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     arrivals, service = np.cumsum(random.exponential(1 / load, QUERIES)), random.exponential(1, QUERIES)
-    stays = sojourn(arrivals, service, service, 1)
+    stays = response_times(arrivals, service, service, 1)
     p50, p99 = np.quantile(stays, (0.5, 0.99))
     assert p50 == pytest.approx(np.log(2) / (1 - load), rel=0.2)  # M/M/1
     assert p99 == pytest.approx(np.log(100) / (1 - load), rel=0.4)
@@ -46,12 +45,12 @@ def test_exponential_service_stays_exponentially_long(load: float, seed: int) ->
 def test_a_further_server_makes_nobody_wait_longer(seed: int, servers: int) -> None:
     random = np.random.default_rng(seed)
     arrivals, service = np.cumsum(random.exponential(0.5, 500)), random.exponential(1, 500)
-    fewer, more = (sojourn(arrivals, service, service, count) for count in (servers, servers + 1))
+    fewer, more = (response_times(arrivals, service, service, count) for count in (servers, servers + 1))
     assert (more <= fewer + 1e-9).all() and (more >= service - 1e-9).all()
 
 
 def test_a_query_that_finds_the_server_free_takes_what_a_rested_one_does() -> None:
-    found = sojourn(np.array([0.0, 10.0, 11.0]), np.full(3, 2.0), np.full(3, 5.0), 1)
+    found = response_times(np.array([0.0, 10.0, 11.0]), np.full(3, 2.0), np.full(3, 5.0), 1)
     assert found.tolist() == [5.0, 5.0, 6.0]  # the third waits for 4, and is served for 2
 
 
@@ -141,24 +140,24 @@ def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
     load: float, light_ms: float, queued_ms: float
 ) -> None:
     known = replace(point(query_ms=1.0), queued=distribution([queued_ms / 1000]), light=Light(0.1, light_ms, light_ms))
-    found = times_at(load, known)
+    found = load_factors(load, known)
     full = min(1 / queued_ms, 1.0)  # to wait is never quicker than what nobody waits for
     between = sorted((light_ms / queued_ms, 1.0, full) if load < HALF_LOAD else (1.0, full))
     assert 0.999 * between[0] <= found.queued <= 1.001 * between[-1]
-    assert times_at(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
-    assert times_at(HALF_LOAD, known) == (1.0, 1.0)
-    assert times_at(1.0, known).rested == times_at(1.0, known).queued
-    assert times_at(1.0, known).queued == times_at(2.0, known).queued == pytest.approx(full, rel=1e-3)
+    assert load_factors(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
+    assert load_factors(HALF_LOAD, known) == (1.0, 1.0)
+    assert load_factors(1.0, known).rested == load_factors(1.0, known).queued
+    assert load_factors(1.0, known).queued == load_factors(2.0, known).queued == pytest.approx(full, rel=1e-3)
 
 
 def test_between_two_loads_what_is_done_in_a_second_grows_straight() -> None:
     known = replace(point(query_ms=1.0), light=Light(0.1, rested_ms=4.0))
-    assert 1 / times_at(0.3, known).rested == pytest.approx((1 / 4 + 1) / 2)
-    assert times_at(0.3, known).queued == times_at(0.3, known).rested  # for nobody has seen one that waited
+    assert 1 / load_factors(0.3, known).rested == pytest.approx((1 / 4 + 1) / 2)
+    assert load_factors(0.3, known).queued == load_factors(0.3, known).rested  # for nobody has seen one that waited
 
 
 def test_where_no_light_load_was_measured_it_is_as_half_of_the_load() -> None:
-    assert times_at(0.01, replace(point(query_ms=1.0), queued=distribution([0.0015]))) == (1.0, 1.0)
+    assert load_factors(0.01, replace(point(query_ms=1.0), queued=distribution([0.0015]))) == (1.0, 1.0)
 
 
 def test_what_another_model_costs_is_of_that_model_alone() -> None:

@@ -22,8 +22,8 @@ from firstline_core.planning import split
 from firstline_core.planning.plan import Link, Plan, plan
 from firstline_core.planning.words import plan_lines
 from firstline_core.profile import profile
+from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.reading import brought, holding
 from firstline_edge.cli import plan_link
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
@@ -74,7 +74,7 @@ def _profile(
         return _read(named, profile.LIMIT_BYTES, profile.decode), []
     name = bundle.manifest.name
     own = device_profile_path(settings.state_dir, name)
-    found, damaged = holding((own, *brought(bundle.path, name)), catalogue.fingerprint)
+    found, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
     return found, [f"{message} It is passed by." for message in damaged.values()]
 
 

@@ -13,16 +13,15 @@ import msgspec
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.profile.front import accuracies
-from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, May, Wanted, measure_profile
+from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Permit, ProfileOptions, measure_profile
 from firstline_core.profile.need import Need
-from firstline_core.profile.words import profile_lines
+from firstline_core.profile.pareto import accuracies
+from firstline_core.profile.table import profile_lines
 from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.models.loading import bundle_paths
-from firstline_edge.profiling.gate import LOOK_S, bounds_of
-from firstline_edge.profiling.yielding import cause_to_wait, never
+from firstline_edge.profiling.gate import CHECK_S, bounds_of, cause_to_wait, never
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
@@ -37,13 +36,13 @@ def command(arguments: argparse.Namespace) -> int:
     """
     settings = load(arguments.config, overrides=dict(arguments.overrides))
     bundle = _bundle(settings, arguments.model)
-    wanted = Wanted(
+    wanted = ProfileOptions(
         threads=arguments.threads,
         batches=arguments.batches or (QUICK_BATCHES if arguments.quick else ()),
         providers=tuple(settings.models.providers),
         total_s=QUICK_S if arguments.quick else TOTAL_S,
         alone=arguments.alone,
-        anew=arguments.anew,
+        again=arguments.anew,
         joules_per_core_s=settings.costs.joules_per_core_second,
         throttled_share=arguments.throttled,
         sustained_s=60 * arguments.sustained,
@@ -51,7 +50,7 @@ def command(arguments: argparse.Namespace) -> int:
     )
     path = device_profile_path(settings.state_dir, bundle.manifest.name)
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
-    found = measure_profile(bundle, path, wanted, progress=_progress, may=may, warn=_warn)
+    found = measure_profile(bundle, path, wanted, progress=_progress, permit=may, warn=_warn)
     if arguments.output == "json":
         say_json(msgspec.to_builtins(found))
     else:
@@ -77,7 +76,7 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
     return open_bundle(max(fitting)[1])
 
 
-def _waiting(settings: EdgeSettings) -> May:
+def _waiting(settings: EdgeSettings) -> Permit:
     """Waits while the device is too hot, too empty or short of memory, and says so; an agent here yields by itself."""
     sensors, bounds = device_sensors(settings), bounds_of(settings)
 
@@ -93,7 +92,7 @@ def _waiting(settings: EdgeSettings) -> May:
             if cause.kind != waits_for:
                 waits_for = cause.kind
                 print(f"{cause.sentence} --alone does not wait.", file=sys.stderr, flush=True)  # noqa: T201
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
 
     return may
 

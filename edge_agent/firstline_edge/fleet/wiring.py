@@ -36,8 +36,7 @@ from firstline_edge.fleet.updates.updater import Updater
 from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
 from firstline_edge.models.held import HeldModel
 from firstline_edge.profiling.gate import Gate, bounds_of
-from firstline_edge.profiling.measuring import measured
-from firstline_edge.profiling.orders import order_of
+from firstline_edge.profiling.measuring import measure_order, order_of
 from firstline_edge.profiling.profiler import Profiler
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
@@ -140,8 +139,8 @@ class FleetRoom:
             self._upload,
             clock=self._clock,
             rng=rng,
-            measure=partial(measured, gate=gate),
-            changed=self.look,
+            measure=partial(measure_order, gate=gate),
+            on_change=self.look,
         )
         self._twin = Twin(
             self._folder / "desired",

@@ -15,8 +15,8 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.hardware.survey import fingerprint
 from firstline_core.hardware.tree import Tree
 from firstline_core.planning.quickest import quickest
+from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Point, Profile
-from firstline_core.profile.reading import brought, holding
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import device_profile_path
@@ -51,10 +51,10 @@ class Profiles:
         """The device's own profile, else one of this machine that the bundle brings; None where there is neither."""
         name = bundle.manifest.name
         own = device_profile_path(self._state_dir, name)
-        paths = [path for path in (own, *brought(bundle.path, name)) if path.is_file()]
+        paths = [path for path in (own, *bundled_profiles(bundle.path, name)) if path.is_file()]
         told = self.problems.items()
         self.problems = {path: said for path, said in told if path.is_file() and path not in paths}
-        found, damaged = holding(paths, self.fingerprint) if paths else (None, {})
+        found, damaged = profile_of_machine(paths, self.fingerprint) if paths else (None, {})
         for path, message in damaged.items():
             self.problems[path] = f"{message} {_ANEW.format(name=name)}"
             log.warning("a profile is damaged", path=str(path), error=message)

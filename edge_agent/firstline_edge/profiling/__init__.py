@@ -1,12 +1,8 @@
-"""Bundles are measured where the fleet asks for it, beside the requests, and the profiles go to the gateway.
+"""Measures bundles when the fleet asks for it, while the agent serves, and uploads the profiles.
 
-    profiler        one request after the other, as long as each is wanted
-    ledger          how far each came, on disk
-    yielding        when measuring gives way to the device and to its requests
-    gate            waits for that to be over
-    measuring       runs the process that measures
-    process         that process: it gives way to everybody, and ends first where memory ends
-    orders          which bundle is measured, and with what settings
+    profiler        works through the requests, and remembers their progress over restarts
+    measuring       measures the points of one request
+    gate            waits until the device and its requests can spare a point, and ends one that does harm
 
-How a point is measured is `firstline_core.profile`'s.
+How a point is measured is in `firstline_core.profile`.
 """

@@ -1,171 +1,203 @@
-"""Runs the process that measures, as long as somebody waits for it."""
+"""Measures the points of one request while the agent serves, each in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-import msgspec
-from msgspec.structs import replace
-
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.profiling import DesiredProfile
+from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, ProfileOptions, ProfileSession
+from firstline_core.profile.measure_point import Job
 from firstline_core.profile.need import Need
-from firstline_core.profile.spawned import ending
+from firstline_core.profile.point_process import PointProcess
+from firstline_core.profile.profile import Point, Profile, Refused
 from firstline_core.telemetry.logs import logger
-from firstline_edge.profiling.gate import Say
-from firstline_edge.profiling.process import LIMIT_BYTES, Order, Told
-from firstline_edge.profiling.yielding import Cause
+from firstline_edge.models.held import Models
+from firstline_edge.profiling.gate import Cause, Report
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import device_profile_path
 
 log = logger(__name__)
 
-Telling = Callable[[Told], Awaitable[None]]
-
-_END_S = 5.0
+SPARE_BYTES = 32 << 20
+"""Free disk space that is needed: a profile has at most 4 MiB, and the outbox has priority."""
 _TRIES = 3
-"""Of a point that the device cannot bear."""
+"""Of a point that has to end."""
 
 
-class Permits(Protocol):
-    """Of `gate.Gate`."""
+class Order(NamedTuple):
+    """What to measure.
 
-    async def opens(self, needed: Need, say: Say) -> str: ...
+    Attributes:
+        bundle: its folder.
+        path: of the profile.
+        machine: name of this device.
+        options: which points; without variants, all models whose files are here.
+    """
 
-    async def shuts(self, needed: Need) -> Cause: ...
+    bundle: Path
+    path: Path
+    machine: str
+    options: ProfileOptions
 
 
-async def measured(order: Order, told: Telling, gate: Permits) -> Told:
-    """Measures in a process of its own, which ends with this call.
+class Progress(NamedTuple):
+    """Progress of a measurement.
 
-    A point that has to end is measured once more, by another process, when there is room; the third time it is left
-    out, with the reason.
+    Attributes:
+        done: measured points, of `total`.
+        waits: why the next point waits, in a sentence; "" if it does not.
+    """
 
-    Args:
-        order: what.
-        told: of each point, and of why one waits.
-        gate: asked before each point, and watched while it is measured.
+    done: int
+    total: int
+    waits: str = ""
 
-    Returns:
-        What the process said last: how many points there are.
+
+OnProgress = Callable[[Progress], Awaitable[None]]
+
+
+class Admission(Protocol):
+    """Decides when a point may be measured; `gate.Gate` implements it."""
+
+    async def admit(self, needed: Need, report: Report) -> str: ...
+
+    async def must_end(self, needed: Need) -> Cause: ...
+
+
+def order_of(settings: EdgeSettings, models: Models, request: DesiredProfile, *, has_http: bool) -> Order:
+    """Returns the measurement that a request asks for.
 
     Raises:
-        ConfigError: it cannot be measured here; the sentence says why.
-        ProtocolError: the process ended as it should not.
+        ConfigError: this device does not make it; the sentence says why.
     """
-    ended: dict[str, list[Cause]] = {}
-    while True:
-        run = _Run(order, told, gate, {name: why for name, causes in ended.items() if (why := _too_often(causes))})
-        try:
-            return await run.ends()
-        except _EndedError as error:
-            ended.setdefault(error.point, []).append(error.cause)
-            order = replace(order, anew=order.anew and not run.said.done)  # what was measured by now is new
-            log.info("a point is ended, and is measured later", point=error.point, why=error.cause.sentence)
-
-
-def _too_often(causes: list[Cause]) -> str:
-    return f"It was ended {len(causes)} times: {causes[-1].sentence}." if len(causes) >= _TRIES else ""
-
-
-class _EndedError(Exception):
-    """A point had to end."""
-
-    def __init__(self, point: str, cause: Cause) -> None:
-        super().__init__(cause.sentence)
-        self.point = point
-        self.cause = cause
-
-
-class _Run:
-    """One process, from its order to its end."""
-
-    def __init__(self, order: Order, told: Telling, gate: Permits, left_out: Mapping[str, str]) -> None:
-        self._order = order
-        self._told = told
-        self._gate = gate
-        self._left_out = left_out
-        self.said = Told()
-
-    async def ends(self) -> Told:
-        """Raises as `measured`; `_EndedError` where a point has to end."""
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "firstline_edge.profiling.process",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,
-            limit=LIMIT_BYTES,
+    if not settings.fleet.profiling:
+        raise ConfigError("This device measures nothing for the fleet: its settings say fleet.profiling = false.")
+    if not has_http:
+        raise ConfigError(
+            "Profiles go to the gateway over HTTP, and this device has no HTTP link; add [[links]] with kind = "
+            '"http" below the MQTT one.'
         )
-        assert child.stdin is not None and child.stdout is not None  # noqa: S101 (they are pipes)
+    held = models.find(request.bundle, str(request.version) if request.version else "")
+    if held is None:
+        known = ", ".join(f"{one.manifest.name} {one.version}" for one in models.all) or "none"
+        version = f" version {request.version}" if request.version else ""
+        raise ConfigError(f"This device does not have the bundle {request.bundle}{version}; it has: {known}.")
+    _check_free_space(settings.state_dir)
+    options = ProfileOptions(
+        threads=request.threads,
+        batches=request.batches or (QUICK_BATCHES if request.quick else ()),
+        providers=request.providers or tuple(settings.models.providers),
+        variants=request.variants,
+        total_s=QUICK_S if request.quick else TOTAL_S,
+        again=request.anew,
+        joules_per_core_s=settings.costs.joules_per_core_second,
+        throttled_share=request.throttled_share,
+        root=Path(settings.hardware.root),
+    )
+    path = device_profile_path(settings.state_dir, request.bundle)
+    return Order(held.bundle.path, path, settings.device_id, options)
+
+
+class Measured(NamedTuple):
+    """A finished measurement.
+
+    Attributes:
+        profile: the profile, with all points that it has.
+        points: number of points that were ordered and are in it.
+    """
+
+    profile: Profile
+    points: int
+
+
+async def measure_order(order: Order, on_progress: OnProgress, gate: Admission) -> Measured:
+    """Measures what is missing.
+
+    A point that has to end is measured once more when there is room; after the third time it is left out with the
+    reason. Cancelling ends the process that measures.
+
+    Raises:
+        ConfigError: nothing can be measured here; the sentence says why.
+    """
+    session = await asyncio.to_thread(_session, order)
+    total = len(session.jobs)
+    await on_progress(Progress(0, total))
+    for done, (job, needed) in enumerate(session.jobs):
+
+        async def report(sentence: str, done: int = done) -> None:
+            await on_progress(Progress(done, total, sentence))
+
+        result = await _measured(job, needed, gate, report)
+        if isinstance(result, str):
+            await asyncio.to_thread(session.refuse, job, result)
+        else:
+            await asyncio.to_thread(session.record, result)
+        await on_progress(Progress(done + 1, total))
+    keys = set(session.keys) - set(session.profile.outdated)
+    points = sum(point.key in keys for point in session.profile.points)
+    if not points:
+        reasons = (one.reason for one in reversed(session.profile.refused) if one.key in keys)
+        raise ConfigError(
+            f"No point of {session.profile.bundle} could be measured: {next(reasons, 'it has no model here.')}"
+        )
+    return Measured(session.profile, points)
+
+
+async def _measured(job: Job, needed: Need, gate: Admission, report: Report) -> Point | Refused | str:
+    """Returns the result of a point, or why it is left out."""
+    for _ in range(_TRIES):
+        if why_not := await gate.admit(needed, report):
+            return why_not
+        process = PointProcess(job)
+        running = asyncio.create_task(asyncio.to_thread(process.run))
+        ending = asyncio.create_task(gate.must_end(needed))
         try:
-            await _write(child.stdin, self._order)
-            needed: Need | None = None
-            while line := await self._line(child.stdout, needed):
-                needed = None
-                self.said = msgspec.json.decode(line, type=Told)
-                await self._told(self.said)
-                if self.said.needs is not None:
-                    needed = self.said.needs
-                    await _write(child.stdin, await self._permitted(needed))
-            await child.wait()
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise ProtocolError(f"The process that measures says what makes no sense: {error}.") from error
+            await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
+            cause = ending.result()
         finally:
-            await asyncio.shield(_end(child))
-        if self.said.problem:
-            raise ConfigError(self.said.problem)
-        if child.returncode or self.said.measured is None:
-            raise ProtocolError(f"The process that measures ended with {ending(child.returncode)}.")
-        return self.said
-
-    async def _permitted(self, needed: Need) -> str:
-        """The gate's answer; of some points it is known before."""
-
-        async def say(sentence: str) -> None:
-            await self._told(replace(self.said, needs=None, waits=sentence))
-
-        return self._left_out.get(needed.point, "") or await self._gate.opens(needed, say)
-
-    async def _line(self, out: asyncio.StreamReader, needed: Need | None) -> bytes:
-        """The next one; while a point is measured, only as long as it may."""
-        if needed is None:
-            return await out.readline()
-        reading = asyncio.create_task(out.readline())
-        shutting = asyncio.create_task(self._gate.shuts(needed))
-        try:
-            await asyncio.wait({reading, shutting}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            raise _EndedError(needed.point, shutting.result())
-        finally:
-            for task in (reading, shutting):
-                task.cancel()
-            await asyncio.gather(reading, shutting, return_exceptions=True)
+            process.kill()
+            ending.cancel()
+            await asyncio.shield(asyncio.gather(running, ending, return_exceptions=True))
+        log.info("a point is ended, and is measured later", point=needed.point, why=cause.sentence)
+    return f"It was ended {_TRIES} times: {cause.sentence}."
 
 
-async def _write(to: asyncio.StreamWriter, what: Order | str) -> None:
-    to.write(msgspec.json.encode(what) + b"\n")
-    with contextlib.suppress(ConnectionError):  # it ended at once, and what reads says so
-        await to.drain()
+def _session(order: Order) -> ProfileSession:
+    bundle = open_bundle(order.bundle)
+    options = replace(order.options, variants=_present(bundle, tuple(order.options.variants)))
+    return ProfileSession(bundle, order.path, options, machine=order.machine)
 
 
-async def _end(child: asyncio.subprocess.Process) -> None:
-    """Asks it to end, which takes its own process with it; then does not ask."""
-    if child.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        child.terminate()
+def _present(bundle: Bundle, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The wanted models, or all whose files are here; those of the full model often are not.
+
+    Raises:
+        ConfigError: a wanted model is not here.
+    """
+    present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))
+    if absent := [id_ for id_ in wanted if id_ not in present]:
+        raise ConfigError(
+            f"This device has no model '{absent[0]}' of {bundle.manifest.name}; it has: {', '.join(present)}."
+        )
+    return wanted or present
+
+
+def _check_free_space(folder: Path) -> None:
     try:
-        async with asyncio.timeout(_END_S):
-            await child.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
+        free_bytes = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used: {error.strerror}.") from error
+    if free_bytes < SPARE_BYTES:
+        raise ConfigError(
+            f"{free_bytes >> 20} MiB are free on this device's disk, and profiles leave {SPARE_BYTES >> 20} MiB alone; "
+            "make room, then ask again."
+        )

@@ -1,7 +1,7 @@
-"""What the fleet asks this device to measure: one request after the other, as long as each is wanted.
+"""Works through the profiles that the fleet asks this device to measure, as long as each is wanted.
 
-Points are written down one by one (`firstline_core.profile.measure`), so that a restart, a request that is taken back,
-and one that asks for more cost no point that is measured.
+Points are written one by one, so that neither a restart, nor a cancelled request, nor one that asks for more loses a
+point that is measured. The progress of the requests is stored, so that a finished one is not repeated.
 """
 
 from __future__ import annotations
@@ -9,42 +9,91 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace as with_changes
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, UnauthorizedError
-from firstline_core.fleet.profiling import ENDED, DesiredProfile, Profiling, ProfilingState
+from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, LinkError, UnauthorizedError
+from firstline_core.fleet.profiling import ENDED, REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.reading import read_profile
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
-from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
-from firstline_edge.profiling.process import Order, Told
+from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
 
 log = logger(__name__)
 
 _S = ProfilingState
-_PASSING = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
+_TEMPORARY = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
-_TELL_S = 10.0
-"""Progress is told so often at most: a report has all that the device says of itself, over what link there is."""
+_REPORT_S = 10.0
+"""Shortest time between two reports of progress: a report contains everything that the device says about itself."""
 
-Measure = Callable[[Order, Callable[[Told], Awaitable[None]]], Awaitable[Told]]
+Measure = Callable[[Order, OnProgress], Awaitable[Measured]]
+
+
+class Ledger(Struct, frozen=True):
+    """Progress of all known requests.
+
+    Attributes:
+        begun: ids of those of which a point was measured; their known points are not measured again once more.
+    """
+
+    entries: Annotated[tuple[Profiling, ...], Meta(max_length=REQUESTS)] = ()
+    begun: Annotated[tuple[str, ...], Meta(max_length=REQUESTS)] = ()
+
+    def find(self, id_: str) -> Profiling | None:
+        """Returns the progress of a request; None if it is unknown."""
+        return next((one for one in self.entries if one.id == id_), None)
+
+    def only(self, ids: frozenset[str]) -> Ledger:
+        """Returns the ledger without requests that are no longer wanted."""
+        kept = tuple(one for one in self.entries if one.id in ids)
+        return Ledger(kept, tuple(one for one in self.begun if one in ids))
+
+    def with_entry(self, entry: Profiling, *, begun: bool = False) -> Ledger:
+        """Returns the ledger with new progress of a request."""
+        others = tuple(one for one in self.entries if one.id != entry.id)
+        began = tuple(dict.fromkeys((*self.begun, entry.id))) if begun else self.begun
+        return Ledger((*others, entry), began)
+
+
+def read_ledger(path: Path) -> Ledger:
+    """Reads the ledger; a damaged one is empty, because the points themselves are stored elsewhere."""
+    try:
+        return msgspec.json.decode(read_checked(path), type=Ledger)
+    except FileNotFoundError:
+        return Ledger()
+    except (OSError, IntegrityError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.warning("the progress of profile requests is unknown; they begin again", error=str(error))
+        return Ledger()
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """Writes the ledger; if the disk refuses, a restart begins again."""
+    try:
+        make_folder(path.parent)
+        write_whole(path, with_checksum(msgspec.json.encode(ledger)))
+    except OSError as error:
+        log.warning("cannot store the progress of profile requests", error=str(error))
 
 
 class Profiler:
-    """One device's.
+    """Works through the requests of one device.
 
     Args:
         path: of the ledger.
-        order: what to run for a request; raises `ConfigError` with the reason where nothing is to be run.
-        upload: has the gateway keep a profile.
-        clock: the agent's.
+        order: returns what to measure for a request; raises `ConfigError` with the reason if it is not measured.
+        upload: sends a profile to the gateway.
+        clock: the agent's clock.
         rng: jitter.
-        measure: runs it.
-        changed: told whenever a request stands otherwise.
+        measure: measures an order.
+        on_change: called when the progress of a request changes.
     """
 
     def __init__(
@@ -56,131 +105,124 @@ class Profiler:
         clock: Clock,
         rng: random.Random,
         measure: Measure,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._order = order
         self._upload = upload
         self._clock = clock
         self._rng = rng
-        self._changed = changed
+        self._on_change = on_change
         self._measure = measure
         self._ledger = read_ledger(path)
         self._wanted: tuple[DesiredProfile, ...] = ()
         self._news = asyncio.Event()
 
     def desire(self, wanted: tuple[DesiredProfile, ...]) -> None:
-        """What the fleet wants measured now."""
+        """Sets the requests that the fleet makes now."""
         self._wanted = wanted
         ledger = self._ledger.only(frozenset(one.id for one in wanted))
         for one in wanted:
-            if ledger.of(one.id) is None:
-                ledger = ledger.noted(Profiling(one.id, one.bundle, _S.WAITING, since_s=self._clock.wall_s()))
+            if ledger.find(one.id) is None:
+                ledger = ledger.with_entry(Profiling(one.id, one.bundle, _S.WAITING, since_s=self._clock.wall_s()))
         self._ledger = ledger
         self._news.set()
 
     def progress(self) -> tuple[Profiling, ...]:
-        """How far each request came, in their order."""
-        found = (self._ledger.of(one.id) for one in self._wanted)
+        """Returns the progress of each request, in their order."""
+        found = (self._ledger.find(one.id) for one in self._wanted)
         return tuple(one for one in found if one is not None)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         while True:
             self._news.clear()
-            asked = next((one for one in self._wanted if not self._has_ended(one)), None)
-            if asked is None:
+            request = next((one for one in self._wanted if self._entry(one).state not in ENDED), None)
+            if request is None:
                 await self._news.wait()
             else:
-                await self._while_wanted(asked)
+                await self._while_wanted(request)
 
-    async def _while_wanted(self, asked: DesiredProfile) -> None:
-        task = asyncio.create_task(self._work(asked))
+    async def _while_wanted(self, request: DesiredProfile) -> None:
+        task = asyncio.create_task(self._work(request))
         try:
-            while not task.done() and any(one.id == asked.id for one in self._wanted):
+            while not task.done() and any(one.id == request.id for one in self._wanted):
                 self._news.clear()
                 await first_of(asyncio.wait({task}), self._news.wait())
             if not task.done():
-                log.info("profile no longer wanted", bundle=asked.bundle, request=asked.id)
+                log.info("profile no longer wanted", bundle=request.bundle, request=request.id)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _work(self, asked: DesiredProfile) -> None:
+    async def _work(self, request: DesiredProfile) -> None:
         try:
-            profile = await self._measured(asked)
-            await self._note(asked, _S.UPLOADING, version=profile.version)
-            await self._deliver(asked, profile)
-            await self._note(asked, _S.DONE, message="")
+            profile = await self._measured(request)
+            await self._note(request, _S.UPLOADING, version=profile.version)
+            await self._deliver(request, profile)
+            await self._note(request, _S.DONE, message="")
         except FirstlineError as error:
-            await self._note(asked, _S.REFUSED, message=error.message[:500])
+            await self._note(request, _S.REFUSED, message=error.message[:500])
         except Exception:  # the outermost loop of a task that must never end
-            log.exception("a profile failed unexpectedly", bundle=asked.bundle)
-            await self._note(asked, _S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
+            log.exception("a profile failed unexpectedly", bundle=request.bundle)
+            await self._note(request, _S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
 
-    async def _measured(self, asked: DesiredProfile) -> Profile:
-        """All points, those among them that are known from before."""
-        order = replace(self._order(asked), anew=asked.anew and asked.id not in self._ledger.begun)
-        await self._note(asked, _S.MEASURING)
-        told_s = self._clock.monotonic_s()
+    async def _measured(self, request: DesiredProfile) -> Profile:
+        order = self._order(request)
+        again = request.anew and request.id not in self._ledger.begun
+        order = order._replace(options=with_changes(order.options, again=again))
+        await self._note(request, _S.MEASURING)
+        reported_s = self._clock.monotonic_s()
 
-        async def told(said: Told) -> None:
-            nonlocal told_s
-            if said.done and asked.id not in self._ledger.begun:
-                await self._keep(self._ledger.noted(self._entry(asked), begun=True))
-            if said.waits != self._entry(asked).message:
-                await self._note(asked, _S.MEASURING, message=said.waits)
-            now_s = self._clock.monotonic_s()
-            if not self._entry(asked).total or now_s - told_s >= _TELL_S:
-                told_s = now_s
-                self._ledger = self._ledger.noted(replace(self._entry(asked), done=said.done, total=said.total))
-                self._changed()
+        async def on_progress(now: Progress) -> None:
+            nonlocal reported_s
+            if now.done and request.id not in self._ledger.begun:
+                await self._store(self._ledger.with_entry(self._entry(request), begun=True))
+            if now.waits != self._entry(request).message:
+                await self._note(request, _S.MEASURING, message=now.waits)
+            entry, now_s = replace(self._entry(request), done=now.done, total=now.total), self._clock.monotonic_s()
+            is_first = not self._entry(request).total
+            self._ledger = self._ledger.with_entry(entry)
+            if is_first or now_s - reported_s >= _REPORT_S:
+                reported_s = now_s
+                self._on_change()
 
-        last = await self._measure(order, told)
-        if not last.measured:
-            raise ConfigError(
-                f"No point of {asked.bundle} could be measured: {last.refused or 'it has no model here.'}"
-            )
-        profile = await asyncio.to_thread(read_profile, Path(order.path))
-        if profile is None or profile.bundle != asked.bundle:
-            raise ConfigError(f"The profile of {asked.bundle} is gone; ask again.")
-        entry = replace(self._entry(asked), done=last.done, total=last.done)
-        self._ledger = self._ledger.noted(entry)
+        profile, points = await self._measure(order, on_progress)
+        self._ledger = self._ledger.with_entry(replace(self._entry(request), done=points, total=points))
         return profile
 
-    async def _deliver(self, asked: DesiredProfile, profile: Profile) -> None:
-        """Sends it until somebody has it."""
+    async def _deliver(self, request: DesiredProfile, profile: Profile) -> None:
+        """Retries until the gateway has it."""
         failures = 0
         while True:
             try:
                 await self._upload(profile)
                 return
-            except _PASSING as error:
+            except _TEMPORARY as error:
                 if not failures:
-                    log.warning("profile not delivered yet", bundle=asked.bundle, error=error.message)
-                    await self._note(asked, _S.UPLOADING, message=error.message[:500])
+                    log.warning("profile not delivered yet", bundle=request.bundle, error=error.message)
+                    await self._note(request, _S.UPLOADING, message=error.message[:500])
                 failures += 1
                 pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                 await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
-    async def _note(self, asked: DesiredProfile, state: ProfilingState, *, message: str = "", version: int = 0) -> None:
-        before = self._entry(asked)
+    async def _note(
+        self, request: DesiredProfile, state: ProfilingState, *, message: str = "", version: int = 0
+    ) -> None:
+        before = self._entry(request)
         changes = {"state": state, "message": message, "version": version or before.version}
-        await self._keep(self._ledger.noted(replace(before, **changes, since_s=self._clock.wall_s())))
+        await self._store(self._ledger.with_entry(replace(before, **changes, since_s=self._clock.wall_s())))
         if state is not before.state:
-            log.info("profile", bundle=asked.bundle, request=asked.id, state=state.value, why=message or None)
+            log.info("profile", bundle=request.bundle, request=request.id, state=state.value, why=message or None)
 
-    async def _keep(self, ledger: Ledger) -> None:
+    async def _store(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._changed()
-        writing = asyncio.create_task(asyncio.to_thread(keep_ledger, self._path, ledger))
+        self._on_change()
+        writing = asyncio.create_task(asyncio.to_thread(write_ledger, self._path, ledger))
         try:
             await asyncio.shield(writing)
         finally:
-            await writing  # whoever ends the agent now finds on the disk what was told already
+            await writing  # what was reported is on disk before a cancellation continues
 
-    def _entry(self, asked: DesiredProfile) -> Profiling:
-        return self._ledger.of(asked.id) or Profiling(asked.id, asked.bundle, _S.WAITING)
-
-    def _has_ended(self, asked: DesiredProfile) -> bool:
-        return self._entry(asked).state in ENDED
+    def _entry(self, request: DesiredProfile) -> Profiling:
+        return self._ledger.find(request.id) or Profiling(request.id, request.bundle, _S.WAITING)

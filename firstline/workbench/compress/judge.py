@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from firstline.workbench.compress.loss import Loss
 from firstline_core.hardware.readings import Measured, Modelled, Reading
-from firstline_core.profile.words import DISTURBED
+from firstline_core.profile.table import DISTURBED
 
 GAIN = 1.1
 HARM = 1.05

@@ -25,10 +25,10 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.child import Job
+from firstline_core.profile.measure_point import Job
+from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import Key, Point, Profile, Refused
-from firstline_core.profile.spawned import in_child
-from firstline_core.profile.words import DISTURBED
+from firstline_core.profile.table import DISTURBED
 from firstline_core.runtime.select import CPU
 
 ROUNDS = 3
@@ -121,7 +121,7 @@ def measured_costs(
     *,
     rounds: int = ROUNDS,
     seconds: float = POINT_S,
-    measure: Measure = in_child,
+    measure: Measure = measure_in_process,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Costs:
     """Measures every model here, each in its own best way, in turns.

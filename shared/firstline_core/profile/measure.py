@@ -1,4 +1,4 @@
-"""A bundle's profile on this machine: which points there are, each measured by a process, written down one by one."""
+"""The points of a bundle's profile on this machine, and which of them are left to measure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.child import Job
 from firstline_core.profile.energy import as_stated
-from firstline_core.profile.front import accuracies
-from firstline_core.profile.keeping import added, bounded, changed
+from firstline_core.profile.files import update_profile, with_result, within_limits
+from firstline_core.profile.measure_point import Job
 from firstline_core.profile.need import Need, need
+from firstline_core.profile.pareto import accuracies
+from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
-from firstline_core.profile.reading import FOLDER
-from firstline_core.profile.spawned import in_child
 from firstline_core.runtime.select import CPU
 from firstline_core.telemetry.logs import logger
 
@@ -39,34 +37,33 @@ TOTAL_S = 60.0
 QUICK_S = 12.0
 
 _LONGER = 2.0
-"""Times as long as a point was given before, for which it is measured again."""
-_CHILD_S = 1.0
-"""That a point takes beside what it is given: to start, to import, to load a small model."""
-_LEAST_S, _MOST_S = 0.3, 5.0
-_HEAT_S = 3600.0
-_JOULES_PER_CORE_S = 1e4
-"""More than any core takes."""
+"""A point is measured again if it is given at least this many times as long."""
+_PROCESS_S = 1.0
+"""Time of a point beyond what it is given: to start, to import, to load a small model."""
+_SHORTEST_S, _LONGEST_S = 0.3, 5.0
+_MAX_HEAT_S = 3600.0
+_MAX_JOULES_PER_CORE_S = 1e4
 
 Progress = Callable[[int, int, str], None]
-May = Callable[[Need], str]
-"""Returns once a point may be measured, with ""; or why it never may, in a sentence."""
+Permit = Callable[[Need], str]
+"""Returns "" once a point may be measured; or at once why it never may be, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What of a bundle is measured.
+class ProfileOptions:
+    """Which points of a bundle are measured, and how.
 
     Args:
-        threads: that one run may use.
-        batches: rows of a query.
-        providers: ONNX Runtime's, each by itself; TFLite models run with their interpreter alone.
-        variants: ids of models; none for all, the full model among them.
-        total_s: for all points together, about.
-        alone: nothing else runs here, so that it is measured with the priority that the agent will have.
-        anew: also what is known already, which stays until the new is there.
-        joules_per_core_s: as the machine's owner states it; 0 for not at all.
-        throttled_share: of processor time, above 0 and below 1: of queries of one sample also `emulated`; 0: not.
-        sustained_s: after at most so long a full load, of queries of one sample also `sustained`; 0: not.
+        threads: threads of a run; empty for 1 and all cores.
+        batches: rows of a query; empty for the default.
+        providers: ONNX Runtime's, each by itself; TFLite models run with their interpreter only.
+        variants: ids of models; empty for all, the full model included.
+        total_s: time for all points together, about.
+        alone: nothing else runs here; measure at the priority of a service.
+        again: measure known points again; they stay until their successors are there.
+        joules_per_core_s: stated energy of a busy core; 0 if not stated.
+        throttled_share: share of processor time, above 0 and below 1, of additional `emulated` points; 0 for none.
+        sustained_s: longest full load before additional `sustained` points; 0 for none.
         root: where the kernel's files begin.
     """
 
@@ -76,190 +73,235 @@ class Wanted:
     variants: Sequence[str] = ()
     total_s: float = TOTAL_S
     alone: bool = False
-    anew: bool = False
+    again: bool = False
     joules_per_core_s: float = 0.0
     throttled_share: float = 0.0
     sustained_s: float = 0.0
     root: Path = Path("/")
 
 
-def profile_path(folder: Path, bundle: str, machine: str) -> Path:
-    """Where the profile of one bundle on one machine lies, beside the bundle."""
-    return folder / FOLDER / f"{bundle}@{machine}.json"
-
-
 def machine_name() -> str:
-    """The host's, as far as a name may be written so."""
+    """Returns the host's name, as far as it is a valid name."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).strip("._-")[:64] or "machine"
 
 
-def keys(manifest: Manifest, wanted: Wanted, cores: float) -> list[Key]:
-    """All points, the edge variants' first.
+def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> list[Key]:
+    """Returns all points, the edge variants' first.
 
     Raises:
-        ConfigError: a variant that the bundle does not have, a share, time or cost that is none, or too many points.
+        ConfigError: an unknown variant, a share, time or cost out of range, or too many points.
     """
-    check_share(wanted.throttled_share)
-    if not 0 <= wanted.sustained_s <= _HEAT_S:
-        raise ConfigError(f"Full load lasts from 0 to {_HEAT_S / 60:g} minutes, not {wanted.sustained_s / 60:g}.")
-    if not 0 <= wanted.joules_per_core_s <= _JOULES_PER_CORE_S:
-        said = f"{wanted.joules_per_core_s:g}"
-        raise ConfigError(f"A core takes from 0 to {_JOULES_PER_CORE_S:g} joules in a second, not {said}.")
+    check_share(options.throttled_share)
+    if not 0 <= options.sustained_s <= _MAX_HEAT_S:
+        raise ConfigError(f"Full load lasts from 0 to {_MAX_HEAT_S / 60:g} minutes, not {options.sustained_s / 60:g}.")
+    if not 0 <= options.joules_per_core_s <= _MAX_JOULES_PER_CORE_S:
+        stated = f"{options.joules_per_core_s:g}"
+        raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")
     models: list[Model] = list(manifest.models)
-    unknown = sorted(set(wanted.variants) - {model.id for model in models})
-    if unknown:
-        there = ", ".join(model.id for model in models)
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {there}.")
-    threads = list(dict.fromkeys(wanted.threads or (1, max(int(cores), 1))))
-    batches = list(dict.fromkeys(wanted.batches or BATCHES))
+    if unknown := sorted(set(options.variants) - {model.id for model in models}):
+        known = ", ".join(model.id for model in models)
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {known}.")
+    threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
+    batches = list(dict.fromkeys(options.batches or BATCHES))
     conditions: list[tuple[Condition, Sequence[int]]] = [("warm", batches)]
-    if wanted.throttled_share:
+    if options.throttled_share:
         conditions.append(("emulated", (1,)))
-    if wanted.sustained_s:
-        conditions.append(("sustained", (1,)))  # the last, so that what is heated is not measured warm
-    found = [
+    if options.sustained_s:
+        conditions.append(("sustained", (1,)))  # last, so that warm points are not measured on a heated machine
+    keys = [
         Key(model.id, model.digest, provider, count, batch, condition)
-        for condition, of_batches in conditions
+        for condition, batches_of_condition in conditions
         for model in models
-        if not wanted.variants or model.id in wanted.variants
-        for provider in (wanted.providers if model.runtime == "onnx" else ("tflite",))
+        if not options.variants or model.id in options.variants
+        for provider in (options.providers if model.runtime == "onnx" else ("tflite",))
         for count in threads
-        for batch in of_batches
+        for batch in batches_of_condition
     ]
-    if len(found) > POINTS:
-        raise ConfigError(f"That would be {len(found)} points, of at most {POINTS}; name fewer threads or batches.")
-    return found
+    if len(keys) > POINTS:
+        raise ConfigError(f"That would be {len(keys)} points, of at most {POINTS}; name fewer threads or batches.")
+    return keys
 
 
 def check_share(throttled_share: float) -> None:
-    """Raises `ConfigError` where it is no share of processor time; 0 is none, and allowed."""
+    """Raises `ConfigError` unless the share of processor time is in [0, 1)."""
     if not 0 <= throttled_share < 1:
         raise ConfigError(f"A share of processor time lies between 0 and 1, not at {throttled_share:g}.")
+
+
+def _warn_in_log(sentence: str) -> None:
+    log.warning("a profile is set aside", why=sentence)
+
+
+class ProfileSession:
+    """Measures the points of a profile that are missing, or that were measured less carefully than wanted.
+
+    Each point is written as soon as it is measured, beside what other processes have written meanwhile; a session that
+    was ended early is continued by the next one.
+
+    Args:
+        bundle: opened, so that its files are checked.
+        path: of the profile; its points of this machine and these models stay.
+        options: which points.
+        machine: name of the machine; "" for the host's.
+        warn: see `files.update_profile`.
+
+    Attributes:
+        profile: the profile as it is in the file now.
+        keys: all points that are wanted.
+        jobs: the points that are left to measure, with what each needs.
+
+    Raises:
+        DeadlineExceededError: a driver hangs.
+        ConfigError: see `profile_keys`; or the profile cannot be written or would be too large.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        path: Path,
+        options: ProfileOptions,
+        *,
+        machine: str = "",
+        warn: Callable[[str], None] = _warn_in_log,
+    ) -> None:
+        tree = Tree(options.root)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
+        self._bundle, self._path, self._options, self._warn = bundle, path, options, warn
+        self._hardware = in_time(tree, partial(described, tree, path.parent))
+        self._machine = machine or machine_name()
+        self.keys = profile_keys(bundle.manifest, options, self._hardware.processor.usable_cores)
+        self.profile = update_profile(path, self._prepared, warn)
+        seconds = min(max(options.total_s / max(len(self.keys), 1) - _PROCESS_S, _SHORTEST_S), _LONGEST_S)
+        known = {one.key: one for one in self.profile.points if one.key not in self.profile.outdated}
+        left = [key for key in self.keys if key not in known or not _is_good_enough(known[key], options, seconds)]
+        self.jobs = [(self._job(key, seconds), self._need(key)) for key in left]
+
+    def record(self, result: Point | Refused) -> None:
+        """Writes a result."""
+
+        def changed(before: Profile | None) -> Profile:
+            is_same_machine = before is not None and before.fingerprint == self.profile.fingerprint
+            start = self._begun(before if is_same_machine else self.profile)
+            made = replace(with_result(start, result), made_s=round(time.time(), 3))
+            return within_limits(replace(made, agent_version=version("firstline")), self.keys)
+
+        self.profile = update_profile(self._path, changed, self._warn)
+
+    def refuse(self, job: Job, reason: str) -> None:
+        """Writes that a point is not measured, and why."""
+        runtime = self._model(job.key).runtime
+        self.record(Refused(job.key, runtime, reason[:REASON_CHARACTERS]))
+
+    def _model(self, key: Key) -> Model:
+        return next(model for model in self._bundle.manifest.models if model.id == key.variant)
+
+    def _need(self, key: Key) -> Need:
+        return need(key, self._model(key), self.profile, self._hardware.processor.usable_cores)
+
+    def _job(self, key: Key, seconds: float) -> Job:
+        options = self._options
+        return Job(
+            str(self._bundle.path),
+            key,
+            seconds,
+            options.joules_per_core_s,
+            str(options.root),
+            options.alone,
+            beside=_other_model(self._bundle.manifest, key, self.keys),
+            share=options.throttled_share if key.condition == "emulated" else 1.0,
+            heat_s=options.sustained_s if key.condition == "sustained" else 0.0,
+        )
+
+    def _begun(self, before: Profile | None) -> Profile:
+        """What is still valid of an earlier profile."""
+        manifest = self._bundle.manifest
+        empty = Profile(
+            manifest.name,
+            manifest.version,
+            self._machine,
+            self._hardware.fingerprint,
+            hardware=self._hardware,
+            accuracy=accuracies(manifest),
+        )
+        if before is None or before.fingerprint != self._hardware.fingerprint:
+            return empty
+        digests = {model.digest for model in manifest.models}
+        return replace(
+            empty,
+            points=tuple(point for point in before.points if point.key.model_digest in digests),
+            refused=tuple(one for one in before.refused if one.key.model_digest in digests),
+            outdated=tuple(key for key in before.outdated if key.model_digest in digests),
+            made_s=before.made_s,
+            agent_version=before.agent_version,
+        )
+
+    def _prepared(self, before: Profile | None) -> Profile:
+        """With the stated costs, and with the points to measure again marked, so that a restart goes on with them."""
+        profile, stated = self._begun(before), self._options.joules_per_core_s
+        points = tuple(
+            replace(one, energy_mj=as_stated(one.energy_mj, stated, one.processor_ms)) for one in profile.points
+        )
+        outdated = {*profile.outdated, *(self.keys if self._options.again else ())}
+        return replace(profile, points=points, outdated=tuple(one.key for one in points if one.key in outdated))
 
 
 def measure_profile(
     bundle: Bundle,
     path: Path,
-    wanted: Wanted = Wanted(),
+    options: ProfileOptions = ProfileOptions(),
     *,
     machine: str = "",
     progress: Progress = lambda done, total, what: None,
-    may: May = lambda needed: "",
-    warn: Callable[[str], None] = lambda sentence: log.warning("a profile is set aside", why=sentence),
+    permit: Permit = lambda needed: "",
+    warn: Callable[[str], None] = _warn_in_log,
 ) -> Profile:
-    """Measures what is not known yet, or less carefully than wanted; ended early, it goes on from there.
-
-    Each point is written down as soon as it is measured, in the place of the one before, beside what others have
-    measured meanwhile.
+    """Measures what is missing, see `ProfileSession`.
 
     Args:
         bundle: opened, so that its files are checked.
-        path: of the profile; what in it fits this machine and these models stays.
-        wanted: what to measure.
-        machine: its name; "" for the host's.
-        progress: told how many points are done, of how many, and which is next.
-        may: asked before each point.
-        warn: see `keeping.changed`.
+        path: of the profile.
+        options: which points.
+        machine: name of the machine; "" for the host's.
+        progress: receives the number of measured points, their total, and the next one.
+        permit: called before each point.
+        warn: see `files.update_profile`.
 
     Raises:
         DeadlineExceededError: a driver hangs.
-        ConfigError: see `keys`; or the profile cannot be written, or would be larger than anybody reads.
+        ConfigError: see `ProfileSession`.
     """
-    tree = Tree(wanted.root)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
-    hardware = in_time(tree, partial(described, tree, path.parent))
-    all_keys = keys(bundle.manifest, wanted, hardware.processor.usable_cores)
-    begun = partial(_begun, bundle.manifest, hardware, machine or machine_name())
-
-    def grown(known: Profile, measured: Point | Refused, before: Profile | None) -> Profile:
-        there = before is not None and before.fingerprint == known.fingerprint
-        made = replace(added(begun(before if there else known), measured), made_s=round(time.time(), 3))
-        return bounded(replace(made, agent_version=version("firstline")), all_keys)
-
-    found = changed(path, lambda before: _asked_for(begun(before), all_keys, wanted), warn)
-    seconds = _seconds(len(all_keys), wanted)
-    left = _left(found, all_keys, wanted, seconds)
-    for done, key in enumerate(left):
+    session = ProfileSession(bundle, path, options, machine=machine, warn=warn)
+    for done, (job, needed) in enumerate(session.jobs):
+        key = job.key
         condition = "" if key.condition == "warm" else f", {key.condition}"
-        progress(done, len(left), f"{key.variant}, threads {key.threads}, batch {key.batch}{condition}")
-        model = next(one for one in bundle.manifest.models if one.id == key.variant)
-        job = Job(
-            str(bundle.path),
-            key,
-            seconds,
-            wanted.joules_per_core_s,
-            str(wanted.root),
-            wanted.alone,
-            beside=_beside(bundle.manifest, key, all_keys),
-            share=wanted.throttled_share if key.condition == "emulated" else 1.0,
-            heat_s=wanted.sustained_s if key.condition == "sustained" else 0.0,
-        )
-        why_not = may(need(key, model, found, hardware.processor.usable_cores))
-        measured = Refused(key, model.runtime, why_not[:REASON_CHARACTERS]) if why_not else in_child(job)
-        found = changed(path, partial(grown, found, measured), warn)
-    progress(len(left), len(left), "")
-    return found
+        progress(done, len(session.jobs), f"{key.variant}, threads {key.threads}, batch {key.batch}{condition}")
+        if why_not := permit(needed):
+            session.refuse(job, why_not)
+        else:
+            session.record(measure_in_process(job))
+    progress(len(session.jobs), len(session.jobs), "")
+    return session.profile
 
 
-def _asked_for(found: Profile, all_keys: Sequence[Key], wanted: Wanted) -> Profile:
-    """With what is stated now, and with what is to be measured anew marked as that: a restart goes on with it."""
-    points = tuple(
-        replace(one, energy_mj=as_stated(one.energy_mj, wanted.joules_per_core_s, one.processor_ms))
-        for one in found.points
-    )
-    anew = {*found.outdated, *(all_keys if wanted.anew else ())}
-    return replace(found, points=points, outdated=tuple(one.key for one in points if one.key in anew))
-
-
-def _left(found: Profile, all_keys: Sequence[Key], wanted: Wanted, seconds: float) -> list[Key]:
-    """What of it is not known, or not as it is wanted."""
-    known = {one.key: one for one in found.points if one.key not in found.outdated}
-    return [key for key in all_keys if key not in known or not _is_as(known[key], wanted, seconds)]
-
-
-def _is_as(point: Point, wanted: Wanted, seconds: float) -> bool:
-    """Whether it was measured as it is wanted, or more carefully."""
-    if (wanted.alone and not point.alone) or seconds >= _LONGER * point.given_s:
+def _is_good_enough(point: Point, options: ProfileOptions, seconds: float) -> bool:
+    """Whether a point was measured as it is wanted, or more carefully."""
+    if (options.alone and not point.alone) or seconds >= _LONGER * point.given_s:
         return False
     if point.key.condition == "emulated":
-        return point.processor_share == wanted.throttled_share
-    if point.key.condition == "sustained" and point.heat_limit_s != wanted.sustained_s:
-        # Where heat had settled before either limit, the other one would have changed nothing.
-        return point.heated_s < min(point.heat_limit_s, wanted.sustained_s)
+        return point.processor_share == options.throttled_share
+    if point.key.condition == "sustained" and point.heat_limit_s != options.sustained_s:
+        # If the temperature had settled before either limit, the other limit would have changed nothing.
+        return point.heated_s < min(point.heat_limit_s, options.sustained_s)
     return True
 
 
-def _beside(manifest: Manifest, key: Key, among: Sequence[Key]) -> str:
-    """The model whose queries come between this one's: the full one, one that is measured too, any; "" for none."""
+def _other_model(manifest: Manifest, key: Key, keys: Sequence[Key]) -> str:
+    """The model whose queries are interleaved: the full one, one that is measured too, or any; "" if there is none."""
     others = [model.id for model in manifest.models if model.id != key.variant]
     if manifest.full is not None and manifest.full.id in others:
         return manifest.full.id
-    measured = {one.variant for one in among}
+    measured = {one.variant for one in keys}
     return next((other for other in others if other in measured), next(iter(others), ""))
-
-
-def _begun(manifest: Manifest, hardware: Catalogue, machine: str, before: Profile | None) -> Profile:
-    """What of an earlier profile still holds."""
-    empty = Profile(
-        manifest.name,
-        manifest.version,
-        machine,
-        hardware.fingerprint,
-        hardware=hardware,
-        accuracy=accuracies(manifest),
-    )
-    if before is None or before.fingerprint != hardware.fingerprint:
-        return empty
-    digests = {model.digest for model in manifest.models}
-    points = tuple(point for point in before.points if point.key.model_digest in digests)
-    refused = tuple(one for one in before.refused if one.key.model_digest in digests)
-    outdated = tuple(key for key in before.outdated if key.model_digest in digests)
-    made = {"made_s": before.made_s, "agent_version": before.agent_version}
-    return replace(empty, points=points, refused=refused, outdated=outdated, **made)
-
-
-def _seconds(points: int, wanted: Wanted) -> float:
-    return min(max(wanted.total_s / max(points, 1) - _CHILD_S, _LEAST_S), _MOST_S)

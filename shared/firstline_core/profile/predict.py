@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.profile.distribution import Distribution
-from firstline_core.profile.loads import times, times_at
-from firstline_core.profile.profile import Point
+from firstline_core.profile.profile import HALF_LOAD, Point
 
 Times = NDArray[np.float64]
 
@@ -27,6 +26,12 @@ _WARM_UP = 0.1
 _LEAST_LOAD = 0.001
 _STEP = 0.9
 _PRECISION = 0.01
+_MAX_RATIO = 100.0
+"""A profile in which another load makes a query slower or faster by more is not believed."""
+_FASTEST = 0.6
+"""Least time at full load over that at half load; at half or less, queues would grow without end before full load."""
+_BUSIEST = 0.9
+"""Largest share of the time that a light load is taken to keep a server busy, for the same reason."""
 
 
 class Stream(NamedTuple):
@@ -132,7 +137,7 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     Args:
         points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
             (`query` where that is not known); among several kinds as many times that as `beside` says, and as many as
-            `times_at` says of how many come.
+            `load_factors` says of how many come.
         arrivals_ms: (n,) ascending.
         kinds: (n,) places in `points`.
         servers: how many queries run at once.
@@ -153,7 +158,7 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
         for found, taken in ((free, one.free(load)), (waited, one.waited(load))):
             factors = np.where(turned, taken.after_beside, taken.elsewhere)
             found[of_kind] = taken.alone.at(shares[of_kind]) * factors
-    return sojourn(arrivals_ms, waited, free, servers)
+    return response_times(arrivals_ms, waited, free, servers)
 
 
 def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
@@ -188,20 +193,20 @@ class _InMix(NamedTuple):
         """Of a query that finds a server free."""
         beside = self.point.beside
         own_ms, other_ms = (beside.rested_ms, beside.rested_turned_ms) if beside is not None else (None, None)
-        return self._taken(self.point.rested, own_ms, other_ms, times_at(load, self.point).rested)
+        return self._taken(self.point.rested, own_ms, other_ms, load_factors(load, self.point).rested)
 
     def waited(self, load: float) -> _Taken:
         """Of a query that has to wait."""
         beside = self.point.beside
         own_ms, other_ms = (beside.queued_ms, beside.queued_turned_ms) if beside is not None else (None, None)
         alone = self.point.queued or self.point.query
-        return self._taken(alone, own_ms, other_ms, times_at(load, self.point).queued)
+        return self._taken(alone, own_ms, other_ms, load_factors(load, self.point).queued)
 
     def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float) -> _Taken:
         if self.beside is None:
             return _Taken(alone, at_load, at_load)
-        own = times(own_ms, alone.usual_ms, unknown=times(other_ms, alone.usual_ms))
-        other = times(other_ms, alone.usual_ms, unknown=own)
+        own = _ratio(own_ms, alone.usual_ms, unknown=_ratio(other_ms, alone.usual_ms))
+        other = _ratio(other_ms, alone.usual_ms, unknown=own)
         return _Taken(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
 
 
@@ -224,7 +229,7 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
     return found
 
 
-def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
+def response_times(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
     """How long each query is there, first come, first served.
 
     Args:
@@ -243,3 +248,40 @@ def sojourn(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
         heapq.heapreplace(free_at, end)
         found[at] = end - came
     return found
+
+
+class LoadFactors(NamedTuple):
+    """Times of a query over those at half load: if it found a server free, and if it had to wait."""
+
+    rested: float
+    queued: float
+
+
+def load_factors(load: float, point: Point) -> LoadFactors:
+    """Returns how much longer a query takes under a load than at half load, which the point's times are of.
+
+    A profile knows three loads: a light one, half load, and back to back. Between them the work that a server does in
+    a second is taken to grow linearly with the load; below the lightest one it is taken as constant.
+
+    Args:
+        load: as a share of what servers that never rest can do; from 1 on queries are back to back.
+        point: without `light`, less than half load counts as half load.
+    """
+    queued = point.queued or point.query
+    full = min(max(_ratio(point.query.usual_ms, queued.usual_ms), _FASTEST), 1.0)
+    if point.light is None:
+        lightest, rested, waited = 0.0, 1.0, 1.0
+    else:
+        lightest = point.light.load
+        most = _BUSIEST * full / lightest
+        rested = min(_ratio(point.light.rested_ms, point.rested.usual_ms), most)
+        waited = min(_ratio(point.light.queued_ms, queued.usual_ms, unknown=rested), most)
+    loads = (lightest, HALF_LOAD, 1.0)
+    return LoadFactors(*(1 / float(np.interp(load, loads, (1 / light, 1.0, 1 / full))) for light in (rested, waited)))
+
+
+def _ratio(taken_ms: float | None, usual_ms: float, unknown: float = 1.0) -> float:
+    """Time over the usual time, bounded; `unknown` if too few queries were measured."""
+    if taken_ms is None or usual_ms <= 0:
+        return unknown
+    return min(max(taken_ms / usual_ms, 1 / _MAX_RATIO), _MAX_RATIO)

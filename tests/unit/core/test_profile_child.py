@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 from support.bundles import variant_bundle
 
-from firstline_core.profile import child, scenarios
-from firstline_core.profile.child import Job
+from firstline_core.profile import measure_point, scenarios
+from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import HALF_LOAD, Key
 
 
@@ -25,7 +25,7 @@ def job(bundle_path: Path) -> Job:
 def test_without_room_for_a_trace_all_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = job(tmp_path / "bundle")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    point = child.measure(wanted)
+    point = measure_point.measure(wanted)
     assert point.operators == () and "absent" in point.operators_absent
     assert point.query.count >= 5
 
@@ -37,9 +37,9 @@ def test_another_model_is_loaded_beside_where_the_machine_that_is_looked_at_has_
     wanted = job(tmp_path / "bundle")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {free_kb} kB\n")
-    point = child.measure(replace(wanted, beside="full", root=str(tmp_path)))
+    point = measure_point.measure(replace(wanted, beside="full", root=str(tmp_path)))
     assert (point.beside is not None) == beside
-    assert point.beside is None or point.beside.own_share == 1 - child.ESCALATED
+    assert point.beside is None or point.beside.own_share == 1 - measure_point.ESCALATED
 
 
 def test_a_bundle_that_is_gone_is_one_sentence(
@@ -48,8 +48,8 @@ def test_a_bundle_that_is_gone_is_one_sentence(
     wanted = job(tmp_path / "bundle")
     (tmp_path / "bundle" / "manifest.json").unlink()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(wanted))))
-    monkeypatch.setattr(child, "use_lowest_priority", lambda: None)
-    assert child.main() == 1
+    monkeypatch.setattr(measure_point, "use_lowest_priority", lambda: None)
+    assert measure_point.main() == 1
     said = capsys.readouterr()
     assert "manifest.json" in said.err and len(said.err.splitlines()) == 1 and said.out == ""
 
@@ -57,7 +57,7 @@ def test_a_bundle_that_is_gone_is_one_sentence(
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_light_load_is_measured_of_one_row(tmp_path: Path, batch: int) -> None:
     wanted = job(tmp_path / "bundle")
-    point = child.measure(replace(wanted, key=replace(wanted.key, batch=batch), seconds=1.0))
+    point = measure_point.measure(replace(wanted, key=replace(wanted.key, batch=batch), seconds=1.0))
     assert (point.light is not None) == (batch == 1)
     if point.light is not None:
         assert point.light.load < HALF_LOAD
@@ -81,7 +81,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
 def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(
     tmp_path: Path, asked: list[dict[str, object]]
 ) -> None:
-    point = child.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
+    point = measure_point.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
     assert point.light is None and point.query.count >= 5
     assert asked == [{}], "half load alone"
 
@@ -93,6 +93,6 @@ def test_one_query_in_five_is_the_full_models_whoever_is_measured(
     bundle = variant_bundle(tmp_path / "bundle", "small")
     model = next(model for model in bundle.manifest.models if model.id == variant)
     wanted = Job(str(bundle.path), Key(variant, model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1, beside=other)
-    point = child.measure(wanted)
+    point = measure_point.measure(wanted)
     assert point.beside is not None and point.beside.own_share == pytest.approx(share)
     assert asked[-1]["shares"] == pytest.approx((share, 1 - share))

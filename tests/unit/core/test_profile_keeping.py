@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from support.profiles import point, profile
 
 from firstline_core.errors import ConfigError
-from firstline_core.profile.keeping import added, bounded, changed
+from firstline_core.profile.files import read_profile, update_profile, with_result, within_limits
 from firstline_core.profile.profile import Profile, Refused, encode
-from firstline_core.profile.reading import read_profile
 
 EACH = 20
 
@@ -26,7 +25,7 @@ def _add(path: Path, threads: int) -> None:
     for batch in range(1, EACH + 1):
         one = point(1.0, threads=threads)
         measured = replace(one, key=replace(one.key, batch=batch))
-        changed(path, lambda before, new=measured: added(before or profile(), new), unheard)
+        update_profile(path, lambda before, new=measured: with_result(before or profile(), new), unheard)
 
 
 def test_nothing_is_lost_that_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
@@ -46,18 +45,18 @@ def test_nothing_is_lost_that_two_processes_write_at_the_same_time(tmp_path: Pat
 def test_a_point_that_cannot_be_measured_again_stays_with_the_reason_beside() -> None:
     before = replace(profile(1.0, 2.0), outdated=(profile(1.0).points[0].key,))
     refused = Refused(before.points[0].key, "onnxruntime", "There was no memory.")
-    found = added(before, refused)
+    found = with_result(before, refused)
     assert (found.points, found.refused, found.outdated) == (before.points, (refused,), before.outdated)
     anew = point(3.0)
-    found = added(found, anew)
+    found = with_result(found, anew)
     assert (set(found.points), found.refused, found.outdated) == ({anew, before.points[1]}, (), ())
 
 
 def test_what_makes_room_is_not_to_be_measured_anew_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     before = profile(1.0, 2.0)
     before = replace(before, outdated=tuple(one.key for one in before.points))
-    monkeypatch.setattr("firstline_core.profile.keeping.POINTS", 1)
-    found = bounded(before, [before.points[1].key])
+    monkeypatch.setattr("firstline_core.profile.files.POINTS", 1)
+    found = within_limits(before, [before.points[1].key])
     assert (found.points, found.outdated) == (before.points[1:], before.outdated[1:])
 
 
@@ -65,7 +64,7 @@ def test_what_makes_room_is_not_to_be_measured_anew_any_more(monkeypatch: pytest
 def test_what_no_reader_of_this_version_takes_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path, said = tmp_path / "p.json", list[str]()
     path.write_bytes(content)
-    changed(path, lambda before: before or profile(1.0), said.append)
+    update_profile(path, lambda before: before or profile(1.0), said.append)
     assert (tmp_path / "p.json.damaged").read_bytes() == content
     assert read_profile(path) == profile(1.0)
     assert len(said) == 1 and "is set aside as p.json.damaged" in said[0]
@@ -79,13 +78,13 @@ def test_where_the_disk_refuses_the_sentence_says_what_to_do(tmp_path: Path, mon
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(ConfigError, match=r"set aside \(Permission denied\); remove it, then measure anew"):
-        changed(path, lambda before: profile(1.0), unheard)
+    with pytest.raises(ConfigError, match=r"set aside \(Permission denied\); remove it and measure again"):
+        update_profile(path, lambda before: profile(1.0), unheard)
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 
 
 def test_a_profile_of_nothing_is_not_put_before_others(tmp_path: Path) -> None:
-    changed(tmp_path / "p.json", lambda before: profile(), unheard)
+    update_profile(tmp_path / "p.json", lambda before: profile(), unheard)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,5 +97,5 @@ def test_what_did_not_change_is_not_written(tmp_path: Path) -> None:
         assert found is not None
         return found
 
-    changed(path, same, unheard)
+    update_profile(path, same, unheard)
     assert path.stat().st_ino == before.st_ino

@@ -17,15 +17,15 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.profile.energy import joules
-from firstline_core.profile.measure import Wanted, keys, measure_profile, profile_path
+from firstline_core.profile.files import profile_path, read_profile
+from firstline_core.profile.measure import ProfileOptions, measure_profile, profile_keys
 from firstline_core.profile.need import Need
-from firstline_core.profile.operators import operators
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Profile, Refused
-from firstline_core.profile.reading import read_profile
 from firstline_core.profile.scenarios import steady_from
-from firstline_core.profile.words import profile_lines
+from firstline_core.profile.table import profile_lines
+from firstline_core.profile.trace import operators
 
-ONE = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, joules_per_core_s=2.0)
+ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, joules_per_core_s=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ class TestMeasuring:
         (point,) = measured.points
         both = [replace(point, key=replace(point.key, batch=batch)) for batch in (1, 2)]
         path.write_bytes(msgspec.json.encode(replace(known, points=tuple(both))))
-        wanted = dataclasses.replace(ONE, batches=(1, 2), anew=True)
+        wanted = dataclasses.replace(ONE, batches=(1, 2), again=True)
 
         def ended_early(done: int, total: int, what: str) -> None:
             found = read_profile(path)
@@ -110,7 +110,7 @@ class TestMeasuring:
             measure_profile(bundle, path, wanted, progress=ended_early)
         told: list[str] = []
         found = measure_profile(
-            bundle, path, dataclasses.replace(wanted, anew=False), progress=lambda done, total, what: told.append(what)
+            bundle, path, dataclasses.replace(wanted, again=False), progress=lambda done, total, what: told.append(what)
         )
         assert told == ["small, threads 1, batch 2", ""]  # it goes on with what was to be measured anew
         assert not set(both) & set(found.points) and len(found.points) == 2 and found.outdated == ()
@@ -120,8 +120,8 @@ class TestMeasuring:
     ) -> None:
         path = tmp_path / "p.json"
         path.write_bytes(msgspec.json.encode(measured))
-        wanted = dataclasses.replace(ONE, anew=True)
-        found = measure_profile(bundle, path, wanted, may=lambda needed: "It is too hot.")
+        wanted = dataclasses.replace(ONE, again=True)
+        found = measure_profile(bundle, path, wanted, permit=lambda needed: "It is too hot.")
         assert found.points == measured.points and found.refused[0].reason == "It is too hot."
 
     @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ class TestMeasuring:
             asked.append(needed.point)
             return "Not now."
 
-        measure_profile(bundle, path, dataclasses.replace(ONE, **changes), may=refuse)
+        measure_profile(bundle, path, dataclasses.replace(ONE, **changes), permit=refuse)
         assert bool(asked) == left
 
     def test_what_was_measured_alone_is_good_for_whoever_does_not_ask_for_that(
@@ -162,7 +162,9 @@ class TestMeasuring:
         path = tmp_path / "p.json"
         path.write_bytes(msgspec.json.encode(measured))
         before = measured.points[0].energy_mj
-        found = measure_profile(bundle, path, dataclasses.replace(ONE, joules_per_core_s=6.0), may=lambda needed: "No.")
+        found = measure_profile(
+            bundle, path, dataclasses.replace(ONE, joules_per_core_s=6.0), permit=lambda needed: "No."
+        )
         after = found.points[0].energy_mj
         if isinstance(before, Modelled):  # a machine with RAPL measures
             assert isinstance(after, Modelled) and after.value == pytest.approx(3 * before.value, rel=1e-3)
@@ -184,8 +186,7 @@ class TestMeasuring:
     def test_what_was_asked_for_before_makes_room_the_oldest_first(
         self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("firstline_core.profile.keeping.LIMIT_BYTES", 2 * LIMIT_BYTES)
-        monkeypatch.setattr("firstline_core.profile.reading.LIMIT_BYTES", 2 * LIMIT_BYTES)
+        monkeypatch.setattr("firstline_core.profile.files.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
         point, own = replace(measured.points[0], operators=(), server=None, beside=None), tmp_path / "own.json"
         before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
@@ -202,7 +203,7 @@ class TestMeasuring:
         # How long a course is depends on how fast the machine is now.
         short = msgspec.json.encode(replace(measured, points=(replace(measured.points[0], course=None),)))
         own.write_bytes(short)
-        monkeypatch.setattr("firstline_core.profile.keeping.LIMIT_BYTES", len(short) + 500)
+        monkeypatch.setattr("firstline_core.profile.files.LIMIT_BYTES", len(short) + 500)
         found = measure_profile(bundle, own, dataclasses.replace(ONE, batches=(2,)))
         assert [one.key.batch for one in found.points] == [2]
         with pytest.raises(ConfigError, match="name fewer threads or batches"):
@@ -224,13 +225,13 @@ class TestMeasuring:
 
 class TestKeys:
     def test_all_models_with_all_threads_and_batches(self, bundle: Bundle) -> None:
-        found = keys(bundle.manifest, Wanted(batches=(1, 2)), cores=2.0)
+        found = profile_keys(bundle.manifest, ProfileOptions(batches=(1, 2)), cores=2.0)
         assert {(key.threads, key.batch) for key in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
         assert len(found) == len(set(found)) == 4 * len(bundle.manifest.models)
 
     def test_an_unknown_variant_is_refused(self, bundle: Bundle) -> None:
         with pytest.raises(ConfigError, match="has no model 'other'; it has: small, large"):
-            keys(bundle.manifest, Wanted(variants=("other",)), cores=1.0)
+            profile_keys(bundle.manifest, ProfileOptions(variants=("other",)), cores=1.0)
 
 
 class TestSteady:

@@ -10,8 +10,8 @@ from support.profiles import point
 
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.tree import Tree
+from firstline_core.profile.measure_point import has_room
 from firstline_core.profile.need import need
-from firstline_core.profile.own_process import has_room
 from firstline_core.profile.profile import Key, Profile
 
 MIB = 1 << 20

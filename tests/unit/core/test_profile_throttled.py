@@ -15,12 +15,13 @@ from support.bundles import variant_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.profile.front import front
-from firstline_core.profile.measure import Wanted, keys, measure_profile
+from firstline_core.profile.heating import heat_up, settled
+from firstline_core.profile.measure import ProfileOptions, measure_profile, profile_keys
 from firstline_core.profile.need import Need
+from firstline_core.profile.pareto import front
+from firstline_core.profile.point_process import stopped_for_a_share
 from firstline_core.profile.profile import Profile, encode
-from firstline_core.profile.throttled import heat, held_back, settled
-from firstline_core.profile.words import profile_lines
+from firstline_core.profile.table import profile_lines
 
 _BUSY = """
 import sys, time
@@ -36,7 +37,7 @@ print((time.process_time() - worked_s) / (time.monotonic() - began_s))
 def _worked_share(share: float) -> float:
     with subprocess.Popen([sys.executable, "-c", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == b"up\n"
-        with held_back(child, share):
+        with stopped_for_a_share(child, share):
             said, _ = child.communicate(b"\n")
     assert child.returncode == 0
     return float(said)
@@ -48,7 +49,7 @@ def test_a_process_is_stopped_for_the_rest_of_the_time() -> None:
 
 def test_points_of_a_share_are_measured_beside_warm_ones_and_again_for_another_share(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, throttled_share=0.5)
+    wanted = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, throttled_share=0.5)
     warm, held = measure_profile(bundle, tmp_path / "p.json", wanted).points
     assert (warm.key.condition, held.key.condition) == ("warm", "emulated")
     assert (warm.processor_share, held.processor_share) == (1.0, 0.5)
@@ -70,7 +71,9 @@ def test_points_of_a_share_are_measured_beside_warm_ones_and_again_for_another_s
 
 def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path)
+    wanted = ProfileOptions(
+        threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path
+    )
     warm, hot = measure_profile(bundle, tmp_path / "p.json", wanted).points
     assert (warm.heated_s, hot.key.condition) == (0.0, "sustained")
     assert hot.heated_s >= 0.2  # nothing there measures heat: all of the time
@@ -78,7 +81,9 @@ def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> No
 
 def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_before(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = Wanted(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path)
+    wanted = ProfileOptions(
+        threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path
+    )
     path = tmp_path / "p.json"
 
     def again(found: Profile, sustained_s: float) -> list[str]:
@@ -93,7 +98,7 @@ def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_befo
             bundle,
             path,
             dataclasses.replace(wanted, sustained_s=sustained_s),
-            may=may,
+            permit=may,
         )
         return asked
 
@@ -109,8 +114,8 @@ def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_befo
 
 def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = Wanted(threads=(1,), batches=(1, 4), variants=("small",), throttled_share=0.5, sustained_s=60)
-    found = [(key.condition, key.batch) for key in keys(bundle.manifest, wanted, 1.0)]
+    wanted = ProfileOptions(threads=(1,), batches=(1, 4), variants=("small",), throttled_share=0.5, sustained_s=60)
+    found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, wanted, 1.0)]
     assert found == [("warm", 1), ("warm", 4), ("emulated", 1), ("sustained", 1)]
 
 
@@ -118,7 +123,7 @@ def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_pat
 def test_shares_and_times_that_are_none_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     with pytest.raises(ConfigError, match=r"between 0 and 1|from 0 to 60 minutes"):
-        keys(bundle.manifest, dataclasses.replace(Wanted(), **wrong), 1.0)  # type: ignore[arg-type]
+        profile_keys(bundle.manifest, dataclasses.replace(ProfileOptions(), **wrong), 1.0)  # type: ignore[arg-type]
 
 
 def _seen(temperatures_c: list[float], megahertz: list[float]) -> list[Snapshot]:
@@ -149,6 +154,6 @@ class _Board:
 
 def test_heating_ends_where_it_has_settled() -> None:
     board, began_s = _Board(limit_c=41.0), time.monotonic()
-    took_s = heat(board, limit_s=60.0)
+    took_s = heat_up(board, limit_s=60.0)
     assert board.looks == 2
     assert took_s <= time.monotonic() - began_s < 30

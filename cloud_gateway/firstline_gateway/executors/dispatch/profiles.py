@@ -8,7 +8,7 @@ from pathlib import Path
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Measured, known
 from firstline_core.profile import profile
-from firstline_core.profile.reading import brought, holding
+from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.dispatch.costs import Costs
 
@@ -49,10 +49,10 @@ def beside(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[prof
         name: of the bundle.
         fingerprint: tells that of this machine, `Catalogue.fingerprint`; not asked where there is no profile.
     """
-    files = list(brought(bundle, name))
+    files = list(bundled_profiles(bundle, name))
     if not files:
         return []
-    found, damaged = holding(files, fingerprint())
+    found, damaged = profile_of_machine(files, fingerprint())
     for file, fault in damaged.items():
         log.warning("profile left out", path=str(file), error=fault)
     return [found] if found is not None else []

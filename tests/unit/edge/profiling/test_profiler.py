@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,14 +16,10 @@ from support.profiles import profile
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
 from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ
-from firstline_core.profile.profile import Profile, encode
-from firstline_edge.profiling.gate import Gate
-from firstline_edge.profiling.ledger import Ledger, keep_ledger, read_ledger
-from firstline_edge.profiling.measuring import measured
-from firstline_edge.profiling.process import Order, Told
-from firstline_edge.profiling.profiler import Profiler
-from firstline_edge.profiling.yielding import Bounds
+from firstline_core.profile.measure import ProfileOptions
+from firstline_core.profile.profile import Profile
+from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
+from firstline_edge.profiling.profiler import Ledger, Profiler, read_ledger, write_ledger
 
 ONE, TWO = DesiredProfile("1", "one"), DesiredProfile("2", "two", anew=True)
 
@@ -57,7 +53,7 @@ class Device:
             self._upload,
             clock=self.clock,
             rng=random.Random(1),
-            changed=self._changed,
+            on_change=self._changed,
             measure=self._measure,
         )
         return self.profiler
@@ -86,25 +82,22 @@ class Device:
     def _order(self, asked: DesiredProfile) -> Order:
         if asked.bundle not in self.points:
             raise ConfigError(f"This device does not have {asked.bundle}.")
-        path = str(self.folder / f"{asked.bundle}.json")
-        return Order("-", path, "cam", (), (), (), 1.0, asked.anew, 0.0, "/")
+        options = ProfileOptions(again=asked.anew)
+        return Order(self.folder, self.folder / f"{asked.bundle}.json", "cam", options)
 
-    async def _measure(self, order: Order, told: Callable[[Told], Awaitable[None]]) -> Told:
+    async def _measure(self, order: Order, on_progress: OnProgress) -> Measured:
         self.measured.append(order)
-        path = Path(order.path)
-        points = self.points[path.stem]
+        points = self.points[order.path.stem]
         for why in self.waits:
-            await told(Told(0, len(points), waits=why))
+            await on_progress(Progress(0, len(points), why))
             await self.goes_on.wait()
         if not points:
-            await told(Told(1, 2))
+            await on_progress(Progress(1, 2))
             await asyncio.Event().wait()
         for done in range(len(points) + 1):
-            await told(Told(done, len(points)))
+            await on_progress(Progress(done, len(points)))
             await asyncio.sleep(0)
-        found = profile(*points, bundle=path.stem, machine="cam")
-        await asyncio.to_thread(path.write_bytes, encode(found))
-        return Told(len(points), len(points), measured=len(points))
+        return Measured(profile(*points, bundle=order.path.stem, machine="cam"), len(points))
 
     async def _upload(self, found: Profile) -> None:
         if self.refusals:
@@ -155,7 +148,7 @@ async def test_what_was_under_way_goes_on_after_a_restart_and_measures_nothing_a
     device.start().desire((TWO,))
     async with device.running():
         await device.is_so(two=DONE)
-    assert [order.anew for order in device.measured] == [True, False]
+    assert [order.options.again for order in device.measured] == [True, False]
 
 
 async def test_a_link_that_is_down_costs_time_alone(device: Device) -> None:
@@ -240,22 +233,9 @@ async def test_why_it_waits_is_told_and_is_gone_when_it_goes_on(device: Device) 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
 async def test_a_ledger_that_is_damaged_begins_again(device: Device, damage: bytes) -> None:
     path = device.folder / "fleet" / "profiling"
-    keep_ledger(path, Ledger((Profiling("1", "one", DONE),)))
+    write_ledger(path, Ledger((Profiling("1", "one", DONE),)))
     path.write_bytes(damage)
     device.start().desire((ONE,))
     async with device.running():
         await device.is_so(one=DONE)
     assert len(device.stored) == 1
-
-
-@pytest.mark.parametrize("bundle", ["none", "empty"])
-async def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path, bundle: str) -> None:
-    (tmp_path / "empty").mkdir()
-    order = Order(str(tmp_path / bundle), str(tmp_path / "p.json"), "cam", (), (), (), 1.0, False, 0.0, "/")
-
-    async def told(said: Told) -> None:
-        assert said.problem
-
-    gate = Gate(lambda: NOTHING_READ, Bounds(), SimulatedClock())
-    with pytest.raises(ConfigError, match="cannot be read"):
-        await measured(order, told, gate)

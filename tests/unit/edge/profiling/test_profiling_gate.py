@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings, until
-from support.bundles import variant_bundle
 
 from firstline_core.adaptation.guards import Limits
 from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
 from firstline_core.profile.need import Need
-from firstline_core.profile.reading import read_profile
-from firstline_core.runtime.select import CPU
-from firstline_edge.profiling.gate import Gate, bounds_of
-from firstline_edge.profiling.measuring import measured
-from firstline_edge.profiling.process import Order, Told
-from firstline_edge.profiling.yielding import Bounds, Cause, cause_to_end, cause_to_wait, never
+from firstline_edge.profiling.gate import Bounds, Gate, bounds_of, cause_to_end, cause_to_wait, never
 
 MB = 1 << 20
 LIMITS = Limits(heat_c=80, heat_margin_c=4, memory_reserve_bytes=64 * MB)
@@ -126,10 +117,7 @@ def test_a_point_ends_where_the_variants_would_have_to_step_down(snapshot: Snaps
 def test_what_the_device_can_never_hold_is_not_waited_for() -> None:
     assert never(COOL, NEED, LIMITS) == ""
     large = replace(NEED, memory_bytes=950 * MB)
-    assert (
-        never(COOL, large, LIMITS)
-        == "It needs 1080 MB of memory with what is kept back; the device has 1049 MB in all."
-    )
+    assert never(COOL, large, LIMITS) == "It needs 1080 MB of memory with the reserve; the device has 1049 MB in all."
     assert never(NOTHING_READ, large, LIMITS) == ""
 
 
@@ -156,29 +144,29 @@ class Device:
 async def test_it_says_why_it_waits_once_and_goes_on_by_itself() -> None:
     device = Device()
     device.now = hot(74)
-    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    admitted = asyncio.create_task(device.gate.admit(NEED, device.say))
     await device.asleep()
     for _ in range(6):
         await device.clock.advance(5)
-    assert device.said == ["Measuring waits for the device to cool: it is at 74 C, and on it goes below 68 C."]
+    assert device.said == ["Measuring waits for the device to cool: it is at 74 C, and continues below 68 C."]
     device.now = charged(0.3)
     await device.clock.advance(5)
     assert "the battery has 30 %" in device.said[-1]
-    assert not opens.done()
+    assert not admitted.done()
     device.now = COOL
     await device.clock.advance(5)
-    assert await opens == ""
+    assert await admitted == ""
     assert len(device.said) == 3 and device.said[-1] == ""
 
 
 async def test_a_short_wait_is_told_to_nobody() -> None:
     device = Device()
     device.now = free(10)
-    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    admitted = asyncio.create_task(device.gate.admit(NEED, device.say))
     await device.asleep()
     device.now = COOL
     await device.clock.advance(5)
-    assert await opens == ""
+    assert await admitted == ""
     assert device.said == []
 
 
@@ -186,11 +174,11 @@ async def test_the_agents_own_work_is_what_requests_take() -> None:
     device = Device()
     await device.clock.advance(10)
     device.used_s = 30.0  # three of four cores
-    opens = asyncio.create_task(device.gate.opens(NEED, device.say))
+    admitted = asyncio.create_task(device.gate.admit(NEED, device.say))
     await device.asleep()
-    assert not opens.done()
+    assert not admitted.done()
     await device.clock.advance(5)  # and none since
-    assert await opens == ""
+    assert await admitted == ""
 
 
 def test_bounds_are_the_settings(tmp_path: Path) -> None:
@@ -198,60 +186,3 @@ def test_bounds_are_the_settings(tmp_path: Path) -> None:
     bounds = bounds_of(settings)
     assert (bounds.battery, bounds.limits.heat_c) == (0.7, 70.0)
     assert bounds.cores > 0
-
-
-class Refusing:
-    """A gate that has a point end as often as it is told to."""
-
-    def __init__(self, ends: int) -> None:
-        self.ends = ends
-        self.asked: list[str] = []
-
-    async def opens(self, needed: Need, say: Any) -> str:
-        self.asked.append(needed.point)
-        return ""
-
-    async def shuts(self, needed: Need) -> Cause:
-        if self.ends == 0:
-            await asyncio.Event().wait()
-        self.ends -= 1
-        return Cause("memory", "memory became short")
-
-
-@pytest.mark.parametrize(
-    ("ends", "asked", "points"),
-    [(1, ["small", "small", "full"], ["small", "full"]), (3, ["small", "small", "small", "full"], ["full"])],
-)
-async def test_a_point_that_has_to_end_is_measured_later_or_left_out(
-    tmp_path: Path, ends: int, asked: list[str], points: list[str]
-) -> None:
-    bundle = variant_bundle(tmp_path / "bundle", "small")
-    path = tmp_path / "p.json"
-    order = Order(str(bundle.path), str(path), "cam", (CPU,), (1,), (1,), 0.3, False, 0.0, "/")
-    gate = Refusing(ends)
-
-    async def told(said: Told) -> None: ...
-
-    await measured(order, told, gate)
-    found = read_profile(path)
-    assert found is not None
-    assert [point.partition(",")[0] for point in gate.asked] == asked
-    assert [point.key.variant for point in found.points] == points
-    reasons = [one.reason for one in found.refused]
-    assert reasons == ([] if "small" in points else ["It was ended 3 times: memory became short."])
-
-
-async def test_the_process_ends_where_nobody_answers_it(tmp_path: Path) -> None:
-    bundle = variant_bundle(tmp_path / "bundle", "small")
-    order = Order(str(bundle.path), str(tmp_path / "p.json"), "cam", (CPU,), (1,), (1,), 0.3, False, 0.0, "/")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "firstline_edge.profiling.process",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await child.communicate(msgspec.json.encode(order) + b"\n")
-    assert child.returncode == 1
-    assert [json.loads(line).get("needs") is not None for line in said.splitlines()][-1]
-    assert read_profile(tmp_path / "p.json") is None

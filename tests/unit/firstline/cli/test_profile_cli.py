@@ -19,13 +19,13 @@ from firstline.workbench.evaluate import figures
 from firstline.workbench.measure import measure
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.files import read_profile
+from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import encode
-from firstline_core.profile.reading import read_profile
 from firstline_edge.__main__ import main as edge_agent
 
 DIGITS = Path(__file__).parents[4] / "models/digits"
-POINTS = Wanted(threads=(1,), batches=(1,), total_s=0.3)
+POINTS = ProfileOptions(threads=(1,), batches=(1,), total_s=0.3)
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.survey import described
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.child import Job
-from firstline_core.profile.measure import Wanted, measure_profile
+from firstline_core.profile.measure import ProfileOptions, measure_profile
+from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import Point, Profile, Refused, encode
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
@@ -167,7 +167,10 @@ def test_candidates_that_ran_on_the_target_are_judged_by_its_figures(tmp_path: P
     _run(*_ARGUMENTS, "--out", out, "--force")
     everything = open_bundle(out)
     measured = measure_profile(
-        everything, path, Wanted(threads=(1,), batches=(1,), total_s=1.0, joules_per_core_s=2.0), machine="board"
+        everything,
+        path,
+        ProfileOptions(threads=(1,), batches=(1,), total_s=1.0, joules_per_core_s=2.0),
+        machine="board",
     )
     assert len(measured.points) == 8
     # As that machine would have it: quantised kernels that fly, and one candidate that nobody ran.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.front import front
+from firstline_core.profile.pareto import front
 from firstline_core.profile.profile import Moved, Point, Profile, WarmUp, sweet_spot
 from firstline_core.storage.artefact import Sha256
 from firstline_core.telemetry.wording import counted

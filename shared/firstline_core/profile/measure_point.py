@@ -1,6 +1,6 @@
-"""Measures one point in a process of its own, of the lowest priority: its memory is the model's, and ends with it.
+"""Measures one point in a process of its own, at the lowest priority, so that its peak memory is the model's.
 
-python -m firstline_core.profile.child      reads a `Job` as JSON on stdin, writes a `Point` as JSON on stdout
+python -m firstline_core.profile.measure_point    reads a `Job` as JSON on stdin, writes a `Point` as JSON on stdout
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
@@ -25,17 +25,18 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError
+from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors.memory import available
 from firstline_core.hardware.tree import Tree
 from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
 from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.energy import EnergyMeter
-from firstline_core.profile.operators import operators
-from firstline_core.profile.own_process import has_room, peak, reset_peak, waited_s
+from firstline_core.profile.heating import heat_up
 from firstline_core.profile.profile import Beside, Key, Light, Moved, Operator, Point, Server, WarmUp
-from firstline_core.profile.throttled import heat
+from firstline_core.profile.trace import operators
 from firstline_core.routing.tariff import Tariff
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
@@ -57,6 +58,10 @@ ESCALATED = 0.2
 """Of the queries of an edge variant and the full model together, the full model's, where one is measured beside the
 other: a model that is seldom asked is slower, as its threads have slept for longer."""
 _TRACED_RUNS = 50
+_ROOM_FACTOR = 4.0
+"""Free memory over the size of its file that a second model needs."""
+_SPARE_BYTES = 128 << 20
+"""Memory that stays free: twice the agent's default reserve."""
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
              "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
 
@@ -103,7 +108,7 @@ def measure(job: Job) -> Point:
         FirstlineError: the model does not load or run here, or no input of it is typical.
     """
     tree = Tree(Path(job.root))
-    heated_s = heat(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
+    heated_s = heat_up(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
     (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
@@ -295,9 +300,49 @@ def _ms(seconds: float) -> float:
     return float(f"{seconds * 1000:.5g}")
 
 
+def reset_peak() -> int | None:
+    """Resets this process's peak memory (proc(5), clear_refs) and returns its bytes now; None if that is refused."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        return _status_bytes("VmRSS")
+    except (OSError, ValueError):
+        return None
+
+
+def peak(before_bytes: int | None) -> Reading:
+    """Returns the peak memory beyond `before_bytes`."""
+    with suppress(OSError, ValueError):
+        if before_bytes is not None:
+            return Measured(float(max(_status_bytes("VmHWM") - before_bytes, 0)), "/proc/self/status")
+    return Absent("/proc/self/clear_refs: the kernel does not let this process count its peak.")
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(name)
+
+
+def waited_s() -> float:
+    """Returns how long this thread was ready but waited for a core (scheduler/sched-stats); 0 if it is not counted."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def has_room(size_bytes: int, tree: Tree) -> bool:
+    """Whether there is memory, in the machine and in the control group, for another model with a file of that size."""
+    left = available(tree)
+    return isinstance(left, Measured) and left.value >= _ROOM_FACTOR * size_bytes + _SPARE_BYTES
+
+
 def main() -> int:
     """Does what the module's docstring says; what cannot be measured is one sentence on stderr, and exit code 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    with suppress(OSError):  # the kernel ends this process first if memory runs out
+        Path("/proc/self/oom_score_adj").write_text("1000")
     if not job.alone:
         use_lowest_priority()
     keep_freed_memory()  # as whoever serves has it: a new process is otherwise slower, or quicker

@@ -1,0 +1,145 @@
+"""Profile files: read one, find the one of this machine, and update one that several processes write to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Point, Profile, Refused, decode, encode
+from firstline_core.storage.files import set_aside, write_whole
+
+FOLDER = "profiles"
+_MOST_FILES = 64
+"""Files of one folder that are read, in the order of their names."""
+
+
+def profile_path(folder: Path, bundle: str, machine: str) -> Path:
+    """Returns the path of a bundle's profile of one machine, next to the bundle."""
+    return folder / FOLDER / f"{bundle}@{machine}.json"
+
+
+def read_profile(path: Path) -> Profile | None:
+    """Reads a profile; returns None if there is no such file.
+
+    Raises:
+        ProtocolError: the file is no profile.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ProtocolError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return decode(content, str(path))
+
+
+def bundled_profiles(bundle: Path, name: str) -> Iterator[Path]:
+    """Yields the profiles of any machine that lie in a bundle's folder or next to it."""
+    for folder in (bundle, bundle.parent):
+        yield from islice(sorted((folder / FOLDER).glob(f"{name}@*.json")), _MOST_FILES)
+
+
+def profile_of_machine(paths: Iterable[Path], fingerprint: str) -> tuple[Profile | None, dict[Path, str]]:
+    """Returns the first profile of the machine with this fingerprint, and the errors of the files before it."""
+    errors: dict[Path, str] = {}
+    for path in paths:
+        try:
+            found = read_profile(path)
+        except ProtocolError as error:
+            errors[path] = error.message
+            continue
+        if found is not None and found.fingerprint == fingerprint:
+            return found, errors
+    return None, errors
+
+
+def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn: Callable[[str], None]) -> Profile:
+    """Reads, changes and writes a profile under a lock.
+
+    Args:
+        path: of the file, in an existing folder.
+        change: receives the present profile, or None. A result without points and refusals is not written: it would
+            take precedence over other profiles.
+        warn: receives a sentence if the present file is damaged or of a newer version; it is set aside then, so that
+            an unreadable file does not prevent measuring.
+
+    Returns:
+        The profile that is in the file now.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        with _locked(path.parent):
+            before = _readable(path, warn)
+            found = change(before)
+            if found != before and (found.points or found.refused):
+                write_whole(path, encode(found) + b"\n")
+            return found
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def with_result(profile: Profile, result: Point | Refused) -> Profile:
+    """Returns the profile with a new point; a refusal is added beside the point that was measured before."""
+    key = result.key
+    refused = tuple(one for one in profile.refused if one.key != key)
+    if isinstance(result, Refused):
+        return replace(profile, refused=(*refused, result))
+    points = tuple(one for one in profile.points if one.key != key)
+    outdated = tuple(one for one in profile.outdated if one != key)
+    return replace(profile, points=(*points, result), refused=refused, outdated=outdated)
+
+
+def within_limits(profile: Profile, wanted: Collection[Key]) -> Profile:
+    """Returns the profile without its oldest other points, so that it is small enough to be read.
+
+    Raises:
+        ConfigError: the wanted points alone are too many.
+    """
+    profile = replace(profile, refused=profile.refused[-POINTS:])
+    spare = [point for point in profile.points if point.key not in wanted]
+    while len(profile.points) > POINTS or len(encode(profile)) + 1 > LIMIT_BYTES:
+        if not spare:
+            raise ConfigError(f"That would be more than {LIMIT_BYTES >> 20} MiB; name fewer threads or batches.")
+        oldest = spare.pop(0)
+        profile = replace(
+            profile,
+            points=tuple(point for point in profile.points if point is not oldest),
+            outdated=tuple(key for key in profile.outdated if key != oldest.key),
+        )
+    return profile
+
+
+def _readable(path: Path, warn: Callable[[str], None]) -> Profile | None:
+    try:
+        return read_profile(path)
+    except ProtocolError as error:
+        try:
+            aside = set_aside(path)
+        except OSError as refused:
+            raise ConfigError(
+                f"{error.message} It cannot be set aside ({refused.strerror or refused}); remove it and measure again."
+            ) from error
+        warn(f"{error.message} It is set aside as {aside.name}, and the machine is measured again.")
+        return None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock while a file is read and written, not while a point is measured."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks: the last writer wins
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
