@@ -29,7 +29,7 @@ from firstline_gateway.settings import settings
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 HOUR_S = 3600.0
 SOAK_H = 8.0
@@ -78,7 +78,7 @@ class Fleet(Protocol):
 class Driven:
     """A gateway's rollouts without its network."""
 
-    def __init__(self, database: Database, writer: GroupWriter, readers: Readers, fleet: Fleet) -> None:
+    def __init__(self, database: Database, writer: StoreWriter, readers: Readers, fleet: Fleet) -> None:
         self.clock = SimulatedClock(1000.0)
         self.database = database
         self.fleet = fleet
@@ -161,7 +161,7 @@ def _words(said: Said, now_s: float) -> dict[str, Any]:
 async def driven(store: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
     """A store with devices that have been there for a day."""
     database = open_database(store)
-    writer, readers = GroupWriter(database), Readers(database)
+    writer, readers = StoreWriter(database), Readers(database)
     made = Driven(database, writer, readers, fleet)
     try:
         await made.pass_time(1.0)

@@ -37,7 +37,7 @@ from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
@@ -121,7 +121,7 @@ class Gateway:
         executor_metrics.register(self.metrics, executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
         self.database = open_database(settings.store)
-        self.writer = GroupWriter(self.database)
+        self.writer = StoreWriter(self.database)
         service = ServiceClock(self.database, clock)
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
         self.contracts = ContractMonitor(

@@ -28,7 +28,7 @@ from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 DEVICES = 12
@@ -40,7 +40,7 @@ class Replica:
 
     def __init__(self, store: Store, clock: SimulatedClock) -> None:
         self.database = open_database(store)
-        self.writer, self.readers = GroupWriter(self.database), Readers(self.database)
+        self.writer, self.readers = StoreWriter(self.database), Readers(self.database)
         service = ServiceClock(self.database, clock)
         self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service)
         self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=lambda: None)

@@ -17,7 +17,7 @@ from support.broker import HOST, free_port
 
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _USER = "firstline"
@@ -168,7 +168,7 @@ class Kept:
 
     def __init__(self, settings: Store) -> None:
         self.database = open_database(settings)
-        self.writer = GroupWriter(self.database)
+        self.writer = StoreWriter(self.database)
 
     def close(self) -> None:
         self.writer.close()

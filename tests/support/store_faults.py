@@ -43,7 +43,7 @@ from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 rng = random.Random(int(sys.argv[2]))
 steps = int(sys.argv[3])
@@ -57,7 +57,7 @@ async def main():
         mark("opened it")
         database._engine.dispose()
         event.listen(database._engine, "connect", lambda on, _: on.execute("PRAGMA wal_autocheckpoint = 20"))
-        writer = GroupWriter(database)
+        writer = StoreWriter(database)
         deliveries = Deliveries(database, writer, settings, metrics=GatewayMetrics(), clock=clock,
                                 service=ServiceClock(database, clock))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 from sqlalchemy import Connection
@@ -34,7 +35,7 @@ from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger(__name__)
@@ -61,7 +62,7 @@ class ContractMonitor:
     def __init__(
         self,
         database: Database,
-        writer: GroupWriter,
+        writer: StoreWriter,
         repository: Repository,
         settings: Contracts,
         *,
@@ -232,7 +233,7 @@ class ContractMonitor:
                 lambda connection: count(
                     connection, one, self._settings, service_s=self._service.now_s(), now_s=self._clock.wall_s()
                 ),
-                lambda outcome: self._note(one, outcome),
+                partial(self._note, one),
             )
         except CapacityError as error:
             self._room.release()

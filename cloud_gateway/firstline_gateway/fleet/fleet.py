@@ -24,7 +24,7 @@ from firstline_gateway.fleet import counting, devices, tiers
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 _TAGS = 64
@@ -47,7 +47,7 @@ class Fleet:
         on_desired: called when devices are to run something else, on the event loop.
     """
 
-    def __init__(self, readers: Readers, writer: GroupWriter, found: settings.Fleet, *, clock: Clock) -> None:
+    def __init__(self, readers: Readers, writer: StoreWriter, found: settings.Fleet, *, clock: Clock) -> None:
         self._readers = readers
         self._writer = writer
         self._accept = found.accept == "automatic"

@@ -22,7 +22,7 @@ from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail.trail import Trail
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class FleetRoom:
         settings: Settings,
         database: Database,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         *,
         identity: Identity,
         repository: Repository,
@@ -116,7 +116,7 @@ class FleetRoom:
 
 
 def _registry(
-    settings: Settings, readers: Readers, writer: GroupWriter, identity: Identity, clock: Clock
+    settings: Settings, readers: Readers, writer: StoreWriter, identity: Identity, clock: Clock
 ) -> RegistryRoom | None:
     """The registry, where there is one; python-tuf is loaded for no other gateway."""
     if not settings.registry.blobs:

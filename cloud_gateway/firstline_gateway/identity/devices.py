@@ -36,7 +36,7 @@ from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper
 from firstline_gateway.identity.presented import Presented
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 # A device renews once in two months; this is for one that crashes each time before the answer is on its disk.
 _RENEWALS_PER_S = 1 / 600
@@ -66,7 +66,7 @@ class Devices:
         self,
         folder: AuthorityFolder,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         gatekeeper: Gatekeeper,
         found: settings.Identity,
         *,

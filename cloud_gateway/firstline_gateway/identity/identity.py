@@ -20,7 +20,7 @@ from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 _DAY_S = 86_400.0
 
@@ -41,7 +41,7 @@ class Identity:
         CapacityError: the store refuses.
     """
 
-    def __init__(self, settings: Settings, database: Database, writer: GroupWriter, *, clock: Clock) -> None:
+    def __init__(self, settings: Settings, database: Database, writer: StoreWriter, *, clock: Clock) -> None:
         auth, found = settings.auth, settings.identity
         self.required = auth.mode != "off"
         self.proxy_header = auth.proxy_certificate_header.lower()

@@ -24,7 +24,7 @@ from firstline_gateway.jobs.records import RUNNING, Job, Room
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Jobs:
     def __init__(
         self,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         settings: JobSettings,
         *,
         clock: Clock,

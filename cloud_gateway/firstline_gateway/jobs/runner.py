@@ -33,7 +33,7 @@ from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger("firstline_gateway.jobs")
@@ -66,7 +66,7 @@ class JobRunner:
         self,
         plane: GatewayDataPlane,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         settings: JobSettings,
         *,
         endings: Endings,

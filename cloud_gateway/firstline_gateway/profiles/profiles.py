@@ -19,7 +19,7 @@ from firstline_gateway.profiles.brought import Brought
 from firstline_gateway.profiles.permission import fulfilled, permitted
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 _T = TypeVar("_T")
@@ -36,7 +36,7 @@ class Profiles:
         clock: what times are on.
     """
 
-    def __init__(self, readers: Readers, writer: GroupWriter, *, clock: Clock) -> None:
+    def __init__(self, readers: Readers, writer: StoreWriter, *, clock: Clock) -> None:
         self._readers = readers
         self._writer = writer
         self._clock = clock

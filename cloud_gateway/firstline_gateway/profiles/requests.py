@@ -21,7 +21,7 @@ from firstline_gateway.profiles import asked as records
 from firstline_gateway.profiles.asked import Asked
 from firstline_gateway.profiles.standing import request_of, why_not
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 _AT_ONCE = 100  # devices whose requests end in one transaction
@@ -45,7 +45,7 @@ class Requests:
     def __init__(
         self,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         *,
         age_s: float,
         clock: Clock,

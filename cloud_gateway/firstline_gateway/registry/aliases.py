@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from sqlalchemy import Connection
@@ -11,9 +12,8 @@ from firstline_core.errors import ConflictError, FirstlineError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue
-from firstline_gateway.registry.registry import written
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 HISTORY_LIMIT = 100
@@ -30,7 +30,7 @@ class Aliases:
     """
 
     def __init__(
-        self, readers: Readers, writer: GroupWriter, catalogue: Callable[[], Awaitable[Catalogue]], *, clock: Clock
+        self, readers: Readers, writer: StoreWriter, catalogue: Callable[[], Awaitable[Catalogue]], *, clock: Clock
     ) -> None:
         self._readers = readers
         self._writer = writer
@@ -73,7 +73,7 @@ class Aliases:
                 return _unknown(model, alias)
             return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
 
-        return await written(self._writer, put)
+        return await asyncio.wrap_future(self._writer.submit(put))
 
     async def revert(self, model: str, alias: str, by: str) -> AliasChange:
         """Has an alias stand for what it stood for before its last change.
@@ -100,7 +100,7 @@ class Aliases:
                 )
             return _changed(connection, AliasChange(model, alias, version, by, now_s), "alias.revert")
 
-        return await written(self._writer, put)
+        return await asyncio.wrap_future(self._writer.submit(put))
 
 
 def _changed(connection: Connection, change: AliasChange, action: str) -> AliasChange:

@@ -31,7 +31,7 @@ from firstline_gateway.registry.records import Document
 from firstline_gateway.rollouts import needing
 from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
@@ -53,7 +53,7 @@ class Registry:
     def __init__(
         self,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         files: Files,
         bundles: Bundles,
         folder: AuthorityFolder,
@@ -225,18 +225,10 @@ class Registry:
         return await self._readers.ask(read)
 
     async def _write(self, operation: Callable[[Connection], _T | FirstlineError]) -> _T:
-        return await written(self._writer, operation)
+        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _versions(catalogue: Catalogue) -> set[needing.Version]:
     models = {needing.Version(Subject.MODEL, *key) for key in catalogue.bundles}
     others = {needing.Version(Subject.CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
     return models | others
-
-
-async def written(writer: GroupWriter, operation: Callable[[Connection], _T | FirstlineError]) -> _T:
-    """What an operation made; its refusal is raised here, for in the writer it would undo others' work."""
-    made = await asyncio.wrap_future(writer.submit(operation))
-    if isinstance(made, FirstlineError):
-        raise made
-    return made

@@ -14,7 +14,7 @@ from firstline_gateway.registry.keeper import RegistryKeeper
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RegistryRoom:
 def open_registry(
     settings: RegistrySettings,
     readers: Readers,
-    writer: GroupWriter,
+    writer: StoreWriter,
     folder: AuthorityFolder,
     *,
     clock: Clock,

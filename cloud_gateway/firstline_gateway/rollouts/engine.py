@@ -25,7 +25,7 @@ from firstline_gateway.rollouts.step import step
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 log = logger(__name__)
 
@@ -52,7 +52,7 @@ class Engine:
     def __init__(
         self,
         database: Database,
-        writer: GroupWriter,
+        writer: StoreWriter,
         *,
         clock: Clock,
         service: ServiceClock,

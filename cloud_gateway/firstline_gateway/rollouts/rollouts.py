@@ -31,7 +31,7 @@ from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
 
 _LOOKS = 200  # a page of them
@@ -59,7 +59,7 @@ class Rollouts:
     def __init__(
         self,
         readers: Readers,
-        writer: GroupWriter,
+        writer: StoreWriter,
         *,
         clock: Clock,
         service: ServiceClock,

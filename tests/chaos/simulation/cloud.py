@@ -12,7 +12,7 @@ from sqlalchemy import select
 from support.databases import sqlite_store
 from support.gateway import NothingToLoad
 
-from chaos.simulation.disk import StoreWriter
+from chaos.simulation.disk import SimulatedStoreWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
@@ -97,7 +97,7 @@ class Cloud:
             ),
         )
         database = open_database(self._store)
-        writer = StoreWriter(database, self._plan.fsync_s)
+        writer = SimulatedStoreWriter(database, self._plan.fsync_s)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
             database,

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection
+
+from firstline_core.errors import FirstlineError
+from firstline_core.storage.group_writer import tell
 from firstline_edge.outbox.writer import GroupWriter, Operation, Totals
-from firstline_gateway.store import writer as store
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import StoreWriter
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -42,7 +46,7 @@ class Disk:
         return _SimulatedWriter(self, connection, totals, on_commit)
 
 
-class StoreWriter(store.GroupWriter):
+class SimulatedStoreWriter(StoreWriter):
     """The gateway's.
 
     Args:
@@ -61,13 +65,16 @@ class StoreWriter(store.GroupWriter):
     def _start(self) -> None:
         pass
 
-    def submit_then(self, operation: store.Operation[_T], then: Callable[[_T], _U]) -> Future[_U]:
-        done = super().submit_then(operation, then)
+    def submit_then(
+        self, operation: Callable[[Connection], _T | FirstlineError], then: Callable[[_T], _U], *, writes: bool = True
+    ) -> Future[_U]:
+        done = super().submit_then(operation, then, writes=writes)
         self._begin()
         return done
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> bool:
         self._closed = True
+        return True
 
     def _begin(self) -> None:
         if not self._busy and not self._queue.empty():
@@ -76,7 +83,7 @@ class StoreWriter(store.GroupWriter):
 
     def _end(self) -> None:
         if not self.dead:
-            self._commit(self._next_group()[0])
+            tell(self._commit(self._next_group()[0]))
             self._busy = False
             self._begin()
 

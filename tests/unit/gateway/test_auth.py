@@ -19,7 +19,7 @@ from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.scopes import SCOPES
 from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 INFER = frozenset({"infer"})
 
@@ -28,7 +28,7 @@ INFER = frozenset({"infer"})
 async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
     database = open_database(sqlite_store(tmp_path))
-    writer = GroupWriter(database)
+    writer = StoreWriter(database)
     found = Identity(load(None, overrides=overrides), database, writer, clock=SYSTEM_CLOCK)
     yield found
     await found.close()

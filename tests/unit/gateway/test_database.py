@@ -23,7 +23,7 @@ from firstline_core.errors import CapacityError, ConfigError
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.schema import METADATA
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 
 _INSERT = text("INSERT INTO contract_pools (key, record) VALUES (:key, 'r')")
 
@@ -133,7 +133,7 @@ def test_a_server_that_is_away_is_named() -> None:
 class TestWriter:
     def test_many_callers_share_a_group(self, empty_store: Store) -> None:
         database = open_database(empty_store)
-        writer = GroupWriter(database)
+        writer = StoreWriter(database)
         done = [
             writer.submit(lambda connection, key=key: connection.execute(_INSERT, {"key": f"{key:02}"}).rowcount)
             for key in range(40)
@@ -145,7 +145,7 @@ class TestWriter:
 
     def test_what_fails_fails_alone(self, empty_store: Store) -> None:
         database = open_database(empty_store)
-        writer = GroupWriter(database)
+        writer = StoreWriter(database)
         gate = threading.Event()
         held = writer.submit(lambda _: gate.wait())  # what comes now makes one group
         first = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))
@@ -165,7 +165,7 @@ class TestWriter:
 
     def test_another_process_that_writes_is_waited_for(self, tmp_path: Path) -> None:
         database = open_database(Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-        writer = GroupWriter(database)
+        writer = StoreWriter(database)
         other = sqlite3.connect(tmp_path / "gateway.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         waiting = writer.submit(lambda connection: connection.execute(_INSERT, {"key": "a"}))

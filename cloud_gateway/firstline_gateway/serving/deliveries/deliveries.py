@@ -26,7 +26,7 @@ from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service import ServiceClock, advance
-from firstline_gateway.store.writer import GroupWriter
+from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 # After a refusal the store is left alone, and no model runs for what could not be kept.
@@ -52,7 +52,7 @@ class Deliveries:
     def __init__(
         self,
         database: Database,
-        writer: GroupWriter,
+        writer: StoreWriter,
         settings: Store,
         *,
         metrics: GatewayMetrics,
