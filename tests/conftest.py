@@ -76,7 +76,7 @@ def _logging_as_it_was() -> Iterator[None]:
     """A command that a test runs within this process sets up logging to that test's own stderr, closed after it."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    levels = {logger: logger.level for logger in map(logging.getLogger, logs._TALKATIVE)}
+    levels = {logger: logger.level for logger in map(logging.getLogger, logs._VERBOSE_LIBRARIES)}
     yield
     root.handlers, root.level = handlers, level
     for logger, before in levels.items():

@@ -80,7 +80,7 @@ def record(
         return
     facts = _facts(transport, model, principal) | {"ms": round(seconds * 1000, 3)}
     if error is None:
-        logs.line(_NAME, _ANSWERED, outcome="ok", **facts)
+        log.info(_ANSWERED, outcome="ok", **facts)
         return
     if type(error) is FirstlineError or isinstance(error, RuntimeFailure):  # ours to mend, not the caller's
         log.error("failed", outcome=error.code, error=error.message, **facts)

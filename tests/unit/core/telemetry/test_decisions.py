@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.answers import answered
+
+from firstline_core.telemetry.decisions import DecisionLog, find
+from firstline_core.types import Status
+
+
+def test_the_decision_log_tells_a_request_in_order_and_holds_no_payload(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path)
+    log.write(answered("a", Status.PROVISIONAL), wall_s=1.0, ms=2.0)
+    log.write(answered("b"), wall_s=2.0)
+    log.write(answered("a"), wall_s=3.0, corrected=True)
+    log.close()
+    told = find(path, "a")
+    assert [line["status"] for line in told] == ["provisional", "final"]
+    assert told[1]["corrected"] is True
+    assert "probabilities" not in path.read_text()
+
+
+def test_a_line_that_the_disk_has_damaged_is_passed_over_and_older_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path)
+    for number in range(3):
+        log.append({"request_id": "a", "number": number})
+    log.close()
+    whole = path.read_bytes()
+    assert [set(line) for line in find(path, "a")] == [{"request_id", "number"}] * 3
+    first, second, _ = whole.splitlines(keepends=True)
+    for bit in range(8 * len(first), 8 * (len(first) + len(second))):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        told = [line["number"] for line in find(path, "a")]
+        assert told in ([0, 2], [0, 1, 2], [0])  # without its line break it takes the next one with it
+    path.write_bytes(b'{"request_id":"a","number":7}\n' + whole[: len(whole) - 5])
+    assert [line["number"] for line in find(path, "a")] == [7, 0, 1]
+
+
+def test_the_decision_log_goes_on_when_it_cannot_change_files(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    in_the_way = tmp_path / "decisions.jsonl.1"
+    in_the_way.mkdir()
+    (in_the_way / "file").touch()
+    log = DecisionLog(path, max_bytes=600)
+    log.write(answered("first"), wall_s=0.0)
+    for _ in range(2):  # each line tries anew
+        with pytest.raises(OSError, match="decisions"):
+            log.write(answered("lost"), wall_s=1.0)
+    (in_the_way / "file").unlink()
+    in_the_way.rmdir()
+    log.write(answered("later"), wall_s=2.0)
+    log.close()
+    assert find(path, "first") and find(path, "later") and not find(path, "lost")
+
+
+def test_the_decision_log_recovers_from_a_rotation_that_came_half_way(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path, max_bytes=600)
+    log.write(answered("first"), wall_s=0.0)
+    path.replace(tmp_path / "decisions.jsonl.1")
+    log.write(answered("second"), wall_s=1.0)
+    log.close()
+    assert find(path, "first") and find(path, "second")
+
+
+def test_the_decision_log_is_bounded_and_survives_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    log = DecisionLog(path, max_bytes=2000)
+    for number in range(50):
+        log.write(answered(str(number)), wall_s=float(number))
+    log.close()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 4000
+    assert find(path, "49")
+    assert not find(path, "0")
+    with path.open("ab") as stream:
+        stream.write(b'{"request_id": "torn')
+    assert find(path, "49")

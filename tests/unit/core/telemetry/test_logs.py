@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import structlog
+
+from firstline_core.telemetry import logs
+
+NAME = "firstline_gateway.requests"
+FACTS = {"outcome": "ok", "model": "m", "ms": 1.5, "rows": 2, "note": "two words", "none": None, "text": "a\nb=\"'"}
+
+
+@contextlib.contextmanager
+def configured(form: Literal["text", "json"], level: str = "info") -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, before = root.handlers, root.level
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as stream:
+            logs.configure(level, form)
+            yield stream
+    finally:
+        root.handlers = handlers
+        root.setLevel(before)
+
+
+def test_text_line_equals_that_of_structlogs_console_renderer() -> None:
+    with configured("text") as stream:
+        logs.logger(NAME).info("answered", **FACTS)
+        try:
+            _fail(b"")
+        except ZeroDivisionError:
+            logs.logger(NAME).exception("broken", **FACTS)
+    text = stream.getvalue()
+    timestamp = text.partition(" ")[0]
+    render = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
+    event = {"event": "answered", "level": "info", "logger": NAME, "timestamp": timestamp, **FACTS}
+    first, second, traceback = text.split("\n", 2)
+    assert first == render(None, "info", event)
+    assert second.partition(" ")[2].startswith(f"[error    ] broken [{NAME}] ")
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_context_facts_are_in_each_line_and_yield_to_its_own() -> None:
+    with configured("json") as stream:
+        token = logs.FACTS.set(lambda: {"request_id": "r", "ms": 9.0})
+        logs.logger(NAME).info("answered", ms=1.0)
+        logs.FACTS.reset(token)
+    line = json.loads(stream.getvalue())
+    assert (line["request_id"], line["ms"]) == ("r", 1.0)
+
+
+def test_lines_of_firstline_and_of_libraries_keep_their_order() -> None:
+    with configured("text") as stream:
+        logs.logger(NAME).info("first")
+        logging.getLogger("some.library").warning("second")
+        logs.logger(NAME).info("third")
+    assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("level", ["warning", "error"])
+def test_lines_below_the_level_are_not_written(level: str) -> None:
+    with configured("text", level) as stream:
+        logs.logger(NAME).info("answered")
+    assert not stream.getvalue()
+
+
+def test_a_log_line_is_one_json_object_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(format="json")
+    logs.logger("edge").info("answered", request_id="r-1", tier="edge", reason="confident", note="x" * 10_000)
+    logging.getLogger("some.library").warning("said %s", "this")
+    ours, theirs = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (ours["event"], ours["request_id"], ours["tier"], ours["level"]) == ("answered", "r-1", "edge", "info")
+    assert len(ours["note"]) < 2100
+    assert theirs["event"] == "said this"
+
+
+def test_the_level_hides_what_is_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(level="warning")
+    logs.logger("edge").info("hidden")
+    logs.logger("edge").warning("seen", tier="edge")
+    printed = capsys.readouterr().err
+    assert "hidden" not in printed
+    assert "seen" in printed
+
+
+def test_a_program_that_uses_us_hears_nothing_unless_it_asks() -> None:
+    said = """
+        import logging, sys
+        from firstline_core.telemetry.logs import logger
+        log = logger("firstline_edge.agent")
+        log.warning("quiet", tier="edge")
+        if len(sys.argv) > 1:
+            logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+            log.info("answered", tier="edge")
+    """
+    for arguments, expected in ([], ""), (["ask"], "firstline_edge.agent answered tier=edge\n"):
+        command = [sys.executable, "-c", textwrap.dedent(said), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("", expected)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_traceback_shows_no_local_variables(
+    form: Literal["text", "json"], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # structlog would show them where rich is installed: let it believe so.
+    monkeypatch.setattr(structlog.dev, "default_exception_formatter", structlog.dev.rich_traceback, raising=False)
+    logs.configure(format=form)
+    try:
+        _fail(b"the very " + b"payload")
+    except ZeroDivisionError as error:
+        logs.logger("edge").exception("broken")
+        logging.getLogger("some.library").error("broken too", exc_info=error)
+    printed = capsys.readouterr().err
+    assert printed.count("ZeroDivisionError") == 2
+    assert "the very payload" not in printed
+
+
+def _fail(content: bytes) -> float:
+    return len(content) / 0
