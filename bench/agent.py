@@ -1,10 +1,9 @@
-"""What a request costs on the device beyond the model: a confident answer, a memory hit, a disk hit, an escalation.
+"""Measure what a request costs on the device beyond the model: a confident answer, a memory hit and a disk hit.
 
-    python bench/agent.py [--requests 2000] [--repeats 5]
+    python -m bench.agent [--requests 2000] [--repeats 5]
 
-In process each is timed beside `session.run` on the same input in the same loop; a figure is the best repeat's, for
-what else the machine does is not the device's cost. Then the same over loopback TCP and a Unix socket, with the
-gateway's part played by a responder. Writes bench/results/agent.json.
+Each is timed next to `session.run` on the same input in the same loop. A figure is that of the best repeat, because
+other work on the machine is not the device's cost. Writes bench/results/agent.json.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.device import in_process, over_sockets
+from bench.device import in_process
 from bench.device.in_process import Times
 from bench.figures import Figure, report
 
 _AIMS_US = {"memory hit": 80.0, "disk hit": 160.0}
 _CONFIDENT_AIM_US = 80.0
-_RSS_AIM_MB = 90.0
 
 
 def in_process_figures(repeats: Sequence[Times]) -> list[Figure]:
@@ -62,21 +60,7 @@ async def measured(requests: int, repeats: int) -> list[Figure]:
     """All figures, agents and bundles in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="firstline-agent-") as folder:
         found = [await in_process.measure(Path(folder), requests, repeat) for repeat in range(repeats)]
-        return in_process_figures(found) + process_figures(*over_sockets.measure(Path(folder), requests))
-
-
-def process_figures(times: Times, process: over_sockets.Process) -> list[Figure]:
-    """Of the agent as a process."""
-    figures = [
-        Figure(f"{name}, {kind}", round(_quantile(spent, share), 1), "us")
-        for name, spent in times.items()
-        for kind, share in (("p50", 0.5), ("p99", 0.99))
-    ]
-    first_s, loaded_mb, remembering_mb = process
-    figures.append(Figure("from the start to the first answer", round(first_s, 3), "s", "< 1", first_s < 1))
-    for when, rss_mb in (("with one small model", loaded_mb), ("after all of these requests", remembering_mb)):
-        figures.append(Figure(f"resident memory, {when}", round(rss_mb, 1), "MB", "< 90", rss_mb < _RSS_AIM_MB))
-    return figures
+        return in_process_figures(found)
 
 
 def main() -> int:

@@ -89,7 +89,8 @@ class Pool:
     def gains(self) -> NDArray[np.float64]:
         """What asking the full model changes: 1 where it alone is right, -1 where the edge alone is, 0 elsewhere."""
         edge, full = self.edge.argmax(axis=1) == self.labels, self.full.argmax(axis=1) == self.labels
-        return full.astype(np.float64) - edge
+        gains: NDArray[np.float64] = full.astype(np.float64) - edge
+        return gains
 
     def take(self, rows: NDArray[np.intp]) -> Pool:
         """Some of its images, repeated where they are named twice."""
@@ -124,7 +125,7 @@ def collect(
         if change is not None:
             dataset = _Changed(dataset.folder, dataset.samples, change)
         unfinished = kept.with_suffix(f".{os.getpid()}.npz")
-        np.savez_compressed(unfinished, **_observe(bundle_of(pair, data, cache), pair, dataset))
+        np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, dataset))
         unfinished.replace(kept)
     with np.load(kept) as found:
         return Pool(pair.name, found["edge"], found["full"], found["labels"], found["size_bytes"])

@@ -42,7 +42,8 @@ def write(extra: str, folder: Path) -> Path:
 
 def _direct(extra: str) -> set[str]:
     project: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    found, extras = {canonicalize_name(Requirement(entry).name) for entry in project["dependencies"]}, [extra]
+    found: set[str] = {canonicalize_name(Requirement(entry).name) for entry in project["dependencies"]}
+    extras = [extra]
     while extras:
         for entry in project["optional-dependencies"][extras.pop()]:
             requirement = Requirement(entry)

@@ -13,14 +13,15 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from support.bundles import model, with_certificate, write_manifest
-from support.onnx_models import write_graph
 
+from bench.support.bundles import model, with_certificate, write_manifest
+from bench.support.onnx_models import write_graph
 from firstline.workbench.golden import write_golden
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.processing.steps import InputSpec, Softmax
-from firstline_core.routing.drift import Histogram, histogram
+from firstline_core.routing.certificate import Histogram
+from firstline_core.routing.drift import histogram
 from firstline_core.runtime.select import RuntimeOptions
 
 FEATURES, CLASSES = 16, 4
@@ -83,12 +84,14 @@ def sample(seed: int, rows: int = _SAMPLE) -> Floats:
 
 def _weights() -> Floats:
     found = np.random.default_rng(0).standard_normal((FEATURES, CLASSES)) / np.sqrt(FEATURES)
-    return (_SHARPNESS * found).astype(np.float32)
+    weights: Floats = (_SHARPNESS * found).astype(np.float32)
+    return weights
 
 
 def _edge_weights() -> Floats:
     noise = np.random.default_rng(1).standard_normal((FEATURES, CLASSES)) / np.sqrt(FEATURES)
-    return (_weights() + _NOISE * _SHARPNESS * noise).astype(np.float32)
+    weights: Floats = (_weights() + _NOISE * _SHARPNESS * noise).astype(np.float32)
+    return weights
 
 
 def _certified() -> tuple[float, Histogram]:

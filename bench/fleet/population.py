@@ -154,7 +154,8 @@ class Device:
             drift: what the model adds to the slant of their logarithms; 1 is a stability index of about 0.35.
         """
         found = np.exp((self.slant + self.scene + drift) * _PLACES + self.hollow * _PLACES**2)
-        return found / found.sum()
+        shares: NDArray[np.float64] = found / found.sum()
+        return shares
 
     @property
     def reported(self) -> Reported:

@@ -6,8 +6,8 @@ import hashlib
 from datetime import datetime, timedelta
 
 from msgspec import to_builtins
-from support.signed_repository import DAY, SignedRepository
 
+from bench.support.signed_repository import DAY, SignedRepository
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
 from firstline_core.fleet.target import described, target_path

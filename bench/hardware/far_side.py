@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from chaos.proxy import ChaosProxy, Network
+from bench.support.proxy import ChaosProxy, Network
 
 if TYPE_CHECKING:
     from bench.hardware.cut_model import CutModel

@@ -106,10 +106,14 @@ class Record(msgspec.Struct, frozen=True):
     cells: tuple[Cell, ...]
 
 
+Grid = tuple[Sequence[int], Sequence[float], Sequence[float]]
+"""Slowdowns of the device, round trips in ms and bandwidths in Mbit/s."""
+
+
 def measure(name: str, asked: Asked, data: Path = DATA) -> Record:
     """All cells of one model; a minute or two."""
     subject = next(subject for subject in SUBJECTS if subject.name == name)
-    grid = (SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S)
+    grid: Grid = (SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S)
     if asked.quick:
         grid = (SLOWDOWNS[1:2], ROUND_TRIPS_MS[:1], BANDWIDTHS_MBIT_S[-2:])
     bundle = _bundle(subject, data)

@@ -79,10 +79,10 @@ class Fit(NamedTuple):
 
 def fitted() -> Fit:
     """The least squares' answer; the same every time."""
-    from scipy.optimize import curve_fit
+    from scipy.optimize import curve_fit  # type: ignore[import-untyped]
 
     loaded, cooling = _degrees(_LOADED_C), _degrees(_COOLING_C)
-    up_s = _STEP_LOAD_S * np.arange(1, len(loaded) + 1)
+    up_s = _STEP_LOAD_S * np.arange(1, len(loaded) + 1, dtype=np.float64)
     end_s = float(up_s[-1])
     down_s = _BEFORE_COOL_S + _STEP_COOL_S * np.arange(1, len(cooling) + 1)
 
@@ -97,7 +97,7 @@ def fitted() -> Fit:
     found, _ = curve_fit(curve, np.arange(len(measured)), measured, p0=(10.0, 10.0, 15.0, 150.0, 46.0))
     heat = Heat(*map(float, found))
     other = _degrees(_OTHER_C)
-    expected = _OTHER_IDLE_C + heat.risen(_OTHER_STEP_S * np.arange(1, len(other) + 1))
+    expected = _OTHER_IDLE_C + heat.risen(_OTHER_STEP_S * np.arange(1, len(other) + 1, dtype=np.float64))
     return Fit(heat, _rmse(curve(None, *found) - measured), _rmse(expected - other), len(measured))
 
 

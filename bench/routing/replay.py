@@ -132,7 +132,7 @@ def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> H
     model = manifest.edge[0]
     edge = EdgeModel(
         loaded=_ReplayedModel(model, pool),  # type: ignore[arg-type]
-        score=lambda probabilities, _: score("max_probability", probabilities),
+        score=lambda probabilities, _logits=None: score("max_probability", probabilities),
         digest="evidence",
         row_ms=run_ms,
         sample_bytes=int(pool.size_bytes.max()),

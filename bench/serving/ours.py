@@ -11,11 +11,10 @@ from pathlib import Path
 
 from bench.serving.asking import Ask, Question, checked, v2
 from bench.serving.bodies import TRACEPARENT, Row
-from bench.serving.models import Kind, S, write_bundle
+from bench.serving.models import Kind, write_bundle
 from bench.serving.processes import Cores, Server, free_port, started
 
-_BENCH = Path(__file__).parents[1]
-_AGENT = _BENCH / "device" / "agent_alone.py"
+_CHECKOUT = Path(__file__).parents[2]
 # A limit that is looked at for each request and never reached.
 _REQUESTS_PER_S = "1000000"
 
@@ -69,35 +68,11 @@ def raw_asgi(
         on=on,
         log=folder / "raw_asgi.log",
         answers=lambda asked: checked(asked, ask, {}, right),
-        environ=dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(_BENCH), *sys.path])},
-    ) as server:
-        yield server
-
-
-@contextlib.contextmanager
-def agent(folder: Path, bundle: Path, ask: Ask, right: Row, on: Cores) -> Iterator[Server]:
-    """`edge-agent run` as on a device, with its defaults and one bundle; its gateway is down."""
-    config = folder / "edge-agent.toml"
-    config.write_text(
-        f'[agent]\ndevice_id = "bench"\nstate_dir = "state"\n[models]\ndirectories = ["{bundle}"]\n'
-        '[[links]]\nkind = "http"\nurl = "http://127.0.0.1:9"\n'
-    )
-    port = free_port()
-    with started(
-        [sys.executable, str(_AGENT), "run", "--config", str(config), "--port", str(port)],
-        port=port,
-        on=on,
-        log=folder / "edge-agent.log",
-        answers=lambda asked: checked(asked, ask, {}, right),
+        environ=dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(_CHECKOUT), *sys.path])},
     ) as server:
         yield server
 
 
 def asked(question: Question) -> Ask:
-    """What the gateway and the raw limit are asked: V2 of the model that is named as its kind."""
+    """Returns the V2 request that a question sends to the model named after its kind."""
     return v2(question.form, question.kind, [question.kind.name])
-
-
-def copies(count: int) -> dict[str, Kind]:
-    """So many models that are all S."""
-    return {f"s{n}": S for n in range(count)}

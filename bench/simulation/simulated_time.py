@@ -50,7 +50,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """Has a call made after every step, before time moves on; what it raises ends the simulation."""
         self._leap.on_step = on_step
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]  # the base class types `args` by `func`
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """The call, a little later, in the loop's own thread: what it takes does not count."""
         called = self.create_future()
 

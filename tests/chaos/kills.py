@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from chaos.proxy import FINE, drawn
+from bench.support.proxy import FINE, drawn
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
 from firstline.demo import assets
 from firstline.workbench.dataset import open_dataset

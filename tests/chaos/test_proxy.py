@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from chaos.proxy import FINE, ChaosProxy, Network, drawn
+from bench.support.proxy import FINE, ChaosProxy, Network, drawn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

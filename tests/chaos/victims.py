@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from support.broker import Broker, find_mosquitto
 
+from bench.support.proxy import ChaosProxy
 from chaos.nursery import Nursery, Process, nursery
-from chaos.proxy import ChaosProxy
 
 DEVICE = "device-1"
 MODEL = "digits"

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.agent import until
-from support.bundles import with_certificate
 from typer.testing import CliRunner
 
+from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.demo import assets
 from firstline.demo.house import Device, House, house

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.line import line
 
+from bench.support.line import line
 from firstline.client.sync_client import Client
 from firstline.demo import assets
 from firstline.demo.house import Transport

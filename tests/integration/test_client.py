@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.gateway import DIGITS
-from support.line import Line, line
 
 import firstline
+from bench.support.line import Line, line
 from firstline import AsyncClient, Client, Prediction
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer

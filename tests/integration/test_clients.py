@@ -17,8 +17,8 @@ from PIL import Image
 from support.broker import free_port
 from support.gateway import DIGITS
 from support.keys import bearer, create_key
-from support.line import Line, line
 
+from bench.support.line import Line, line
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from chaos.proxy import FINE, ChaosProxy, Network
 from support.agent import edge_settings, until
 from support.broker import Broker, free_port
 from support.databases import PostgreSql
@@ -22,6 +21,7 @@ from support.deliveries import answered, counted, delivery, picture, post, promi
 from support.gateway import DIGITS, serving
 from support.mqtt_device import device_at
 
+from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.types import InferRequest, Status
 from firstline_edge.agent import EdgeAgent
 from firstline_gateway.gateway import Gateway

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import httpx
 from support.agent import edge_settings, serving_agent
-from support.line import line
 
 from bench.fuzzing import described
+from bench.support.line import line
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
 

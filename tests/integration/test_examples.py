@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.gateway import DIGITS
-from support.line import Line, line
 from support.needs import program
 
+from bench.support.line import Line, line
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.store import open_bundle

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from support.agent import edge_settings, until
 from support.broker import Broker
-from support.bundles import model, with_certificate, write_manifest
 from support.databases import sqlite_store
 from support.escalations import response
 from support.gateway import serving
 from support.keys import create_key
-from support.onnx_models import linear
 
+from bench.support.bundles import model, with_certificate, write_manifest
+from bench.support.onnx_models import linear
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.line import Line, Tier, line
 
+from bench.support.line import Line, Tier, line
 from firstline.client import calls
 from firstline_core.protocol.http_body import HEADER_LENGTH
 

@@ -21,10 +21,10 @@ import numpy as np
 import orjson
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.bundles import model, write_manifest
 from support.gateway import DIGITS
-from support.onnx_models import write_graph
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import write_graph
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_gateway.__main__ import main
 

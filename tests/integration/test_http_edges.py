@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.line import Line, Tier, line
 from support.raw_http import connection, exchange, head, read
 
+from bench.support.line import Line, Tier, line
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors, raise_descriptor_limit
 
 V2 = "/v2/models/digits/infer"

@@ -18,9 +18,9 @@ import numpy as np
 import orjson
 import pytest
 from PIL import Image
-from support.line import Line, Tier, line
 from support.raw_http import Answer, connection, exchange, head, read
 
+from bench.support.line import Line, Tier, line
 from firstline.client import calls
 
 BODY_LIMIT_BYTES = 1_000_000

@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from support.line import DEVICE, Line, line
 
+from bench.support.line import DEVICE, Line, line
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id

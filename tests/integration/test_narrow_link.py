@@ -9,9 +9,9 @@ import time
 import httpx
 import numpy as np
 import pytest
-from chaos.proxy import ChaosProxy, Network
 from support.gateway import DIGITS, serving
 
+from bench.support.proxy import ChaosProxy, Network
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Tensor

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from support.agent import until
-from support.bundles import HEAVY, variant_bundle
 from support.control_groups import MIB, ControlGroup, Hog, UnlimitedError, limited
 from support.hot_board import hot_board
 from support.pressure import Client, agent_process, refusals, switches
 
+from bench.support.bundles import HEAVY, variant_bundle
 from firstline_core.bundle.store import Bundle
 
 LIMIT_MIB = 704

@@ -14,9 +14,9 @@ import onnxruntime
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
-from support.bundles import model, write_manifest
 from support.images import images
 
+from bench.support.bundles import model, write_manifest
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.processing.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from support.gateway import DIGITS
-from support.line import Line, line
 
+from bench.support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_edge.api.tokens import read_tokens

@@ -17,12 +17,12 @@ import pytest
 import uvloop
 from support import tls_site
 from support.behind import Behind, Site, site_in
-from support.bundles import write_manifest
 from support.databases import sqlite_store, sqlite_store_in
 from support.gateway import DIGITS, serving
 from support.keys import create_key
 from support.pictures import Load, ask, expected, picture, said
 
+from bench.support.bundles import write_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec
 from firstline_gateway.opening import open_gateway

@@ -15,11 +15,11 @@ import httpx
 import numpy as np
 import pytest
 from support.behind import COMMAND, Behind, Site, site_in
-from support.bundles import model, write_manifest
 from support.databases import sqlite_store_in
 from support.gateway import serving
-from support.onnx_models import laborious
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import laborious
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-from chaos.proxy import FINE, ChaosProxy, Network
 from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from support.databases import PostgreSql
@@ -21,6 +20,7 @@ from support.faulty_disk import quick_folder, run_on
 from support.gateway import DIGITS, serving
 from support.identities import csr
 
+from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bundles import with_certificate
 from support.edge import Scene, said
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import (
     Manifest,
     Model,

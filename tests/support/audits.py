@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from support.bundles import with_certificate
 from support.gateway import DIGITS
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.ids import new_request_id
 from firstline_core.routing.certificate import Certificate

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from support.bundles import with_certificate
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.loaded_model import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from support.gateway import NothingToLoad
 
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InvalidTensorError
@@ -46,7 +46,7 @@ def row(value: float) -> Tensor:
     return Tensor("x", np.array([[value]], np.float32))
 
 
-class Timed(NothingToLoad):
+class Timed(ExecutorWithoutFiles):
     """Takes a time for each row, in as many slots as it has; may fail, or say nothing."""
 
     def __init__(self, clock: SimulatedClock, row_s: float, slots: int = 1) -> None:

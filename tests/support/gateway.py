@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway import server
-from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
+from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.gateway import Gateway
-from firstline_gateway.models.repository import ServedModel
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -36,40 +36,7 @@ def doubled(tensor: Tensor) -> Probabilities:
     return (tensor.array * 2).astype(np.float32)
 
 
-class NothingToLoad:
-    """What an executor owes beside its runs (`executors.base.Executor`), where models need no file."""
-
-    away = ""
-    """Why it runs nothing at the moment."""
-
-    def __init__(self, slots: int = 1) -> None:
-        self._slots = slots
-        self.running = 0
-
-    @property
-    def slots(self) -> int:
-        return self._slots
-
-    def report(self) -> EngineReport:
-        return EngineReport()
-
-    async def start(self) -> None:
-        pass
-
-    async def put(self, served: ServedModel) -> None:
-        pass
-
-    async def drop(self, key: ModelKey) -> None:
-        pass
-
-    def trouble(self, key: ModelKey) -> str:
-        return self.away
-
-    async def close(self, timeout_s: float) -> bool:
-        return not self.running
-
-
-class GatedExecutor(NothingToLoad):
+class GatedExecutor(ExecutorWithoutFiles):
     """Holds every batch until the test lets it go; a row's answer is its double, and a negative row fails alone."""
 
     def __init__(self, slots: int = 1) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import orjson
-from support.line import Tier
+
+from bench.support.line import Tier
 
 TIMEOUT_S = 10.0
 

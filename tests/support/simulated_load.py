@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.gateway import NothingToLoad, doubled, request_of
+from support.gateway import doubled, request_of
 
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
@@ -29,7 +30,7 @@ MANIFEST = Manifest("m", 1, ("a", "b"), InputSpec("x", "FP32", (-1, 1)), (), FUL
 NOTE = AuditNote(0, propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
 
 
-class TimedExecutor(NothingToLoad):
+class TimedExecutor(ExecutorWithoutFiles):
     """Takes a fixed time and some for each row, by model, as often side by side as it has slots."""
 
     def __init__(

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 from support.agent import edge_settings, serving_agent
-from support.bundles import model, write_manifest
 from support.databases import sqlite_store
 from support.gateway import serving
-from support.onnx_models import linear_model
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear_model
 from firstline_core.processing.steps import InputSpec
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
-from support.bundles import artefact
-from support.onnx_models import linear
 
+from bench.support.bundles import artefact
+from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle

@@ -61,8 +61,8 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
         raise ValueError(f"{manifest.name} has no full model")
     with ExitStack() as stack:
         models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
-        for model in models:
-            stack.callback(model.close)
+        for loaded in models:
+            stack.callback(loaded.close)
         seen = list(observe(models, manifest.input, open_dataset(data / pair.images / "dev", limit)))
     full = np.concatenate([one.answers[-1] for one in seen]).argmax(axis=1)
     found = {}

@@ -12,7 +12,7 @@ import numpy as np
 from bench.hardware.scheduler.load import Ask, batched, play
 from bench.hardware.scheduler.site import Site, engine, gateway
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.member import Running
+from firstline_gateway.executors.dispatch.running import Running
 
 _WARM_S, _RUN_S = 1.0, 6.0
 # Of what the shared executor can do, how much the other gateway asks for.

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.bundles import model, write_manifest
-from support.onnx_models import laborious
-
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import laborious
 from firstline_core.processing.steps import InputSpec
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher

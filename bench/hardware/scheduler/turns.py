@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.gateway import NothingToLoad
-
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 
 
-class Turns(NothingToLoad):
+class Turns(ExecutorWithoutFiles):
     """Of the executors of an engine, which looks after them."""
 
     def __init__(self, engine: Dispatcher) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import select
 from support.databases import sqlite_store
-from support.gateway import NothingToLoad
 
+from bench.support.executor import ExecutorWithoutFiles
 from chaos.simulation.disk import SimulatedStoreWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
@@ -45,7 +45,7 @@ _MAX_BATCH_ROWS = 8
 _REFRESH_S = 15.0
 
 
-class SimulatedExecutor(NothingToLoad):
+class SimulatedExecutor(ExecutorWithoutFiles):
     """Implements `executors.base.Executor`: computes what the full model says, in simulated time; some batches fail."""
 
     def __init__(self, plan: Plan, clock: Clock, rng: random.Random, book: Book) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from support.bundles import with_certificate
 
 from bench.simulation.core import OneCore
+from bench.support.bundles import with_certificate
 from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
 from firstline_core.bundle.loaded_model import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate

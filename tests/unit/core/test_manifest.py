@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.bundles import with_certificate
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import (
     MANIFEST_LIMIT_BYTES,
     Manifest,

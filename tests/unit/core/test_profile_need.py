@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from msgspec.structs import replace
-from support.bundles import variant_bundle
 from support.profiles import point
 
+from bench.support.bundles import variant_bundle
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure_point import has_room

@@ -7,7 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from support.bundles import (
+from support.images import encode, images
+
+from bench.support.bundles import (
     NUMBERS,
     colour_bundle,
     model,
@@ -15,9 +17,7 @@ from support.bundles import (
     solid,
     write_manifest,
 )
-from support.images import encode, images
-from support.onnx_models import linear, write_graph
-
+from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import load_edge
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.processing.steps import Graph, LabelOffset, Softmax

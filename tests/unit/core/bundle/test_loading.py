@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.bundles import (
+
+from bench.support.bundles import (
     COLOURS,
     NUMBERS,
     artefact,
@@ -14,8 +15,7 @@ from support.bundles import (
     number_bundle,
     write_manifest,
 )
-from support.onnx_models import average_colours, linear, write_graph
-
+from bench.support.onnx_models import average_colours, linear, write_graph
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score

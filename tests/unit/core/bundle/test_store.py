@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.bundles import model, write_manifest
-from support.onnx_models import linear
 
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import IntegrityError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.bundles import with_certificate
 from support.gateway import DIGITS
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError

@@ -6,8 +6,8 @@ import math
 
 import msgspec
 import pytest
-from support.bundles import with_certificate
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, certificate_problem, valid_certificate
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import GroupCertificate, Histogram

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.onnx_models import linear, write_graph
 
+from bench.support.onnx_models import linear, write_graph
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.runtime.external_data import has_external_data
 from firstline_core.runtime.onnx import OnnxRuntime

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.onnx_models import linear
 
+from bench.support.onnx_models import linear
 from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.onnx import OnnxRuntime

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
-from support.bundles import variant_bundle
 from support.profiles import point
 
+from bench.support.bundles import variant_bundle
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 from firstline_core.hardware.survey import described

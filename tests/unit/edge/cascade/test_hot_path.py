@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
-from support.bundles import artefact, with_certificate
-from support.onnx_models import linear
 
+from bench.support.bundles import artefact, with_certificate
+from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id

@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from support.bundles import with_certificate
 from support.edge import Scene
 
+from bench.support.bundles import with_certificate
 from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
 from firstline_edge.cascade.router import Router

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from support.agent import edge_settings
-from support.bundles import with_certificate
 
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.routing import audit
 from firstline_edge.audits import records

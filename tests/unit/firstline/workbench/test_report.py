@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.bundles import with_certificate
 from typer.testing import CliRunner
 
+from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import figures

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.bundles import artefact
 from support.updates import bundle_at
 
+from bench.support.bundles import artefact
 from firstline_core.bundle.golden import GOLDEN_NAME, GoldenAnswers, encode_golden
 from firstline_core.bundle.manifest import MANIFEST_NAME, Golden, encode_manifest
 from firstline_core.bundle.store import open_bundle

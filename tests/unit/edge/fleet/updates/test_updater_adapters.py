@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.signed_repository import SignedRepository
 
+from bench.support.signed_repository import SignedRepository
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkDownError
 from firstline_edge.fleet.http_client import FleetHttp

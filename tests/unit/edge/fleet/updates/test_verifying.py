@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.signed_repository import DAY, START, SignedRepository
 
+from bench.support.signed_repository import DAY, START, SignedRepository
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import (
     CapacityError,

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.onnx_models import write_graph
 from typer.testing import CliRunner
 
+from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.compress import sensitivity, techniques
 from firstline.workbench.compress.judge import Figures

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from support.bundles import COLOURS, colour_bundle, number_bundle, solid
 from support.images import encode
 
+from bench.support.bundles import COLOURS, colour_bundle, number_bundle, solid
 from firstline.workbench.compress.compression import promise_of
 from firstline.workbench.compress.trial import proved, rows_of
 from firstline.workbench.dataset import Dataset, Sample

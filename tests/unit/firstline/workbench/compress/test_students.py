@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.onnx_models import write_graph
 
+from bench.support.onnx_models import write_graph
 from firstline.workbench.compress.inside import BATCH_ROWS, answered, outputs
 from firstline.workbench.compress.pruning import pairs
 from firstline.workbench.compress.reconstruction import reconstruct

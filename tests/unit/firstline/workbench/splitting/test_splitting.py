@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.onnx_models import write_graph
 from typer.testing import CliRunner
 
+from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting import onnx_graph, tflite_graph

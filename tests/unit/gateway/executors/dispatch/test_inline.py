@@ -9,8 +9,9 @@ from typing import TypeVar, cast
 import numpy as np
 import pytest
 from support.executors import MIB, SERVED, M
-from support.gateway import Doubler, NothingToLoad, doubled, request_of
+from support.gateway import Doubler, doubled, request_of
 
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
@@ -46,7 +47,7 @@ class Small(Doubler):
         pass
 
 
-class Far(NothingToLoad):
+class Far(ExecutorWithoutFiles):
     """Takes ten milliseconds, or for ever."""
 
     def __init__(self, clock: SimulatedClock) -> None:

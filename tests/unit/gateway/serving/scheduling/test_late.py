@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gateway import NothingToLoad, doubled, request_of
+from support.gateway import doubled, request_of
 
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -48,7 +49,7 @@ MODEL_MIB = SERVED.memory_bytes >> 20
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
-class Gains(NothingToLoad):
+class Gains(ExecutorWithoutFiles):
     """Takes some seconds for each batch, and some for each row, as often side by side as it has slots."""
 
     def __init__(self, clock: SimulatedClock, speed: float, slots: int = 1, row_s: float = 0.002) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetFile, Targets, Timestamp
@@ -87,7 +88,7 @@ class SignedRepository:
         self.files["timestamp.json"] = self.signed(self.timestamp)
 
     def signed(self, what: Signed, signers: list[CryptoSigner] | None = None) -> bytes:
-        found: Metadata[Signed] = Metadata(what)
+        found: Metadata[Any] = Metadata(what)
         for signer in self.signers[what.type] if signers is None else signers:
             found.sign(signer, append=True)
         return found.to_bytes()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from support.gateway import DIGITS
-
 from firstline.demo.house import DEVICE, Device, House, Transport, house
+
+DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
 __all__ = ["DEVICE", "Line", "Tier", "line"]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from support.onnx_models import average_colours, laborious, linear
 
+from bench.support.onnx_models import average_colours, laborious, linear
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, Score, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.processing.steps import Decode, InputSpec, Layout, Resize, Scale, Softmax
@@ -31,15 +31,24 @@ def artefact(path: Path, root: Path) -> Artefact:
 
 def model(path: Path, root: Path, **fields: Any) -> Model:
     runtime = "tflite" if path.suffix == ".tflite" else "onnx"
-    return Model(
-        **{"id": path.stem, "artefact": artefact(path, root), "runtime": runtime, "precision": "fp32"} | fields
-    )
+    known: dict[str, Any] = {
+        "id": path.stem,
+        "artefact": artefact(path, root),
+        "runtime": runtime,
+        "precision": "fp32",
+    }
+    return Model(**known | fields)
 
 
 def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **fields: Any) -> Bundle:
-    manifest = Manifest(
-        **{"name": "small", "version": 1, "labels": tuple(labels), "input": IMAGES, "edge": tuple(edge)} | fields
-    )
+    known: dict[str, Any] = {
+        "name": "small",
+        "version": 1,
+        "labels": tuple(labels),
+        "input": IMAGES,
+        "edge": tuple(edge),
+    }
+    manifest = Manifest(**known | fields)
     (root / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(root)
 

@@ -1,0 +1,1 @@
+"""Models, bundles, repositories and links that measurements and tests both need."""
