@@ -24,7 +24,6 @@ from bench.simulation.network import SimulatedLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
-from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions
@@ -32,9 +31,10 @@ from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain, no_budget
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.gateway import Gateway
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.requests.context import RequestContext
@@ -103,7 +103,7 @@ async def device(
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
-    gateway = Gateway(chain, cache, clock, Complaints(), contracts=NoContracts(), traffic=LiveTraffic())
+    gateway = CloudClient(chain, cache, clock, Complaints(), contracts=NoContracts(), traffic=LiveTraffic())
     hedging = Hedging(gateway, clock, HedgeOptions())
     cascade = Cascade(
         models=Models([model]),

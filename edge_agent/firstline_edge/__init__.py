@@ -5,7 +5,6 @@ A request
     agent           the data plane that every protocol calls
     cascade/        decides which tier answers, read from top to bottom
     requests/       the context of a request and its rows
-    gateway         asks the full model
     cloud/          the connections to the gateway over HTTP and MQTT, each with a circuit breaker
 
 What it uses

@@ -103,7 +103,8 @@ class EdgeAgent:
             # Callers whose equal rows were computed once may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
             held = self.parts.models.find(request.model, request.version)
-            self.parts.recorder.refused(request, held, error, context, self._clock.monotonic_s() - started_s)
+            seconds = self._clock.monotonic_s() - started_s
+            self.parts.recorder.refused(context, held.version if held is not None else None, error, seconds)
             raise
         seconds = self._clock.monotonic_s() - started_s
         self.parts.recorder.answered(request, response, seconds, context.log_record())

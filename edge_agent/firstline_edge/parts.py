@@ -31,9 +31,9 @@ from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links, open_links
-from firstline_edge.gateway import Gateway
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.wiring import IdentityRoom
@@ -102,7 +102,7 @@ class Parts:
     identity: IdentityRoom
     links: Links
     router: Router
-    gateway: Gateway
+    gateway: CloudClient
     hedging: Hedging
     cascade: Cascade
     reloading: Reloading
@@ -201,7 +201,7 @@ async def open_parts(  # noqa: PLR0915
             standings=audits.standings,
             clock=clock,
         )
-        gateway = Gateway(links.chain, cache, clock, complaints, contracts=audits.standings, traffic=audits.traffic)
+        gateway = CloudClient(links.chain, cache, clock, complaints, contracts=audits.standings, traffic=audits.traffic)
         opened.push_async_callback(gateway.close)
         hedging = Hedging(gateway, clock, hedge_options(settings))
         cascade = Cascade(

@@ -39,7 +39,6 @@ from firstline_core.types import (
 )
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
-from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets.spending import Spending
@@ -47,8 +46,9 @@ from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cascade.router import Router
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
-from firstline_edge.gateway import Gateway
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.workers import Workers
@@ -250,7 +250,7 @@ class Scene:
                 on_finding=self.findings.append,
             )
         self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
-        self.gateway = Gateway(
+        self.gateway = CloudClient(
             self.cloud if linked else None,
             self.cache,
             clock,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from firstline_core.clock import Clock
 from firstline_core.types import InferRequest, Privacy, Route
-from firstline_edge.gateway import Gateway
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.held import VariantChoice, VariantSet
 
 EscalationCost: TypeAlias = Callable[[float], float]
@@ -25,7 +25,7 @@ class Chooser:
         escalation_mj: stated energy to send a row and receive its answer; 0 if it is not stated.
     """
 
-    def __init__(self, gateway: Gateway, clock: Clock, reserve_s: float, escalation_mj: EscalationCost) -> None:
+    def __init__(self, gateway: CloudClient, clock: Clock, reserve_s: float, escalation_mj: EscalationCost) -> None:
         self._gateway = gateway
         self._clock = clock
         self._reserve_s = reserve_s

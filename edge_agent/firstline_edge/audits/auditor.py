@@ -31,13 +31,13 @@ from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, Privacy, Reason
 from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
-from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.escalation import checked
 from firstline_edge.requests.model_output import ModelOutput

@@ -56,6 +56,31 @@ class Finding:
     outcome: str
     cause: str = ""
 
+    @property
+    def model(self) -> str:
+        """The name of the audited model."""
+        return self.audit.sent.model
+
+    @property
+    def version(self) -> str:
+        """The version of the audited model."""
+        return self.audit.sent.version
+
+    def log_record(self) -> dict[str, object]:
+        """Returns the fields of the decision log; JSON-able."""
+        audit = self.audit
+        record: dict[str, object] = {
+            "request_id": audit.request_id,
+            "audit_id": audit.sent.request_id,
+            "model": audit.sent.model,
+            "version": audit.sent.version,
+            "row": audit.position,
+            "score": audit.score,
+            "propensity": audit.propensity,
+            "outcome": self.outcome,
+        }
+        return record | {"cause": self.cause} if self.cause else record
+
 
 def audit_of(
     watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, promised: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from firstline_core.types import ContractNotice, InferRequest
+from firstline_core.types import InferRequest
 from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.rows import Row
 
@@ -19,16 +19,4 @@ class Audits(Protocol):
 
     def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """The full model has answered these rows."""
-        ...
-
-
-class Contracts(Protocol):
-    """How this device's certificates stand, for whoever asks the gateway; `audits/standing.py` is it."""
-
-    def alarm_of(self, model: HeldModel) -> str:
-        """The edge variant to name in requests: the one whose promise this device's own audits broke; "" for none."""
-        ...
-
-    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
-        """Takes up what the gateway says of the model's contract."""
         ...

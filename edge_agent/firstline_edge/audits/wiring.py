@@ -15,12 +15,12 @@ from firstline_core.routing.certificate import Contract
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.drawn import Finding
-from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.links import Links
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.settings.settings import AuditSection
 from firstline_edge.state import StateDirectory

@@ -39,10 +39,10 @@ from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.cascade.provisional import Promises, ProvisionalAnswers
 from firstline_edge.cascade.router import Router
 from firstline_edge.cascade.runner import Runner, shedding_error
-from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
-from firstline_edge.requests.context import RequestContext
+from firstline_edge.requests.context import RequestContext, attempt
 from firstline_edge.requests.escalation import may_come, reason_for
 from firstline_edge.requests.rows import Row
 
@@ -86,7 +86,7 @@ class Cascade:
         *,
         models: Models,
         cache: ResultCache,
-        gateway: Gateway,
+        gateway: CloudClient,
         hedging: Hedging,
         router: Router,
         spending: Spending | None,

@@ -14,9 +14,10 @@ from firstline_core.clock import Clock
 from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
-from firstline_edge.gateway import Gateway, attempt
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel
+from firstline_edge.requests.context import attempt
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row
 
@@ -100,7 +101,7 @@ class Hedging:
         unneeded: those that were not.
     """
 
-    def __init__(self, gateway: Gateway, clock: Clock, options: HedgeOptions | None) -> None:
+    def __init__(self, gateway: CloudClient, clock: Clock, options: HedgeOptions | None) -> None:
         self._gateway = gateway
         self._clock = clock
         self._options = options

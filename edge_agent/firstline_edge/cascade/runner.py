@@ -10,9 +10,8 @@ from firstline_core.types import Privacy, Tier
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.hedging import Hedge
-from firstline_edge.gateway import attempt
 from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.requests.context import RequestContext
+from firstline_edge.requests.context import RequestContext, attempt
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row

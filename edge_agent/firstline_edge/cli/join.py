@@ -15,10 +15,11 @@ from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
-from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
+from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.rejoining import LOOK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import shown
+from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
-from firstline_edge.audits.drawn import Finding
 from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.telemetry.recorder import AuditFinding
 
 _LIMIT = 64
 _Key = tuple[str, str]
@@ -48,7 +48,7 @@ class FleetCounts:
         answer = response.answer
         if held is None or answer is None:
             return
-        sums = self._of(held)
+        sums = self._of(held.manifest.name, held.version)
         self._took(sums, seconds)
         edges = _edges(held)
         for row in answer.rows or (answer,):
@@ -60,26 +60,26 @@ class FleetCounts:
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
                 sums.scores[bisect_right(edges, row.confidence)] += 1
 
-    def refused(self, request: InferRequest, held: HeldModel, error: FirstlineError, seconds: float) -> None:
-        """See `recorder.Listener`; what the caller did wrong says nothing of a model, and is not counted."""
+    def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
+        """See `recorder.Listener`; an error that the caller made says nothing about a model and is not counted."""
         if _is_callers(error):
             return
-        sums = self._of(held)
+        sums = self._of(request.model, version)
         self._took(sums, seconds)
         rows = next((tensor.array.shape[0] for tensor in request.inputs if tensor.array.shape), 1)
         sums.rows += rows
         sums.errors += rows
 
-    def audited(self, finding: Finding) -> None:
+    def audited(self, finding: AuditFinding) -> None:
         """See `recorder.Listener`."""
         if finding.outcome != "lost":
-            sums = self._of(finding.audit.watched.model)
+            sums = self._of(finding.model, finding.version)
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
 
     def answered_of(self, held: HeldModel) -> tuple[int, int]:
         """Rows that a version was asked about so far, and those of them that got no answer."""
-        sums = self._of(held)
+        sums = self._of(held.manifest.name, held.version)
         return sums.rows, sums.errors
 
     def counts(self) -> tuple[ModelCounts, ...]:
@@ -104,11 +104,12 @@ class FleetCounts:
             alarm=held is not None and self._alarmed(held),
         )
 
-    def _of(self, held: HeldModel) -> _Sums:
-        key = held.manifest.name, held.version
+    def _of(self, name: str, version: str) -> _Sums:
+        key = name, version
         found = self._sums.get(key)
         if found is None:
-            edges = _edges(held)
+            held = self._models.find(name, version)
+            edges = _edges(held) if held is not None else None
             found = self._sums[key] = _Sums(
                 latency=[0] * (len(LATENCY_BOUNDS_MS) + 1),
                 scores=[0] * (len(edges) + 1) if edges is not None and len(edges) < _LIMIT else [],

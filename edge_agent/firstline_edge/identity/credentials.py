@@ -7,9 +7,10 @@ from email.utils import parsedate_to_datetime
 
 from firstline_core.clock import Clock
 from firstline_core.telemetry.logs import logger
-from firstline_edge.identity.files import Identity, IdentityFiles, Written
+from firstline_edge.identity.files import IdentityFiles, Written
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import DeviceContext, device_context, shown
+from firstline_edge.settings.identity import Identity
 
 log = logger(__name__)
 

@@ -17,51 +17,16 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
 
-from firstline_core.errors import CapacityError, ConfigError, IntegrityError
-from firstline_core.protocol.enrolment import BrokerAddress
-from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
-from firstline_core.types import Name
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.storage.files import make_folder, with_checksum, write_whole
+from firstline_edge.settings.identity import Identity, identity_path, read_identity, readable_identity
 
-_FOLDER = "identity"
 _LIMIT_BYTES = 1 << 20
 
 
 Written = tuple[int, int] | None
 """Which writing of an identity; None for none."""
-
-
-class Identity(Struct, frozen=True, kw_only=True):
-    """What this device was told when it joined or renewed. No secret is in here.
-
-    Args:
-        device: its name, the same in certificates and topics.
-        gateway: URL.
-        proxy: URL of the HTTP proxy on the way there, "" for none.
-        broker: None where there is none.
-        not_before_s: when the certificate begins (wall time, seconds).
-        not_after_s: when it ends.
-        authority: SHA-256 of the authority's public key in hexadecimal, as the join token had it.
-        authority_ends_s: when the last of the authorities ends: later than that nothing of this is worth anything.
-    """
-
-    device: Name
-    gateway: str
-    proxy: str = ""
-    broker: BrokerAddress | None = None
-    not_before_s: float
-    not_after_s: float
-    authority: str
-    authority_ends_s: float
-
-
-def readable_identity(state_dir: Path) -> Identity | None:
-    """The identity, where there is one that this user may read and that is whole."""
-    try:
-        return IdentityFiles(state_dir).read()
-    except ConfigError:
-        return None
 
 
 class IdentityFiles:
@@ -73,29 +38,20 @@ class IdentityFiles:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        self.folder = state_dir / _FOLDER
+        self.folder = identity_path(state_dir).parent
         self.authorities = self.folder / "ca.pem"
         self.device = self.folder / "device.pem"
         self.time = self.folder / "time"
-        self._identity = self.folder / "identity.json"
+        self._identity = identity_path(state_dir)
         self._joining = self.folder / "joining.pem"
 
     def read(self) -> Identity | None:
-        """The identity; None for a device that has not joined.
+        """Returns the identity; None for a device that has not joined.
 
         Raises:
             ConfigError: it is there and cannot be used.
         """
-        try:
-            return msgspec.json.decode(read_checked(self._identity), type=Identity)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ConfigError(f"{self._identity} cannot be read: {error.strerror}.") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError) as error:
-            raise ConfigError(
-                f"{self._identity} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
-            ) from error
+        return read_identity(self.state_dir)
 
     def written(self) -> Written:
         """Differs once an identity was written; None where there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from firstline_core.errors import ProtocolError
 from firstline_core.protocol.enrolment import EnrolAnswer, public_key_hash
-from firstline_edge.identity.files import Identity
+from firstline_edge.settings.identity import Identity
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 

@@ -7,8 +7,9 @@ import asyncio
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.identity.files import Identity, Written
+from firstline_edge.identity.files import Written
 from firstline_edge.identity.renewal import Renewal
+from firstline_edge.settings.identity import Identity
 
 LOOK_S = 5.0
 """How soon an agent notices that its device has joined anew."""

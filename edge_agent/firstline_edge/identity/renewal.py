@@ -11,7 +11,8 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Identity, Written
+from firstline_edge.identity.files import Written
+from firstline_edge.settings.identity import Identity
 
 # Devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)

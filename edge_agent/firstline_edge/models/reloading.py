@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from firstline_core.bundle.store import declared
 from firstline_core.errors import RequestError, UnknownModelError, UpdateError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
-from firstline_edge.audits.standing import Standings
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import bundle_paths
@@ -26,12 +26,22 @@ _END_S = 10.0
 _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hold it again"
 
 
+class CertificateWatch(Protocol):
+    """Follows the certificates of the models that answer; implemented by the audits."""
+
+    def watch(self, held: HeldModel) -> None:
+        """Follows the certificates of a model from now on."""
+
+    def unwatch(self, held: HeldModel) -> None:
+        """Stops following the certificates of a model."""
+
+
 class Reloading:
     """Changes what a device holds, one change at a time.
 
     Args:
         models: changed here.
-        standings: of their certificates.
+        watch: told which models begin and cease to answer.
         directories: bundles, or folders of bundles.
         hold: opens, loads and measures one bundle; blocks.
         copies: keeps one of each bundle that works.
@@ -43,13 +53,13 @@ class Reloading:
     def __init__(
         self,
         models: Models,
-        standings: Standings,
+        watch: CertificateWatch,
         directories: Sequence[Path],
         hold: Callable[[Path], HeldModel],
         copies: BundleCopies,
     ) -> None:
         self._models = models
-        self._standings = standings
+        self._watch = watch
         self._directories = directories
         self._hold = hold
         self._copies = copies
@@ -152,12 +162,12 @@ class Reloading:
     def _exchange(self, held: HeldModel) -> None:
         before = self._models.put(held)
         if before is not None:
-            self._standings.unwatch(before)
-        self._standings.watch(held)
+            self._watch.unwatch(before)
+        self._watch.watch(held)
 
     def _let_go(self, held: HeldModel, why: str) -> None:
         self._models.take(held, why)
-        self._standings.unwatch(held)
+        self._watch.unwatch(held)
         log.info("model unloaded", model=held.manifest.name, version=held.version)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from firstline_core.clock import Clock
 from firstline_core.routing.account import Denial
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tier, Wait
 from firstline_edge.requests.rows import Row, respond
@@ -73,3 +74,9 @@ class RequestContext(Struct, eq=False):
                 for row, one in self.denials.items()
             ]
         return record
+
+
+def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt:
+    """A try that ends now."""
+    # As round(..., 3) does it, in a third of its time.
+    return Attempt(tier, outcome, int((clock.monotonic_s() - started_s) * 1e6 + 0.5) / 1000)

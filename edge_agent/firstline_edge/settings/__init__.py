@@ -1,8 +1,9 @@
-"""What can be set on the device itself. What the fleet sets over it is in `configuration/`.
+"""What can be set on the device itself. What the fleet sets over it is in `fleet/configuration/`.
 
 Rooms
     settings        all that can be set, section by section
     load            from one TOML file, variables and flags
+    identity        the name and the addresses that a device received when it joined a gateway
     check           do they make sense together?
     last_good       the configuration to start with where the file is broken
 """

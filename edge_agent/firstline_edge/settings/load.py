@@ -14,8 +14,8 @@ import msgspec
 from firstline_core.errors import ConfigError
 from firstline_core.storage import settings as sources
 from firstline_core.storage.seals import CREDENTIAL
-from firstline_edge.identity.files import readable_identity
 from firstline_edge.settings.check import check
+from firstline_edge.settings.identity import readable_identity
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, expanded
 
 PREFIX = "FIRSTLINE_EDGE_"

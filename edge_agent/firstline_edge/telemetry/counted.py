@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, Tier
-from firstline_edge.models.held import HeldModel
 
 _EDGE, _CACHE = Tier.EDGE, Tier.CACHE
 _AT_ONCE = (0.0,)
@@ -45,6 +44,6 @@ class Counted:
         if not ran:
             found.queue.count += 1  # as Triton counts what it answers from its cache
 
-    def refused(self, held: HeldModel, seconds: float) -> None:
+    def refused(self, name: str, version: str, seconds: float) -> None:
         """Counts a request that was not answered."""
-        self.of(held.manifest.name, held.version).fail.add(seconds)
+        self.of(name, version).fail.add(seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -21,10 +21,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, Privacy, Status, TraceContext
-from firstline_edge.audits.drawn import Finding
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.context import RequestContext
+from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tier, TraceContext
 from firstline_edge.telemetry.counted import Counted
 
 _NAME = "firstline_edge"
@@ -76,20 +73,56 @@ def _traced(trace: TraceContext | None) -> dict[str, str]:
     return {} if trace is None else trace.facts()
 
 
+class RefusedRequest(Protocol):
+    """A request that got an error, and how far it came; implemented by the request context."""
+
+    @property
+    def request(self) -> InferRequest:
+        """The request as the caller sent it."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """The tier that was to answer last; None if the request was refused before any."""
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why that tier was to answer."""
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """All tries."""
+
+
+class AuditFinding(Protocol):
+    """The end of an audit; implemented by the audits."""
+
+    @property
+    def model(self) -> str:
+        """The name of the audited model."""
+
+    @property
+    def version(self) -> str:
+        """The version of the audited model."""
+
+    @property
+    def outcome(self) -> str:
+        """One of "agreed", "disagreed" and "lost"."""
+
+    def log_record(self) -> dict[str, object]:
+        """Returns the fields of the decision log; JSON-able."""
+
+
 class Listener(Protocol):
-    """Who counts along, a moment after the answer went out; hears of no local_only request."""
+    """Counts the same answers a moment after they went out; never gets a local_only request."""
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
-        """An answer went out, so long after the request came."""
-        ...
+        """Counts an answer, given this many seconds after its request."""
 
-    def refused(self, request: InferRequest, held: HeldModel, error: FirstlineError, seconds: float) -> None:
-        """A request for a model of this device got an error instead."""
-        ...
+    def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
+        """Counts an error for a request to a model of this device."""
 
-    def audited(self, finding: Finding) -> None:
-        """An audit has ended."""
-        ...
+    def audited(self, finding: AuditFinding) -> None:
+        """Counts an audit that has ended."""
 
 
 class Recorder:
@@ -146,23 +179,24 @@ class Recorder:
         if len(self._waiting) in _TURNS:
             self._take_turn()
 
-    def refused(
-        self,
-        request: InferRequest,
-        held: HeldModel | None,
-        error: FirstlineError,
-        context: RequestContext,
-        seconds: float,
-    ) -> None:
-        """A request got an error instead; `held` is its model, where this device holds it."""
+    def refused(self, refused: RefusedRequest, version: str | None, error: FirstlineError, seconds: float) -> None:
+        """Records a request that got an error.
+
+        Args:
+            refused: the request, and how far it came.
+            version: of its model; None if this device does not hold the model.
+            error: the caller's.
+            seconds: from arrival to error.
+        """
+        request = refused.request
         if request.privacy is _LOCAL_ONLY:
             return
         self._metrics.error(error)
-        if held is not None:
-            self._counted.refused(held, seconds)
+        if version is not None:
+            self._counted.refused(request.model, version, seconds)
             if self.listener is not None:
-                self.listener.refused(request, held, error, seconds)
-        known = {"tier": context.tier and context.tier.value, "reason": context.reason and context.reason.value}
+                self.listener.refused(request, version, error, seconds)
+        known = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
         facts = {
             "request_id": request.request_id,
             "model": request.model,
@@ -179,7 +213,7 @@ class Recorder:
                 "event": "refused",
                 "version": request.version,
                 "error": error.message,
-                "attempts": [structs.asdict(attempt) for attempt in context.attempts],
+                "attempts": [structs.asdict(attempt) for attempt in refused.attempts],
                 **facts,
             }
         )
@@ -200,28 +234,12 @@ class Recorder:
         """A kept answer is to be audited."""
         self._audits.labels("drawn").inc()
 
-    def audited(self, finding: Finding) -> None:
-        """An audit has ended."""
-        audit = finding.audit
+    def audited(self, finding: AuditFinding) -> None:
+        """Records the end of an audit."""
         self._audits.labels(finding.outcome).inc()
         if self.listener is not None:
             self.listener.audited(finding)
-        told = {"cause": finding.cause} if finding.cause else {}
-        self._later(
-            {
-                "at": self._clock.wall_s(),
-                "event": "audited",
-                "request_id": audit.request_id,
-                "audit_id": audit.sent.request_id,
-                "model": audit.sent.model,
-                "version": audit.sent.version,
-                "row": audit.position,
-                "score": audit.score,
-                "propensity": audit.propensity,
-                "outcome": finding.outcome,
-                **told,
-            }
-        )
+        self._later({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
 
     def switched(self, facts: Mapping[str, object]) -> None:
         """A model's variant is another one from now on; `facts` say from which to which, and why."""

@@ -19,15 +19,15 @@ from chaos.simulation.wire import GatewayLink, Voice
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
-from firstline_edge.audits.live_traffic import LiveTraffic
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
-from firstline_edge.gateway import Gateway
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.held import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
@@ -93,7 +93,7 @@ class Device:
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         complaints = Complaints()
-        gateway = Gateway(chain, cache, clock, complaints, contracts=NoContracts(), traffic=LiveTraffic())
+        gateway = CloudClient(chain, cache, clock, complaints, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeOptions())
         delivery = Delivery(
             self.outbox,

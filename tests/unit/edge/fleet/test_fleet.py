@@ -126,7 +126,7 @@ async def test_rows_are_counted_by_who_had_the_last_word() -> None:
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
         counts.answered(asked, await scene.answer(asked), 0.0015)
-    counts.refused(request(SURE, SURE), scene.held, InferenceError("no"), 0.3)
+    counts.refused(request(SURE, SURE), scene.held.version, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
     assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
@@ -142,11 +142,11 @@ async def test_what_callers_do_wrong_is_held_against_no_model() -> None:
         RequestError("no"),
     )
     for callers in errors:
-        counts.refused(request(SURE), scene.held, callers, 0.3)
+        counts.refused(request(SURE), scene.held.version, callers, 0.3)
     assert counts.answered_of(scene.held) == (0, 0)
     errors = (ModelMismatchError("no"), UnknownModelError("no"), LinkDownError("no"))
     for other in errors:
-        counts.refused(request(SURE), scene.held, other, 0.3)
+        counts.refused(request(SURE), scene.held.version, other, 0.3)
     assert counts.answered_of(scene.held) == (3, 3)
     await scene.close()
 

@@ -24,10 +24,11 @@ from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public
 from firstline_core.storage.files import write_whole
 from firstline_edge.identity import exchange, keys
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Identity, IdentityFiles, readable_identity
+from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
 from firstline_edge.identity.wiring import IdentityRoom
+from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
 

@@ -6,6 +6,7 @@ What the gateway is for a request, and what its failure means for the caller, is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -20,15 +21,15 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tier
-from firstline_edge.audits.hooks import Contracts
-from firstline_edge.audits.live_traffic import LiveTraffic
+from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
+from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.held import HeldModel
+from firstline_edge.requests.context import attempt
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.escalation import FullAnswer, checked, checked_digest, escalation_of
 from firstline_edge.requests.model_output import ModelOutput
@@ -40,7 +41,19 @@ log = logger(__name__)
 _LATE = "The full model's answer did not come before the request's deadline."
 
 
-class Gateway:
+class Contracts(Protocol):
+    """How this device's certificates stand, for whoever asks the gateway; `audits/standing.py` is it."""
+
+    def alarm_of(self, model: HeldModel) -> str:
+        """The edge variant to name in requests: the one whose promise this device's own audits broke; "" for none."""
+        ...
+
+    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+        """Takes up what the gateway says of the model's contract."""
+        ...
+
+
+class CloudClient:
     """The full models, over whichever link works.
 
     Args:
@@ -234,9 +247,3 @@ class Gateway:
 def _flight_keys(model: HeldModel, rows: Sequence[Row]) -> list[bytes]:
     manifest = model.manifest
     return [keys.flight_key(manifest.name, model.version, manifest.full_digest, row.content) for row in rows]
-
-
-def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt:
-    """A try that ends now."""
-    # As round(..., 3) does it, in a third of its time.
-    return Attempt(tier, outcome, int((clock.monotonic_s() - started_s) * 1e6 + 0.5) / 1000)
