@@ -23,11 +23,10 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import contract, framing, outputs, repeated, reply_form
+from firstline_core.protocol import contract, framing, outputs
 from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.repeated import Asked, Plan
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import restored
 from firstline_core.types import (
@@ -83,90 +82,16 @@ def decode_request(
         RequestError: a parameter has a value that it cannot take.
         PayloadTooLargeError: it asks for more than `limits` allow.
     """
-    if header_length is None:
-        length, tail_bytes = 0, repeated.AS_JSON
-        asked_before = (
-            repeated.looked_up_json(body, trusted=trust_request_id) if len(body) <= limits.json_bytes else None
-        )
-    else:
-        length, tail_bytes = header_length, len(body) - header_length
-        asked_before = repeated.looked_up(body, length, trusted=trust_request_id)
-    if asked_before is not None:
-        plan = repeated.PLANS.find(asked_before, tail_bytes, limits)
-        if plan is not None:
-            return repeated_request(
-                model, plan, asked_before, body, length, version=version, now_s=now_s, principal=principal
-            )
     head, tail = framing.split(body, header_length, limits)
-    inputs = framing.decode_tensors("Input", "inputs", head, tail, limits)
-    request = request_of(
-        *(model, head, inputs),
+    return request_of(
+        model,
+        head,
+        framing.decode_tensors("Input", "inputs", head, tail, limits),
         version=version,
         now_s=now_s,
         principal=principal,
         trust_request_id=trust_request_id,
         limits=limits,
-    )
-    if asked_before is not None:
-        repeated.PLANS.learn(asked_before, request, tail_bytes, limits)
-    return request
-
-
-def repeated_request(
-    model: str,
-    plan: Plan,
-    asked_before: Asked,
-    body: bytes,
-    header_length: int,
-    *,
-    version: str,
-    now_s: float,
-    principal: str,
-    trace: TraceContext | None = None,
-) -> InferRequest:
-    """The request of a body whose head is known; see `decode_request`.
-
-    Args:
-        model: the bundle's name.
-        plan: what its head means.
-        asked_before: as it was looked up.
-        body: as it came.
-        header_length: of its head; 0 where all of it is JSON.
-        version: see `decode_request`, as for all that follow.
-        now_s: on this tier's monotonic clock.
-        principal: who asks.
-        trace: that it belongs to, as its transport says; where that says nothing, as its head does.
-
-    Raises:
-        RequestError: as `decode_request`.
-    """
-    known = plan.request
-    if asked_before.request_id and asked_before.key[1]:
-        request_id = asked_before.request_id
-        if not repeated.is_canonical(request_id):
-            request_id = _uuid(request_id)
-    else:
-        request_id = new_request_id()
-    timeout_us = asked_before.timeout_us
-    return InferRequest(
-        model,
-        repeated.tensors(plan, asked_before, body, header_length),
-        request_id,
-        version,
-        asked_before.id or known.id,
-        known.outputs,
-        known.binary_output,
-        known.route,
-        known.privacy,
-        known.wait,
-        asked.deadline_s(timeout_us, now_s) if timeout_us else None,
-        known.full_model_digest,
-        principal,
-        known.audit,
-        known.priority,
-        known.alarm,
-        known.promised,
-        trace or known.trace,
     )
 
 
@@ -298,18 +223,6 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
         InvalidTensorError: the request names an output that there is not, or that has no classes where it asks for
             them, or asks for JSON where only binary data can hold a value (not finite, or not UTF-8).
     """
-    kind = reply_form.kind_of(request, response)
-    if kind is not None:
-        if not reply_form.known(kind):
-            marked = reply_form.marked(response)
-            reply_form.learn(kind, response, _encode_anew(request, marked, labels))
-        found = reply_form.filled(kind, response)
-        if found is not None:
-            return found
-    return _encode_anew(request, response, labels)
-
-
-def _encode_anew(request: InferRequest, response: InferResponse, labels: Sequence[str]) -> Encoded:
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
         head["id"] = response.id

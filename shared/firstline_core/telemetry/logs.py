@@ -141,14 +141,3 @@ def logger(name: str) -> BoundLogger:
         cache_logger_on_first_use=True,
     )
     return found
-
-
-class LineForm:
-    """One event that is logged again and again with some of its facts the same."""
-
-    def __init__(self, name: str, event: str, facts: Mapping[str, object], _changing: Mapping[str, object]) -> None:
-        self._log, self._event, self._facts = logger(name), event, facts
-
-    def write(self, values: Mapping[str, object]) -> None:
-        """Writes a line with these further facts."""
-        self._log.info(self._event, **self._facts, **values)
