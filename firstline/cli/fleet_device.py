@@ -12,7 +12,7 @@ from firstline.cli.output import Output, OutputOption, print_json, print_table, 
 from firstline.fleet import wording
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import Tag
-from firstline_core.hardware.words import catalogue_lines
+from firstline_core.hardware.text import catalogue_lines
 
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
 

@@ -10,7 +10,7 @@ from support.boards import board
 
 from firstline_core.hardware.catalogue import decode, encode
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 
 NONSENSE = ("9" * 5000, "9" * 19, "9" * 9 + "G", "-1", "nan", "")
@@ -20,7 +20,7 @@ def check(root: Path) -> None:
     sensors = Sensors(Tree(root))
     for now_s in (1.0, 2.0):
         sensors.read(now_s)
-    catalogue = described(Tree(root), root)
+    catalogue = describe_device(Tree(root), root)
     assert decode(encode(catalogue), "it") == catalogue
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.boards import say
 
 from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.hardware.sensors.rapl import Rapl, advanced_uj
-from firstline_core.hardware.tree import Tree, as_number, name_of
+from firstline_core.hardware.sensors.power import Rapl, advanced_uj
+from firstline_core.hardware.tree import Tree, parse_number, printable_name
 
 RANGES = st.integers(1, 2**40)
 
@@ -51,7 +51,7 @@ def test_energy_only_grows_and_watts_are_its_slope(steps: list[int], range_uj: i
 
 @given(st.text(max_size=60))
 def test_any_text_is_a_whole_number_or_absent_with_a_reason(text: str) -> None:
-    found = as_number(text, "sys/file", low=-1e6, high=1e6)
+    found = parse_number(text, "sys/file", low=-1e6, high=1e6)
     if isinstance(found, Absent):
         assert found.reason.startswith("/sys/file: ")
         assert found.reason.isprintable()
@@ -61,7 +61,7 @@ def test_any_text_is_a_whole_number_or_absent_with_a_reason(text: str) -> None:
 
 @given(st.text(max_size=200))
 def test_any_name_can_be_shown(text: str) -> None:
-    name = name_of(text)
+    name = printable_name(text)
     assert len(name) <= 48
     assert name.isascii()
     assert name == "" or name.isprintable()

@@ -11,7 +11,7 @@ import msgspec
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.errors import FirstlineError
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
@@ -119,7 +119,7 @@ def _profiled(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Pr
 
 @cache
 def _fingerprint() -> str:
-    return described(Tree(Path("/")), Path("/")).fingerprint
+    return describe_device(Tree(Path("/")), Path("/")).fingerprint
 
 
 def _open_one(

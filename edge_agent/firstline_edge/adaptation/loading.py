@@ -17,7 +17,7 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Measured, Modelled, Reading, measured
-from firstline_core.hardware.sensors.memory import available
+from firstline_core.hardware.sensors.load import available_memory
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.need import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
@@ -74,7 +74,7 @@ def adaptation_options(settings: EdgeSettings) -> AdaptationOptions:
         limits_of(settings),
         StepTiming(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s),
         section.variants_limit,
-        lambda: measured(available(tree)),
+        lambda: measured(available_memory(tree)),
         settings.costs.joules_per_core_second,
         settings.costs.watts_idle,
         one_core=settings.models.threads == 1,

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.in_time import in_time
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
+from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
 from firstline_core.planning import split
 from firstline_core.planning.plan import Link, Plan, plan
@@ -93,7 +93,10 @@ def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
 def _catalogue(settings: EdgeSettings) -> Catalogue:
     """As it was measured, where it was; what takes seconds is not measured for this."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    found, kept = in_time(tree, partial(described, tree, folder)), Surveyor(tree, folder, hardware_path(folder)).kept()
+    found, kept = (
+        read_in_time(tree, partial(describe_device, tree, folder)),
+        Surveyor(tree, folder, hardware_path(folder)).kept(),
+    )
     return kept if kept is not None and kept.fingerprint == found.fingerprint else found
 
 

@@ -12,13 +12,13 @@ import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.in_time import in_time, read_twice
 from firstline_core.hardware.recording import Recording
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import bounded
-from firstline_core.hardware.survey import described, measured, refreshed
+from firstline_core.hardware.sensors.snapshot import limited
+from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
+from firstline_core.hardware.text import catalogue_lines, sensor_lines
+from firstline_core.hardware.timeouts import read_in_time, read_twice
 from firstline_core.hardware.tree import Tree
-from firstline_core.hardware.words import catalogue_lines, sensor_lines
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.wording import counted
 from firstline_edge.budgets.sensors import device_sensors
@@ -46,7 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.record is not None:
         return _record(settings, Path(arguments.record))
     found = _catalogue(settings, anew=arguments.measure)
-    now = bounded(read_twice(device_sensors(settings), _BETWEEN_S))
+    now = limited(read_twice(device_sensors(settings), _BETWEEN_S))
     if arguments.output == "json":
         say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
     else:
@@ -58,16 +58,16 @@ def command(arguments: argparse.Namespace) -> int:
 def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     surveyor = Surveyor(tree, folder, hardware_path(folder))
-    found, kept = in_time(tree, partial(described, tree, folder)), surveyor.kept()
+    found, kept = read_in_time(tree, partial(describe_device, tree, folder)), surveyor.kept()
     if not anew:
-        return refreshed(kept, found) if kept is not None and kept.fingerprint == found.fingerprint else found
+        return with_measurements(found, kept) if kept is not None and kept.fingerprint == found.fingerprint else found
     try:
         make_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    found = measured(found, tree, folder, _progress)
+    found = measure_device(found, tree, folder, _progress)
     surveyor.keep(found)
     return found
 
@@ -75,8 +75,8 @@ def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
 def _record(settings: EdgeSettings, path: Path) -> int:
     """Once: what counts is recorded as it stands."""
     tree = Recording(Path(settings.hardware.root))
-    found = in_time(tree, partial(described, tree, settings.state_dir))
-    in_time(tree, lambda: Sensors(tree).read(time.monotonic()))
+    found = read_in_time(tree, partial(describe_device, tree, settings.state_dir))
+    read_in_time(tree, lambda: Sensors(tree).read(time.monotonic()))
     lines = tree.lines()
     title = f"# {found.board or 'A board that does not say its name'}, kernel {found.kernel}."
     try:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.catalogue import Catalogue, ThermalZone
-from firstline_core.hardware.in_time import in_time, read_twice
-from firstline_core.hardware.power_sources import thermal_zones
-from firstline_core.hardware.readings import Absent, known, measured
-from firstline_core.hardware.sensors.snapshot import Snapshot, told
+from firstline_core.hardware.readings import Absent, describe, known, measured
+from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.survey import thermal_zones
+from firstline_core.hardware.timeouts import read_in_time, read_twice
 from firstline_core.hardware.tree import Tree
 from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.findings import Finding, State, from_error
@@ -39,7 +39,7 @@ def _findings_now(settings: EdgeSettings, tree: Tree) -> list[Finding]:
     limit_c = settings.costs.heat_limit_c
     try:
         now = read_twice(device_sensors(settings), _BETWEEN_S)
-        zones = in_time(tree, partial(thermal_zones, tree))
+        zones = read_in_time(tree, partial(thermal_zones, tree))
     except DeadlineExceededError as error:
         advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"
         return [Finding("hardware", State.SLOW, error.message, advice)]
@@ -47,7 +47,7 @@ def _findings_now(settings: EdgeSettings, tree: Tree) -> list[Finding]:
         sensor_finding(now, limit_c),
         *limit_findings(zones, now, limit_c),
         Finding(
-            "power", State.OK, f"{told(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}"
+            "power", State.OK, f"{describe(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}"
         ),
     ]
 
@@ -69,7 +69,7 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
         )
     hottest_c = measured(now.hottest_c)
     if hottest_c is None:
-        return Finding("hardware", State.OK, f"temperature {told(now.hottest_c)}")
+        return Finding("hardware", State.OK, f"temperature {describe(now.hottest_c)}")
     if hottest_c >= heat_limit_c:
         advice = "see to its cooling, or raise costs.heat_limit_c"
         return Finding("hardware", State.SLOW, f"{hottest_c:.0f} C, and the limit is {heat_limit_c:g} C", advice)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from firstline_core.clock import Clock
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, nothing
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, absent_snapshot
 from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
@@ -104,7 +104,7 @@ class Sampler:
                 tasks.create_task(self._keep_reading(), name="sensors")
                 tasks.create_task(self._expire_readings(), name="silent sensors")
         finally:
-            self.latest = nothing("The sensors are not read any more.")
+            self.latest = absent_snapshot("The sensors are not read any more.")
 
     async def _keep_reading(self) -> None:
         while True:
@@ -162,7 +162,7 @@ class Sampler:
                 why = f"{self._error} (/{file})" if file else self._error
                 if not warned:
                     log.warning("the sensors do not answer", seconds=round(silent_s), why=why)
-                absent = nothing(f"The sensors have not answered for {silent_s:.0f} s: {why}.")
+                absent = absent_snapshot(f"The sensors have not answered for {silent_s:.0f} s: {why}.")
                 self._publish(replace(absent, at_s=now_s))
             warned = silent
             await self._clock.sleep(max(self._limit_s - silent_s, self._period_s))

@@ -14,7 +14,7 @@ from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
 from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
-from firstline_core.hardware.survey import described, refreshed
+from firstline_core.hardware.survey import describe_device, with_measurements
 from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
@@ -74,10 +74,10 @@ class Surveyor:
             await self._clock.sleep(_AGAIN_S)
 
     async def _find_out(self) -> None:
-        found = await in_daemon_thread(partial(described, self._tree, self._folder))  # a driver may hang
+        found = await in_daemon_thread(partial(describe_device, self._tree, self._folder))  # a driver may hang
         kept = await asyncio.to_thread(self.kept)
         if kept is not None and kept.fingerprint == found.fingerprint:
-            found = refreshed(kept, found)
+            found = with_measurements(found, kept)
         self._take_up(found)
         if self._measures and not found.measured:
             await self._clock.sleep(_DELAY_S)

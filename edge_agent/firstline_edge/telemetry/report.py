@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from firstline_core.hardware.sensors.snapshot import bounded
+from firstline_core.hardware.sensors.snapshot import limited
 from firstline_core.routing import audit
 from firstline_core.routing.timing import TimingReport
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -55,7 +55,7 @@ def status_of(agent: EdgeAgent, uptime_s: float) -> dict[str, Any]:
         "policy": parts.router.policy.kind,
         "budgets": parts.spending.status() if parts.spending is not None else [],
         "conditions": asdict(parts.spending.conditions) if parts.spending is not None else None,
-        "hardware": msgspec.to_builtins(bounded(parts.sampler.latest)),
+        "hardware": msgspec.to_builtins(limited(parts.sampler.latest)),
         "fleet": parts.fleet.status() if parts.fleet is not None else None,
     }
 
@@ -95,7 +95,7 @@ def add_gauges(metrics: RequestMetrics, parts: Parts) -> None:
     }
     for name, (description, read) in gauges.items():
         metrics.gauge(name, description, read)
-    add_sensor_gauges(metrics, lambda: bounded(parts.sampler.latest))
+    add_sensor_gauges(metrics, lambda: limited(parts.sampler.latest))
     if parts.switcher is not None:
         from firstline_edge.adaptation.switching import add_gauges as add_variant_gauges
 

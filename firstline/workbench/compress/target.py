@@ -23,7 +23,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import measure_in_process
@@ -89,7 +89,7 @@ def target_of(profile: Profile, manifest: Manifest, tree: Tree) -> Target:
     Raises:
         ConfigError: another machine's, on which nothing but the bundle's own models ran.
     """
-    if profile.fingerprint == described(tree, tree.root).fingerprint:
+    if profile.fingerprint == describe_device(tree, tree.root).fingerprint:
         return Target(profile.machine, True)
     ran = {point.key.model_digest for point in profile.points if _single(point)}
     if ran <= {model.digest for model in manifest.models}:

@@ -1,7 +1,7 @@
-"""What a device is: found out once, kept by the device, and told to the fleet. Structs and their JSON; no I/O.
+"""The document that describes a device: stored by the device and reported to the fleet. Structs and JSON, no I/O.
 
-Whatever could not be found out is None, or missing from its tuple, and `notes` says why. A reader passes over fields
-that it does not know, so that a newer device is still understood.
+Unknown values are None or missing from their tuple, and `notes` says why. A reader ignores fields that it does not
+know, so that a newer device is still understood.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from firstline_core.protocol.json_document import read_json_document
 
 FORMAT = 1
 LIMIT_BYTES = 16 * 1024
-"""Largest catalogue; a report of a device holds one beside everything else."""
+"""Largest catalogue; a report of a device contains one."""
 MOST = 32
-"""Entries of each kind that are told of, at most."""
+"""Most entries of each kind."""
 
 Text = Annotated[str, Meta(max_length=160)]
 Word = Annotated[str, Meta(max_length=64)]
 HIGHEST_COUNT = 2**53
-"""What is more than this, in bytes or whatever is counted, nothing means that says so."""
+"""Largest plausible count, in bytes or other units."""
 Count = Annotated[int, Meta(ge=0, le=HIGHEST_COUNT)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 LinkKind = Literal["ethernet", "wifi", "cellular", "loopback", "virtual", "other"]

@@ -1,9 +1,9 @@
-"""One provider or delegate runs a small model: for a process of its own, `python -m`, which it may take down with it.
+"""Runs a small model with one provider or delegate, in a process of its own that a driver may crash (`python -m`).
 
-    engine_trial onnx           names the providers, as a list in JSON
-    engine_trial onnx NAME      tries one, and says how that went, as an `Engine` in JSON
+    engine_trial onnx           writes the names of the providers as a JSON list
+    engine_trial onnx NAME      tries one, and writes an `Engine` as JSON
 
-The model is a convolution, a rectifier and a mean over numbers of 32 bits, all ones: what comes out is 9.
+The model is a convolution, a rectifier and a mean of 32-bit floats; with an input of ones its output is 9.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REASON_CHARACTERS = 160
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the module's docstring says."""
+    """Runs the command in the module's docstring."""
     use_lowest_priority()
     runtime, *named = arguments
     if not named:
@@ -36,12 +36,12 @@ def main(arguments: list[str]) -> int:
         return 0
     sys.stdout.buffer.write(msgspec.json.encode(trial(runtime, named[0])))
     sys.stdout.flush()
-    # What a driver does at its end is not asked for: it often crashes there, after all is done.
+    # Skip the driver's own clean-up, in which drivers often crash.
     os._exit(0)
 
 
 def trial(runtime: str, name: str) -> Engine:
-    """How the small model ran."""
+    """Returns the result of running the trial model."""
     began_s = time.perf_counter()
     ones = np.ones((1, 1, 8, 8) if runtime == "onnx" else (1, 8, 8, 1), np.float32)
     try:

@@ -1,7 +1,6 @@
-"""What one sensor says. Three types, so that no guess is ever taken for a measurement.
+"""The reading of one sensor, in three types, so that a guess is never taken for a measurement.
 
-`Absent` has no value, and whoever wants a measured one alone asks with `measured`: a modelled one is not handed on by
-mistake. Which unit a value has is said by the name under which the reading stands, `hottest_c`, `power_w`.
+The unit of a value is in the name of the reading: `hottest_c`, `power_w`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from msgspec import Struct
 
 
 class Measured(Struct, frozen=True, tag_field="kind", tag="measured"):
-    """A sensor said so.
+    """A value that a sensor measured.
 
     Attributes:
         value: finite.
@@ -29,11 +28,11 @@ class Measured(Struct, frozen=True, tag_field="kind", tag="measured"):
 
 
 class Modelled(Struct, frozen=True, tag_field="kind", tag="modelled"):
-    """Reckoned from what the device's owner states, because no sensor says it.
+    """A value that was computed from costs that the device's owner states, because no sensor measures it.
 
     Attributes:
         value: finite.
-        source: what it was reckoned from, in words.
+        source: what it was computed from, in words.
     """
 
     value: float
@@ -44,10 +43,10 @@ class Modelled(Struct, frozen=True, tag_field="kind", tag="modelled"):
 
 
 class Absent(Struct, frozen=True, tag_field="kind", tag="absent"):
-    """Nobody knows.
+    """An unknown value.
 
     Attributes:
-        reason: why, in a sentence that names the file.
+        reason: a sentence that names the file.
     """
 
     reason: str
@@ -58,38 +57,49 @@ Readings: TypeAlias = Mapping[str, Reading]
 
 
 def measured(reading: Reading) -> float | None:
-    """The value, where a sensor said it; None for a modelled or an absent one."""
+    """Returns the value if a sensor measured it; None if it is modelled or absent."""
     return reading.value if isinstance(reading, Measured) else None
 
 
 def known(reading: Reading) -> float | None:
-    """The value, measured or modelled; None for an absent one. Say which it is wherever it is shown."""
+    """Returns the value, measured or modelled; None if it is absent. Say which it is wherever it is shown."""
     return None if isinstance(reading, Absent) else reading.value
 
 
+def describe(reading: Reading) -> str:
+    """Returns the reading for people, without its unit."""
+    match reading:
+        case Measured(value):
+            return f"{value:.6g}"
+        case Modelled(value):
+            return f"{value:.6g} (modelled)"
+        case Absent(reason):
+            return f"absent: {reason}"
+
+
 def most(readings: Iterable[Reading], nothing: str) -> Reading:
-    """The measured reading with the largest value.
+    """Returns the measured reading with the largest value.
 
     Args:
         readings: of one quantity.
-        nothing: why there is none, where there are no readings at all.
+        nothing: the reason if there are no readings at all.
 
     Returns:
-        That reading; `Absent` with the first one's reason where none was measured.
+        That reading, or `Absent` with the reason of the first absent one.
     """
-    return _picked(max, readings, nothing)
+    return _select(max, readings, nothing)
 
 
 def least(readings: Iterable[Reading], nothing: str) -> Reading:
-    """The measured reading with the smallest value; see `most`."""
-    return _picked(min, readings, nothing)
+    """Returns the measured reading with the smallest value; see `most`."""
+    return _select(min, readings, nothing)
 
 
-def _picked(pick: Callable[..., Measured], readings: Iterable[Reading], nothing: str) -> Reading:
+def _select(select: Callable[..., Measured], readings: Iterable[Reading], nothing: str) -> Reading:
     listed = list(readings)
     found = [reading for reading in listed if isinstance(reading, Measured)]
     if found:
-        return pick(found, key=lambda reading: reading.value)
+        return select(found, key=lambda reading: reading.value)
     return next((reading for reading in listed if isinstance(reading, Absent)), Absent(nothing))
 
 

@@ -1,14 +1,17 @@
-"""What this device is: described from files in milliseconds, measured in some seconds.
+"""Describes the hardware of this device: from files in milliseconds, and by measurements in seconds.
 
     python -m firstline_core.hardware.survey FOLDER [ROOT]      measures, and writes the catalogue as JSON
 
-As a process of its own it can be given little weight, and takes its memory with it when it ends.
+A separate process can be given a low priority and releases its memory when it ends.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -19,99 +22,144 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware import control_group
-from firstline_core.hardware.accelerators import accelerators
-from firstline_core.hardware.catalogue import FORMAT, MOST, Accelerator, Catalogue, Memory, Processor, encode
-from firstline_core.hardware.cores import processor
-from firstline_core.hardware.disk import measured as measured_disk
-from firstline_core.hardware.disk import storage
-from firstline_core.hardware.network import links
-from firstline_core.hardware.power_sources import power_sources, thermal_zones
-from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.hardware.sensors.memory import memory, of_machine
-from firstline_core.hardware.tree import Found, Tree
+from firstline_core.hardware.catalogue import (
+    FORMAT,
+    HIGHEST_COUNT,
+    MOST,
+    Accelerator,
+    Catalogue,
+    LinkKind,
+    Memory,
+    NetworkLink,
+    PowerSource,
+    Processor,
+    Storage,
+    ThermalZone,
+    encode,
+)
+from firstline_core.hardware.readings import Absent, Measured, measured
+from firstline_core.hardware.sensors.load import available_memory, machine_memory
+from firstline_core.hardware.sensors.power import rails_w
+from firstline_core.hardware.sensors.thermal import frequencies
+from firstline_core.hardware.tree import FileReading, Tree, printable_name
 from firstline_core.runtime.priority import use_lowest_priority
 
+_TEXT_CHARACTERS = 160
 _BOARD_CHARACTERS = 120
 _PACKAGES = (
     "firstline", "numpy", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-qnn",
     "onnxruntime-rocm", "ai-edge-litert", "tflite-runtime",
 )  # fmt: skip
+_FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
+_MODEL = re.compile(r"^model name\s*:\s*(.*)$", re.MULTILINE)
+_PART = re.compile(r"^CPU part\s*:\s*(0x[0-9a-f]{3})$", re.MULTILINE)
+# Arm's part numbers (implementer 0x41) of common edge boards, as `lscpu` names them.
+_PARTS = {
+    "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72",
+    "0xd09": "Cortex-A73", "0xd0a": "Cortex-A75", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1", "0xd41": "Cortex-A78",
+    "0xd42": "Cortex-A78AE", "0xd46": "Cortex-A510", "0xd47": "Cortex-A710", "0xd80": "Cortex-A520",
+}  # fmt: skip
+# Instruction sets that decide how fast floats and 8-bit integers are multiplied, as the kernel names them.
+_INSTRUCTION_SETS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "amx_int8", "amx_bf16", "asimd", "neon", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
+)  # fmt: skip
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_SIZE = re.compile(r"([0-9]{1,9})([KMG]?)")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LARGEST_CACHE_BYTES = 1 << 36
+# (folder, pattern, kind, name): device nodes and classes of accelerators' drivers.
+_ACCELERATORS = (
+    ("dev", "nvidia[0-9]*", "gpu", "NVIDIA GPU"),
+    ("dev/nvgpu", "igpu[0-9]*", "gpu", "NVIDIA Tegra GPU"),
+    ("dev", "nvhost-nvdla[0-9]*", "npu", "NVIDIA DLA"),
+    ("dev", "kfd", "gpu", "AMD GPU"),
+    ("dev", "mali[0-9]*", "gpu", "Arm Mali GPU"),
+    ("dev", "hailo[0-9]*", "npu", "Hailo"),
+    ("dev", "ethosu[0-9]*", "npu", "Arm Ethos-U"),
+    ("dev", "galcore", "npu", "VeriSilicon"),
+    ("sys/class/apex", "apex_[0-9]*", "tpu", "Coral Edge TPU"),
+    ("sys/class/accel", "accel[0-9]*", "npu", "compute accelerator"),
+)
+# Vendor and product of the Coral USB accelerator, before and after its firmware is loaded (coral.ai, "Get started").
+_CORAL_USB = (("1a6e", "089a"), ("18d1", "9302"))
+_SUPPLY_KINDS = {"Battery": "battery", "Mains": "mains", "USB": "usb", "UPS": "battery", "Wireless": "usb"}
+_TRIPS = {"passive": "passive_c", "critical": "critical_c"}
+_LOOPBACK, _ETHERNET = "772", "1"  # ARPHRD_LOOPBACK and ARPHRD_ETHER of linux/if_arp.h
 
 
 class _Identity(NamedTuple):
-    """What another device, or a changed one, has other than this."""
+    """What tells one device from another, or from itself after a change."""
 
     board: str
     kernel: str
     processor: Processor
-    memory: Found
+    memory: FileReading
     accelerators: tuple[Accelerator, ...]
 
 
-def described(tree: Tree, folder: Path) -> Catalogue:
-    """What files say of it, without measuring anything; takes milliseconds.
+def describe_device(tree: Tree, folder: Path) -> Catalogue:
+    """Describes the device from files, without measuring; takes milliseconds.
 
     Args:
         tree: the kernel's files.
         folder: the agent's state directory.
     """
-    identity, limit = _identified(tree), control_group.memory_limit(tree)
+    identity, limit = _identify(tree), control_group.memory_limit(tree)
     total = identity.memory
     return Catalogue(
         fingerprint=_fingerprint(identity),
         board=identity.board,
         kernel=identity.kernel,
         processor=identity.processor,
-        memory=Memory(_bytes(total), int(limit.value) if isinstance(limit, Measured) else None),
+        memory=Memory(int(measured(total) or 0), int(limit.value) if isinstance(limit, Measured) else None),
         accelerators=identity.accelerators,
         thermal_zones=thermal_zones(tree)[:MOST],
-        power_sources=power_sources(tree),
+        power_sources=_power_sources(tree),
         storage=storage(tree, folder),
-        links=links(tree),
-        notes=(total.reason[:160],) if isinstance(total, Absent) else (),
+        links=_links(tree),
+        notes=(total.reason[:_TEXT_CHARACTERS],) if isinstance(total, Absent) else (),
     )
 
 
 def fingerprint(tree: Tree) -> str:
-    """Of what measurements depend on: another kernel, package or piece of hardware asks for others.
+    """Returns the fingerprint of what measurements depend on: kernel, packages and hardware.
 
-    It reads what a device is and nothing that it is joined to, such as rails, whose drivers may hang: an agent asks for
-    it while it starts.
+    The agent needs it while it starts, so it reads no files of rails or other parts whose drivers may hang.
 
     Args:
         tree: the kernel's files.
     """
-    return _fingerprint(_identified(tree))
+    return _fingerprint(_identify(tree))
 
 
-def measured(found: Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None) -> Catalogue:
-    """The same with what takes seconds; what cannot be measured is noted.
+def measure_device(
+    described: Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None
+) -> Catalogue:
+    """Returns the catalogue with measurements; what cannot be measured is noted. Takes seconds.
 
     Args:
-        found: by `described`.
+        described: from `describe_device`.
         tree: the kernel's files.
-        folder: where a file may be written to see how fast that is.
-        progress: told what is done now.
+        folder: where a file is written to measure the disk.
+        progress: receives what is measured next.
     """
-    from firstline_core.hardware.bandwidth import bandwidth, buffer_bytes
-    from firstline_core.hardware.engines import engines
+    from firstline_core.hardware.benchmarks import bandwidth, buffer_bytes, disk_speed, engines
 
-    notes = list(found.notes)
+    notes, cache_bytes = list(described.notes), described.processor.last_cache_bytes
     progress("memory")
-    left = memory(tree).available_bytes
-    size_bytes = buffer_bytes(found.processor.last_cache_bytes, left.value if isinstance(left, Measured) else 0)
-    speed = bandwidth(size_bytes)
-    if 2 * speed.buffer_bytes <= (found.processor.last_cache_bytes or 0):
+    speed = bandwidth(buffer_bytes(cache_bytes, measured(available_memory(tree)) or 0))
+    if 2 * speed.buffer_bytes <= (cache_bytes or 0):
         notes.append("Memory was measured with arrays that fit into the last cache, for little memory is left.")
     progress("disk")
-    disk = found.storage
+    disk = described.storage
     try:
-        disk = measured_disk(disk, folder) if disk is not None else None
+        disk = disk_speed(disk, folder) if disk is not None else None
     except OSError as error:
-        notes.append(f"The state directory's disk was not measured: {error.strerror or error}."[:160])
+        notes.append(f"The state directory's disk was not measured: {error.strerror or error}."[:_TEXT_CHARACTERS])
     return replace(
-        found,
-        memory=replace(found.memory, bandwidth=speed),
+        described,
+        memory=replace(described.memory, bandwidth=speed),
         storage=disk,
         engines=engines(progress),
         notes=tuple(notes),
@@ -119,49 +167,205 @@ def measured(found: Catalogue, tree: Tree, folder: Path, progress: Callable[[str
     )
 
 
-def refreshed(kept: Catalogue, now: Catalogue) -> Catalogue:
-    """What was measured before, with what files say now: links, free space and sources of power come and go."""
-    disk = now.storage
-    if disk is not None and kept.storage is not None:
-        disk = replace(kept.storage, total_bytes=disk.total_bytes, free_bytes=disk.free_bytes)
-    speed = replace(now.memory, bandwidth=kept.memory.bandwidth)
-    return replace(now, memory=speed, storage=disk, engines=kept.engines, notes=kept.notes, measured=kept.measured)
-
-
-def _board(tree: Tree) -> str:
-    """The device tree's word; else the firmware's."""
-    model = tree.word("proc/device-tree/model", limit=_BOARD_CHARACTERS)
-    parts = (tree.word(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
-    return model or " ".join(filter(None, parts))
-
-
-def _identified(tree: Tree) -> _Identity:
-    return _Identity(
-        _board(tree), platform.release()[:64], processor(tree), of_machine(tree, "MemTotal"), accelerators(tree)
+def with_measurements(described: Catalogue, stored: Catalogue) -> Catalogue:
+    """Returns what files say now with stored measurements: links, free space and power sources change."""
+    disk = described.storage
+    if disk is not None and stored.storage is not None:
+        disk = replace(stored.storage, total_bytes=disk.total_bytes, free_bytes=disk.free_bytes)
+    memory = replace(described.memory, bandwidth=stored.memory.bandwidth)
+    return replace(
+        described,
+        memory=memory,
+        storage=disk,
+        engines=stored.engines,
+        notes=stored.notes,
+        measured=stored.measured,
     )
 
 
-def _bytes(total: Found) -> int:
-    return int(total.value) if isinstance(total, Measured) else 0
+def _identify(tree: Tree) -> _Identity:
+    board = tree.word("proc/device-tree/model", limit=_BOARD_CHARACTERS)
+    firmware = (tree.word(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
+    return _Identity(
+        board or " ".join(filter(None, firmware)),
+        platform.release()[:64],
+        _processor(tree),
+        machine_memory(tree, "MemTotal"),
+        _accelerators(tree),
+    )
 
 
-def _fingerprint(found: _Identity) -> str:
+def _fingerprint(identity: _Identity) -> str:
     packages = []
     for name in _PACKAGES:
         try:
             packages.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    on = (FORMAT, found.board, found.kernel, found.processor, _bytes(found.memory), found.accelerators)
-    content = msgspec.json.encode((*on, platform.python_version(), packages))
+    memory_bytes = int(measured(identity.memory) or 0)
+    parts = (FORMAT, identity.board, identity.kernel, identity.processor, memory_bytes, identity.accelerators)
+    content = msgspec.json.encode((*parts, platform.python_version(), packages))
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def _processor(tree: Tree) -> Processor:
+    text = tree.text("proc/cpuinfo", 1 << 20)
+    cpuinfo = text if isinstance(text, str) else ""
+    flags = set(matched[1].split()) if (matched := _FLAGS.search(cpuinfo)) is not None else set()
+    if (matched := _MODEL.search(cpuinfo)) is not None:
+        model = printable_name(matched[1])
+    else:  # Arm processors have a part number for each core; big and little ones differ
+        parts = dict.fromkeys(_PART.findall(cpuinfo))
+        model = " + ".join(_PARTS.get(part, f"Arm part {part}") for part in parts)[:64]
+    rated = [reading.value for reading in frequencies(tree).rated_hz.values() if isinstance(reading, Measured)]
+    return Processor(
+        model,
+        platform.machine(),
+        _online_cores(tree),
+        usable_cores(tree)[0],
+        tuple(dict.fromkeys("neon" if flag == "asimd" else flag for flag in _INSTRUCTION_SETS if flag in flags)),
+        max(rated, default=None),
+        _last_cache_bytes(tree),
+    )
+
+
+def usable_cores(tree: Tree) -> tuple[float, bool]:
+    """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
+    cores, quota = _online_cores(tree), control_group.cpu_quota(tree)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") and str(tree.root) == "/" else cores
+    own = float(allowed or cores)
+    return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)
+
+
+def _online_cores(tree: Tree) -> int:
+    text = tree.text("sys/devices/system/cpu/online")
+    parts = text.split(",") if isinstance(text, str) else []
+    spans = [matched for part in parts if (matched := _RANGE.fullmatch(part.strip())) is not None]
+    cores = sum(int(span[2] or span[1]) - int(span[1]) + 1 for span in spans)
+    return cores if 0 < cores <= 1 << 16 else os.cpu_count() or 1
+
+
+def _last_cache_bytes(tree: Tree) -> int | None:
+    found: list[tuple[int, int]] = []
+    for cache in tree.names("sys/devices/system/cpu/cpu0/cache", "index*"):
+        level, size = tree.number(f"{cache}/level", low=1, high=9), tree.text(f"{cache}/size")
+        matched = None if isinstance(size, Absent) else _SIZE.fullmatch(size)
+        if isinstance(level, Measured) and matched is not None:
+            size_bytes = int(matched[1]) * _UNITS[matched[2]]
+            if size_bytes <= _LARGEST_CACHE_BYTES:
+                found.append((int(level.value), size_bytes))
+    return max(found)[1] if found else None
+
+
+def _accelerators(tree: Tree) -> tuple[Accelerator, ...]:
+    """Accelerators that the kernel shows; whether a runtime can use one is found out by a trial."""
+    found = [
+        Accelerator(kind, _nvidia_model(tree, path) or name, f"/{path}")
+        for folder, pattern, kind, name in _ACCELERATORS
+        for path in tree.names(folder, pattern)
+    ]
+    for device in tree.names("sys/bus/usb/devices", "*"):
+        if (tree.text(f"{device}/idVendor"), tree.text(f"{device}/idProduct")) in _CORAL_USB:
+            found.append(Accelerator("tpu", "Coral Edge TPU (USB)", f"/{device}"))
+    return tuple(replace(one, source=one.source[:_TEXT_CHARACTERS]) for one in found[:MOST])
+
+
+def _nvidia_model(tree: Tree, path: str) -> str:
+    """The model of an NVIDIA card, whose driver lists the cards in the order of their buses; "" for others."""
+    digits = path.removeprefix("dev/nvidia")
+    if not path.startswith("dev/nvidia"):
+        return ""
+    number = int(digits) if digits.isdecimal() else 0
+    cards = tree.names("proc/driver/nvidia/gpus", "*")
+    text = tree.text(f"{cards[number]}/information") if number < len(cards) else ""
+    for line in text.splitlines() if isinstance(text, str) else ():
+        key, _, value = line.partition(":")
+        if key == "Model":
+            return printable_name(value)
+    return ""
+
+
+def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
+    """Returns all zones with the temperatures at which the kernel throttles, and switches off."""
+    found = []
+    for zone in tree.names("sys/class/thermal", "thermal_zone*"):
+        trips: dict[str, float] = {}
+        for file in tree.names(zone, "trip_point_*_type"):
+            which = _TRIPS.get(tree.word(file))
+            at = tree.number(file.replace("_type", "_temp"), 0.001, low=0, high=200)
+            if which is not None and isinstance(at, Measured):
+                trips[which] = min(at.value, trips.get(which, at.value))
+        found.append(ThermalZone(tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2])), **trips))
+    return tuple(found)
+
+
+def _power_sources(tree: Tree) -> tuple[PowerSource, ...]:
+    found = []
+    for folder in tree.names("sys/class/power_supply", "*"):
+        if tree.text(f"{folder}/scope") != "Device":
+            kind = _SUPPLY_KINDS.get(tree.word(f"{folder}/type"), "other")
+            measures = tree.has(f"{folder}/power_now") or tree.has(f"{folder}/current_now")
+            found.append(PowerSource(printable_name(folder.rpartition("/")[2]), kind, measures))
+    found += [PowerSource(name, "rail", isinstance(reading, Measured)) for name, reading in rails_w(tree).items()]
+    for folder in tree.names("sys/class/powercap", "intel-rapl:*"):
+        readable = isinstance(tree.number(f"{folder}/energy_uj", low=0), Measured)
+        found.append(PowerSource(tree.word(f"{folder}/name", "rapl"), "rapl", readable))
+    return tuple(found[:MOST])
+
+
+def storage(tree: Tree, folder: Path) -> Storage | None:
+    """Returns space and file system of a folder's disk; None if the folder is missing.
+
+    Args:
+        tree: the kernel's files.
+        folder: the agent's state directory.
+    """
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if max(usage.total, usage.free) > HIGHEST_COUNT:
+        return None  # a file system in user space may report anything
+    text, longest, file_system = tree.text("proc/self/mounts", 1 << 20), -1, ""
+    for line in text.splitlines() if isinstance(text, str) else ():
+        fields = line.split(" ")
+        if len(fields) > 2 and folder.resolve().is_relative_to(fields[1]) and len(fields[1]) >= longest:
+            longest, file_system = len(fields[1]), printable_name(fields[2])
+    return Storage(usage.total, usage.free, file_system)
+
+
+def _links(tree: Tree) -> tuple[NetworkLink, ...]:
+    """All network interfaces (sysfs-class-net), those with hardware first."""
+    found = [_link(tree, folder) for folder in tree.names("sys/class/net", "*")]
+    return tuple(sorted(found, key=lambda link: link.kind in ("virtual", "loopback"))[:MOST])
+
+
+def _link(tree: Tree, folder: str) -> NetworkLink:
+    kind = _link_kind(tree, folder)
+    state = tree.text(f"{folder}/operstate")
+    bits_per_s = tree.number(f"{folder}/speed", 1e6, low=1, high=1e13)  # -1 if unknown
+    up = state == "up" or (state == "unknown" and kind in ("loopback", "cellular"))
+    return NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, measured(bits_per_s))
+
+
+def _link_kind(tree: Tree, folder: str) -> LinkKind:
+    if tree.text(f"{folder}/type") == _LOOPBACK:
+        return "loopback"
+    if tree.has(f"{folder}/wireless") or tree.has(f"{folder}/phy80211"):
+        return "wifi"
+    uevent = tree.text(f"{folder}/uevent")
+    if isinstance(uevent, str) and "DEVTYPE=wwan" in uevent.splitlines():
+        return "cellular"
+    if not tree.has(f"{folder}/device"):
+        return "virtual"
+    return "ethernet" if tree.text(f"{folder}/type") == _ETHERNET else "other"
+
+
 def main(arguments: list[str]) -> int:
-    """Does what the module's docstring says."""
+    """Runs the command in the module's docstring."""
     use_lowest_priority()
     folder, tree = Path(arguments[0]), Tree(Path(arguments[1]) if len(arguments) > 1 else Path("/"))
-    sys.stdout.buffer.write(encode(measured(described(tree, folder), tree, folder)))
+    sys.stdout.buffer.write(encode(measure_device(describe_device(tree, folder), tree, folder)))
     return 0
 
 

@@ -1,8 +1,7 @@
-"""Small files of the kernel's, read under a root that tests replace. Whatever goes wrong is `Absent`, with the reason.
+"""Small kernel files, read under a root that tests replace. Every failure is `Absent` with the reason.
 
-What such a file holds is a driver's word: it may be empty, of another kind, or gone since its folder was listed, and
-reading it may fail with whatever the driver likes (`EIO`, `EAGAIN` of a rail that is switched off). None of it is worth
-an exception.
+The content comes from a driver: a file may be empty, malformed, or gone since its folder was listed, and reading may
+fail with any error (`EIO`, `EAGAIN` of a rail that is switched off). None of these raises an exception.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import TypeAlias
 
 from firstline_core.hardware.readings import Absent, Measured
 
-Found: TypeAlias = Measured | Absent
-"""What a file can give: never a modelled value."""
+FileReading: TypeAlias = Measured | Absent
+"""The reading of a file, which is never modelled."""
 
 _FILE_BYTES = 4096  # a page, which is all that a file of sysfs can hold
 _ENTRIES = 1024
@@ -43,10 +42,10 @@ class Tree:
     """The kernel's files of one device.
 
     Args:
-        root: where they begin; "/" on the device itself. Paths below are relative to it, and are told with a "/".
+        root: where they begin; "/" on the device itself. Paths are relative to it, and are shown with a "/".
 
     Attributes:
-        reading: the file that is read at this moment, "" where none is: where a driver hangs, it names it.
+        reading: the file that is being read, or ""; if a driver hangs, this names its file.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -54,11 +53,11 @@ class Tree:
         self.reading = ""
 
     def names(self, folder: str, pattern: str) -> list[str]:
-        """Paths of the folder's entries that fit a pattern, in the order of the numbers in them; none where it is not.
+        """Returns the paths of a folder's entries that match a pattern, sorted by the numbers in them.
 
         Args:
             folder: relative to the root.
-            pattern: as the shell's, of one name.
+            pattern: shell pattern of a name.
         """
         try:
             found = [entry.name for entry in (self.root / folder).iterdir() if fnmatchcase(entry.name, pattern)]
@@ -67,22 +66,22 @@ class Tree:
         return [f"{folder}/{name}" for name in sorted(found, key=_by_number)[:_ENTRIES]]
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether the file or folder exists."""
         try:
             return (self.root / path).exists()
         except (OSError, ValueError):
             return False
 
     def text(self, path: str, limit_bytes: int = _FILE_BYTES) -> str | Absent:
-        """What a file says, without the white space around it.
+        """Returns the text of a file, stripped.
 
         Args:
             path: relative to the root.
-            limit_bytes: where reading ends.
+            limit_bytes: most bytes that are read.
         """
         self.reading = path
         try:
-            # Without waiting: what is no file of the kernel's, such as a pipe, may never have anything to say.
+            # Non-blocking: a pipe or other special file may never have content.
             descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 pieces, left = [], limit_bytes
@@ -95,36 +94,38 @@ class Tree:
             return Absent(f"/{path}: {_why(error)}.")
         finally:
             self.reading = ""
-        content = b"".join(pieces).rstrip(b"\0")  # the device tree ends its words as C does
+        content = b"".join(pieces).rstrip(b"\0")  # strings in the device tree end with a zero
         try:
             return content.decode("utf-8").strip()
         except UnicodeDecodeError:
             return Absent(f"/{path}: holds no text.")
 
     def word(self, path: str, otherwise: str = "", limit: int = _NAME_CHARACTERS) -> str:
-        """A name that a file holds, fit to be shown and to be a label; `otherwise` where there is none."""
+        """Returns a name from a file, fit for display and for labels; `otherwise` if there is none."""
         found = self.text(path)
-        return name_of(found, limit) or otherwise if isinstance(found, str) else otherwise
+        return printable_name(found, limit) or otherwise if isinstance(found, str) else otherwise
 
-    def number(self, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")) -> Found:
-        """The whole number that a file holds, in the unit that is asked for.
+    def number(
+        self, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
+    ) -> FileReading:
+        """Returns the whole number in a file, in the wanted unit.
 
         Args:
             path: relative to the root.
-            scale: what the file's unit is of the one asked for: 0.001 for millidegrees as degrees.
-            low: below this, in the unit asked for, no sensor means what it says.
-            high: above this, likewise.
+            scale: the file's unit over the wanted one: 0.001 for millidegrees as degrees.
+            low: smallest plausible value, in the wanted unit.
+            high: largest plausible value.
         """
         found = self.text(path)
         if isinstance(found, Absent):
             return found
-        return as_number(found, path, scale, low=low, high=high)
+        return parse_number(found, path, scale, low=low, high=high)
 
 
-def as_number(
+def parse_number(
     text: str, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
-) -> Found:
-    """The same of text that was read already."""
+) -> FileReading:
+    """Returns the number in text that was read from a file; see `Tree.number`."""
     if not text:
         return Absent(f"/{path}: is empty.")
     if _WHOLE.fullmatch(text) is None:
@@ -136,15 +137,15 @@ def as_number(
     return Measured(value, f"/{path}")
 
 
-def name_of(text: str, limit: int = _NAME_CHARACTERS) -> str:
-    """Text as a name: printable ASCII, and short."""
+def printable_name(text: str, limit: int = _NAME_CHARACTERS) -> str:
+    """Returns the text as a name: printable ASCII, and short."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text.strip())[:limit].strip()
 
 
-def placed(found: dict[str, Found], name: str, reading: Found, limit: int = _ENTRIES) -> None:
-    """Adds a reading under its name, or the name with a number where another has that name; a flood is cut off.
+def add_reading(found: dict[str, FileReading], name: str, reading: FileReading, limit: int = _ENTRIES) -> None:
+    """Adds a reading under its name, with a number if the name is taken; beyond the limit readings are dropped.
 
-    Far more are kept than anybody is told of (`snapshot.bounded`): the hottest of many may be the last.
+    Many more are kept than are shown (`snapshot.limited`), because the highest of many may be the last.
     """
     if len(found) >= limit:
         return

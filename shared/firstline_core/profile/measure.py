@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.in_time import in_time
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
+from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.energy import as_stated
 from firstline_core.profile.files import update_profile, with_result, within_limits
@@ -170,7 +170,7 @@ class ProfileSession:
         except OSError as error:
             raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
         self._bundle, self._path, self._options, self._warn = bundle, path, options, warn
-        self._hardware = in_time(tree, partial(described, tree, path.parent))
+        self._hardware = read_in_time(tree, partial(describe_device, tree, path.parent))
         self._machine = machine or machine_name()
         self.keys = profile_keys(bundle.manifest, options, self._hardware.processor.usable_cores)
         self.profile = update_profile(path, self._prepared, warn)

@@ -27,7 +27,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.memory import available
+from firstline_core.hardware.sensors.load import available_memory
 from firstline_core.hardware.tree import Tree
 from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
@@ -334,7 +334,7 @@ def waited_s() -> float:
 
 def has_room(size_bytes: int, tree: Tree) -> bool:
     """Whether there is memory, in the machine and in the control group, for another model with a file of that size."""
-    left = available(tree)
+    left = available_memory(tree)
     return isinstance(left, Measured) and left.value >= _ROOM_FACTOR * size_bytes + _SPARE_BYTES
 
 

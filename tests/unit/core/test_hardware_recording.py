@@ -12,13 +12,13 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.recording import Recording
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 
 
 def said(tree: Tree) -> tuple[Snapshot, Catalogue]:
     """The disk is this machine's, and no board's."""
-    return Sensors(tree).read(1.0), replace(described(tree, tree.root), storage=None)
+    return Sensors(tree).read(1.0), replace(describe_device(tree, tree.root), storage=None)
 
 
 def recorded(root: Path, host: str = "") -> str:

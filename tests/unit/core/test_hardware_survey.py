@@ -13,23 +13,22 @@ from support.boards import BOARDS, board
 
 from firstline_core.errors import DeadlineExceededError, ProtocolError
 from firstline_core.hardware import survey
-from firstline_core.hardware.bandwidth import bandwidth, buffer_bytes
+from firstline_core.hardware.benchmarks import bandwidth, buffer_bytes, disk_speed, try_engine
 from firstline_core.hardware.catalogue import FORMAT, LIMIT_BYTES, Catalogue, Engine, ThermalZone, decode, encode
-from firstline_core.hardware.disk import measured, storage
 from firstline_core.hardware.engine_trial import trial
-from firstline_core.hardware.engines import tried
-from firstline_core.hardware.in_time import in_time
 from firstline_core.hardware.readings import Absent, Measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.survey import storage
+from firstline_core.hardware.text import catalogue_lines, sensor_lines
+from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
-from firstline_core.hardware.words import catalogue_lines, sensor_lines
 from firstline_core.runtime.threads import within
 
 
 def described(name: str, root: Path) -> Catalogue:
     with board(name, root):
-        return survey.described(Tree(root), root)
+        return survey.describe_device(Tree(root), root)
 
 
 def test_a_raspberry_pi(tmp_path: Path) -> None:
@@ -88,8 +87,8 @@ def test_every_board_travels_and_is_told_in_words(tmp_path: Path, name: str) -> 
     empty = tmp_path / "empty"
     for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
         file.write_bytes(b"\xff")
-    decode(encode(survey.described(Tree(tmp_path), tmp_path)), "it")
-    assert "/proc/meminfo" in survey.described(Tree(empty), empty).notes[0]
+    decode(encode(survey.describe_device(Tree(tmp_path), tmp_path)), "it")
+    assert "/proc/meminfo" in survey.describe_device(Tree(empty), empty).notes[0]
 
 
 def test_readings_are_told_in_units_that_people_read() -> None:
@@ -110,7 +109,7 @@ def test_what_was_measured_stays_and_what_changes_by_itself_does_not(tmp_path: P
     assert now.storage is not None
     engines = (Engine("onnx", "CPUExecutionProvider", True, "It ran.", 12.0),)
     kept = replace(now, engines=engines, links=(), measured=True, storage=replace(now.storage, sync_s=0.004))
-    found = survey.refreshed(kept, now)
+    found = survey.with_measurements(now, kept)
     assert (found.engines, found.links, found.measured) == (engines, now.links, True)
     assert found.storage is not None
     assert found.storage.sync_s == 0.004
@@ -164,10 +163,10 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
     found = storage(Tree(), tmp_path)
     assert found is not None
     assert found.file_system
-    small = measured(replace(found, free_bytes=32 << 20), tmp_path)  # 2 MiB are written
+    small = disk_speed(replace(found, free_bytes=32 << 20), tmp_path)  # 2 MiB are written
     assert small.write_bytes_per_s and small.read_bytes_per_s and small.sync_s is not None
     assert list(tmp_path.iterdir()) == []
-    assert measured(replace(found, free_bytes=0), tmp_path).write_bytes_per_s is None
+    assert disk_speed(replace(found, free_bytes=0), tmp_path).write_bytes_per_s is None
     assert storage(Tree(), tmp_path / "absent") is None
 
 
@@ -193,7 +192,7 @@ def test_the_interpreter_runs_the_trial_model() -> None:
 
 @pytest.mark.tflite
 def test_a_delegate_without_its_library_does_not_work() -> None:
-    found = tried("tflite", "vx")
+    found = try_engine("tflite", "vx")
     assert not found.works
     assert "libvx_delegate.so" in found.reason
 
@@ -209,7 +208,7 @@ def test_a_delegate_without_its_library_does_not_work() -> None:
 )
 def test_an_engine_that_takes_its_process_down_is_one_that_does_not_work(code: str, why: str) -> None:
     limit_s = 0.2 if "sleep" in code else 60.0
-    found = tried("onnx", "BrokenExecutionProvider", limit_s=limit_s, trial=("-c", code))
+    found = try_engine("onnx", "BrokenExecutionProvider", limit_s=limit_s, trial=("-c", code))
     assert not found.works
     assert why in found.reason
 
@@ -232,7 +231,7 @@ class Hanging(Tree):
 @pytest.mark.parametrize("file", ["hwmon1/in2_input", "energy_uj", "eth0/operstate", "thermal_zone0/type"])
 def test_who_a_device_is_can_be_said_whatever_is_joined_to_it_hangs(tmp_path: Path, file: str) -> None:
     with board("jetson-orin-nano", tmp_path):
-        known = survey.described(Tree(tmp_path), tmp_path).fingerprint
+        known = survey.describe_device(Tree(tmp_path), tmp_path).fingerprint
         assert within(10.0, lambda: survey.fingerprint(Hanging(tmp_path, file))) == known
 
 
@@ -240,6 +239,6 @@ def test_who_typed_something_hears_which_file_hangs(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
         tree = Hanging(tmp_path, "thermal_zone0/temp")
         with pytest.raises(DeadlineExceededError, match="/sys/class/thermal/thermal_zone0/temp was not read"):
-            in_time(tree, lambda: Sensors(tree).read(1.0), limit_s=0.2)
+            read_in_time(tree, lambda: Sensors(tree).read(1.0), limit_s=0.2)
         tree.ends.set()
-        assert in_time(tree, lambda: Sensors(tree).read(1.0)).temperature_c
+        assert read_in_time(tree, lambda: Sensors(tree).read(1.0)).temperature_c

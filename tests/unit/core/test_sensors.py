@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from support.boards import BOARDS, board, say
 
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, known, measured
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, describe, known, measured
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, bounded, told
+from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, limited
 from firstline_core.hardware.tree import Tree
 from firstline_core.routing.tariff import LinkTariff, Tariff
 
@@ -224,7 +224,7 @@ def test_power_is_modelled_from_stated_costs_and_says_so(tmp_path: Path, opened:
     assert measured(found) is None
     assert known(found) == found.value
     assert "[costs]" in found.source
-    assert told(found) == "4.7 (modelled)"
+    assert describe(found) == "4.7 (modelled)"
 
 
 def test_the_owner_says_which_rails_are_the_device(tmp_path: Path, opened: ExitStack) -> None:
@@ -303,7 +303,7 @@ def test_the_hottest_of_many_zones_counts_wherever_it_stands(tmp_path: Path) -> 
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", "95000" if number == 65 else "50000")
     found = Bench(tmp_path).read()
     assert measured(found.hottest_c) == 95.0
-    told_of = bounded(found)
+    told_of = limited(found)
     assert len(told_of.temperature_c) == 32
     assert told_of.hottest_c == found.hottest_c
     assert list(told_of.temperature_c) == sorted(told_of.temperature_c, key=lambda name: int(name.split()[1]))

@@ -27,7 +27,7 @@ from firstline_core.fleet.twin import (
     read_document,
 )
 from firstline_core.fleet.update import UpdateState
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 
 SHA256 = "0" * 64
@@ -48,7 +48,7 @@ def test_a_document_says_on_the_other_side_what_it_said_here(document: msgspec.S
 
 def test_what_a_device_is_travels_with_its_report_and_may_be_missing(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
-        said = Reported("s", 1, hardware=described(Tree(tmp_path), tmp_path))
+        said = Reported("s", 1, hardware=describe_device(Tree(tmp_path), tmp_path))
     sent = msgspec.json.encode(said)
     assert len(sent) < LIMIT_BYTES // 8
     assert read_document(sent, Reported, "it") == said

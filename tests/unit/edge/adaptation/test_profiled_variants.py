@@ -14,7 +14,7 @@ from support.profiles import point
 from bench.support.bundles import variant_bundle
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Measured, Modelled, Reading
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import Profile, encode
@@ -46,7 +46,7 @@ def profiled(
     state_dir = folder / "state"
     path = device_profile_path(state_dir, manifest.name)
     path.parent.mkdir(parents=True)
-    fingerprint = described(Tree(folder / "no sensors"), state_dir).fingerprint
+    fingerprint = describe_device(Tree(folder / "no sensors"), state_dir).fingerprint
     path.write_bytes(encode(Profile(manifest.name, 1, "here", fingerprint, tuple(points))))
 
 

@@ -12,11 +12,10 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.hardware.catalogue import Engine, ThermalZone
-from firstline_core.hardware.in_time import in_time
-from firstline_core.hardware.power_sources import thermal_zones
 from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device, thermal_zones
+from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.hardware_checks import engine_findings, hardware_findings, limit_findings, sensor_finding
@@ -47,7 +46,7 @@ def test_a_configured_provider_that_did_not_work_is_named(tmp_path: Path) -> Non
         Engine("onnx", "CPUExecutionProvider", True, "It ran the trial model."),
     )
     with board("laptop", tmp_path):
-        kept = replace(described(Tree(tmp_path), tmp_path), engines=engines, measured=True)
+        kept = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
     (found,) = engine_findings(kept, ("CUDAExecutionProvider", "CPUExecutionProvider"))
     assert (found.subject, found.state) == ("CUDAExecutionProvider", State.SLOW)
     assert "SIGSEGV" in found.detail
@@ -61,7 +60,7 @@ def test_a_provider_that_works_and_is_not_used_is_told(tmp_path: Path) -> None:
         Engine("tflite", "xnnpack", True, "It ran the trial model."),
     )
     with board("jetson-orin-nano", tmp_path):
-        kept = replace(described(Tree(tmp_path), tmp_path), engines=engines, measured=True)
+        kept = replace(describe_device(Tree(tmp_path), tmp_path), engines=engines, measured=True)
     (found,) = engine_findings(kept, ("CPUExecutionProvider",))
     assert (found.subject, found.state) == ("TensorrtExecutionProvider", State.OK)
     assert "models.providers does not have it" in found.detail
@@ -105,7 +104,7 @@ def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, mo
 
     with board("raspberry-pi-5", tmp_path / "root") as root, monkeypatch.context() as patched:
         patched.setattr(Tree, "text", hang)
-        patched.setattr(in_time, "__defaults__", (0.2,))
+        patched.setattr(read_in_time, "__defaults__", (0.2,))
         (found,) = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(root)))
         ends.set()
     assert found.state is State.SLOW

@@ -12,7 +12,7 @@ from support.agent import DIGITS, edge_settings
 from support.profiles import point
 
 from firstline_core.bundle.store import open_bundle
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.planning.plan import Link
 from firstline_core.profile.profile import Profile, encode
@@ -83,7 +83,9 @@ def test_the_devices_own_profile_is_the_plans_and_a_damaged_one_is_told(
     found = replace(point(7.0), key=replace(point(7.0).key, variant=edge.id, model_digest=edge.digest))
     path = device_profile_path(state_dir, "digits")
     path.parent.mkdir(parents=True)
-    path.write_bytes(encode(Profile("digits", 1, "here", described(Tree(Path("/")), state_dir).fingerprint, (found,))))
+    path.write_bytes(
+        encode(Profile("digits", 1, "here", describe_device(Tree(Path("/")), state_dir).fingerprint, (found,)))
+    )
 
     def planned() -> str:
         assert explain_plan.command(parse(["explain", "plan", "digits", "--config", str(config)])) == 0

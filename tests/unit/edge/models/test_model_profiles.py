@@ -16,7 +16,7 @@ from support.logs import captured_lines
 from support.profiles import point
 
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Point, Profile, encode
@@ -42,7 +42,7 @@ def workers() -> Iterator[Workers]:
 
 
 def document(bundle: Bundle, state_dir: Path, *points: Point, fingerprint: str = "") -> Profile:
-    of_here = described(Tree(ROOT), state_dir).fingerprint
+    of_here = describe_device(Tree(ROOT), state_dir).fingerprint
     return Profile(bundle.manifest.name, 1, "here", fingerprint or of_here, points)
 
 

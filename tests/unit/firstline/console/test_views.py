@@ -17,7 +17,7 @@ from firstline_core.fleet.trail import Entry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
-from firstline_core.hardware.words import catalogue_facts
+from firstline_core.hardware.text import catalogue_facts
 
 DEVICE = FleetDevice(
     name="cam/1",

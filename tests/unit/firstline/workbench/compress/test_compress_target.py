@@ -22,7 +22,7 @@ from firstline.workbench.compress.target import TRIES, Cost, measured_costs, rea
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import Job
@@ -62,7 +62,7 @@ def test_another_machines_profile_has_to_know_the_models_and_some_candidate(bund
         target_of(_profile(*own, many), bundle.manifest, Tree())
     found = target_of(_profile(*own, candidate), bundle.manifest, Tree())
     assert (found.machine, found.here) == ("board", False)
-    here = described(Tree(), Path("/")).fingerprint
+    here = describe_device(Tree(), Path("/")).fingerprint
     assert target_of(_profile(*own, fingerprint=here), bundle.manifest, Tree()).here
 
 
@@ -153,7 +153,7 @@ def test_real_models_are_measured_in_processes_of_their_own(bundle: Bundle) -> N
 
 def test_of_this_machine_all_are_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "measured_costs", partial(measured_costs, rounds=1, seconds=0.05))
-    path, here = tmp_path / "here.json", described(Tree(), tmp_path).fingerprint
+    path, here = tmp_path / "here.json", describe_device(Tree(), tmp_path).fingerprint
     path.write_bytes(encode(_profile(point(1.0, threads=1), fingerprint=here)))
     text = _run(*_ARGUMENTS, "--for", path).stdout
     assert "Latency is of 'board', measured now, in turns, each model in its best way. Energy is " in text

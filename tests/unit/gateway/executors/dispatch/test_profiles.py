@@ -15,7 +15,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import entry_of
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
-from firstline_core.hardware.survey import described
+from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
@@ -144,7 +144,7 @@ async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_pa
     store = Store(url=f"sqlite:///{tmp_path / 'gateway.db'}")
     full = open_bundle(DIGITS).manifest.full
     assert full is not None
-    here = described(Tree(Path("/")), Path("/")).fingerprint
+    here = describe_device(Tree(Path("/")), Path("/")).fingerprint
     made = msgspec.structs.replace(
         profile(point(1, 7.0, 50, Absent("no"), model_digest=full.digest)), bundle="digits", fingerprint=here
     )

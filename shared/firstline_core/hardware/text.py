@@ -1,4 +1,4 @@
-"""What a device is, and how it is, in lines for people."""
+"""Catalogue and sensor readings as lines of text."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from firstline_core.hardware.catalogue import Bandwidth, Catalogue, Engine, Storage
-from firstline_core.hardware.readings import Absent, Reading, Readings
-from firstline_core.hardware.sensors.snapshot import Snapshot, told
+from firstline_core.hardware.readings import Absent, Reading, Readings, describe
+from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.telemetry.wording import counted
 
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
 def catalogue_lines(found: Catalogue) -> list[str]:
-    """What the device is, in words."""
+    """Returns the catalogue as lines."""
     return [f"{name:<12} {text}" for name, text in catalogue_facts(found)]
 
 
 def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
-    """The same as names and texts; several may bear one name."""
+    """Returns the catalogue as names and texts; a name may occur several times."""
     cpu, memory, disk = found.processor, found.memory, found.storage
     clock = f", {cpu.rated_hz / 1e9:.2g} GHz" if cpu.rated_hz else ""
     cache = f", last cache {cpu.last_cache_bytes / _MIB:.3g} MiB" if cpu.last_cache_bytes else ""
@@ -81,7 +81,7 @@ def _disk(disk: Storage) -> str:
 
 
 def sensor_lines(now: Snapshot) -> list[str]:
-    """How the device is, in words; what is absent says why."""
+    """Returns the readings as lines; an absent one says why."""
     return [
         *_named("temperature", now.temperature_c, "C", now.hottest_c),
         *_named("throttling", now.throttling, "", now.throttled),
@@ -100,13 +100,13 @@ def sensor_lines(now: Snapshot) -> list[str]:
 
 
 def _in(unit: float, reading: Reading) -> Reading:
-    """The same in a larger unit, to three digits: more of it is not for people."""
+    """The reading in a larger unit, with three digits."""
     return reading if isinstance(reading, Absent) else replace(reading, value=float(f"{reading.value / unit:.3g}"))
 
 
 def _named(what: str, readings: Readings, unit: str, none: Reading | None) -> Iterable[str]:
     if not readings and none is not None:
-        yield f"{what:<12}{told(none)}"
+        yield f"{what:<12}{describe(none)}"
     for name, reading in readings.items():
         yield f"{what:<12}{name}: {_value(reading, unit)}"
 
@@ -116,4 +116,4 @@ def _one(what: str, reading: Reading, unit: str) -> Iterable[str]:
 
 
 def _value(reading: Reading, unit: str) -> str:
-    return told(reading) if isinstance(reading, Absent) else f"{told(reading)} {unit}".rstrip()
+    return describe(reading) if isinstance(reading, Absent) else f"{describe(reading)} {unit}".rstrip()
