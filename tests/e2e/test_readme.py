@@ -81,7 +81,7 @@ def test_what_no_test_can_type_is_there() -> None:
         if made := re.fullmatch(r"make ([a-z]+)", line):
             assert made[1] in targets
         elif line == ". .venv/bin/activate":
-            assert "BIN := .venv/bin\n" in (CHECKOUT / "Makefile").read_text()
+            assert "BIN := .venv/bin\n" in (CHECKOUT / "environments.mk").read_text()
         else:
             installed = re.fullmatch(r"pip install '\.\[([a-z-]+)\]'", line)
             assert installed is not None, f"`{line}` is neither tried nor known; put it into a console block"
