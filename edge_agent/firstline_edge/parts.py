@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _SWEEP_S = 3600.0
-_SWEEP_PAUSE_S = 0.05  # requests go on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +373,7 @@ async def _keep_promises(parts: Parts, settings: EdgeSettings, clock: Clock) -> 
 async def _forget_old(parts: Parts, clock: Clock) -> None:
     """Sees to it that nothing is kept for longer than the settings say, also where nothing new comes."""
     while True:
-        while parts.cache.expire():
-            await clock.sleep(_SWEEP_PAUSE_S)
+        parts.cache.expire()
         with contextlib.suppress(CapacityError):  # told by whoever writes; there is a next time
             await parts.outbox.forget_old()
         await clock.sleep(_SWEEP_S)

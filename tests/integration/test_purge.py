@@ -144,5 +144,5 @@ async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(
         assert agent.parts.outbox.problem
         with contextlib.closing(sqlite3.connect(state_dir / "cache" / "cache.db")) as looking:
             async with asyncio.timeout(10):
-                while looking.execute("SELECT count(*) FROM results").fetchone() != (0,):  # noqa: ASYNC110 (another thread writes)
+                while looking.execute("SELECT count(*) FROM Cache").fetchone() != (0,):  # noqa: ASYNC110 (another thread writes)
                     await asyncio.sleep(0.01)

@@ -1,11 +1,8 @@
-"""What models said of rows, so that nobody asks them twice.
+"""What models computed for rows, so that equal rows are computed once.
 
-Rooms
-    keys            what a row, and a question about it, is known by
-    results         what was said, in memory and on disk
-    disk            the part on disk: sealed, bounded, and never missed
-    database        its SQLite file, and what reads it
-    writer          what writes it: one thread, and groups that share a commit
-    outdated        what it still holds, and may tell no longer
-    key_filter      keys that the file cannot hold are not asked for
+Modules
+    keys            the keys under which results of a row are stored
+    results         the results, in memory and on disk
+    disk            the part on disk: sealed, bounded, written in the background
+    bytes_disk      how diskcache stores entries: bytes only, never unpickled
 """

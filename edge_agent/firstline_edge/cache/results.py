@@ -121,9 +121,10 @@ class ResultCache:
         if not private and self._disk is not None:
             self._disk.put(key, partial(encode, output))
 
-    def expire(self) -> bool:
-        """Removes from the disk a few of those that have lived their time; whether there may be more."""
-        return self._disk is not None and self._disk.expire()
+    def expire(self) -> None:
+        """Removes expired entries from the disk, in the background."""
+        if self._disk is not None:
+            self._disk.expire()
 
     def clear(self) -> list[Path]:
         """Forgets all; returns what is still to be erased on the disk.

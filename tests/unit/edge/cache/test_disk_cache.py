@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -13,18 +14,19 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import diskcache
 import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
-from firstline_edge.cache import database
-from firstline_edge.cache.database import Database
+from firstline_edge.cache import disk
 from firstline_edge.cache.disk import DiskCache
 
 KEY = b"k" * 32
@@ -41,16 +43,16 @@ def opened(directory: Path, limit_bytes: int = 1 << 24) -> DiskCache:
 
 
 def written(cache: DiskCache) -> None:
-    """Waits until the disk has taken, or refused, what is on its way to it, and has the cache hear of that."""
-    while cache._cache is not None and (outcome := cache._cache.writer.outcome) is not None:
-        wait([outcome])
+    """Waits until the disk has accepted, or refused, the group that is being written."""
+    while (writing := cache._writing) is not None:
+        wait([writing])
         _ = cache.problem
 
 
-def waited_for(cache: DiskCache) -> Future[int]:
-    """The group that is on its way to the disk."""
-    assert cache._cache is not None and cache._cache.writer.outcome is not None
-    return cache._cache.writer.outcome
+def waited_for(cache: DiskCache) -> Future[None]:
+    """The group that is being written."""
+    assert cache._writing is not None
+    return cache._writing
 
 
 def put_group(cache: DiskCache, group: int, puts: int = 64) -> None:
@@ -70,13 +72,10 @@ def refusing(directory: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def sweep(cache: DiskCache) -> int:
-    """Removes all that has ended; how often that took going to the disk."""
-    went = 0
-    while cache.expire():
-        went += 1
-        written(cache)
-    return went
+def sweep(cache: DiskCache) -> None:
+    """Removes all that has expired."""
+    cache.expire()
+    written(cache)
 
 
 def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
@@ -91,7 +90,7 @@ def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted
     cache = opened(directory)
     cache.put(KEY, b"good")
     written(cache)
-    plant(directory, "UPDATE results SET value = ?", (planted,))
+    plant(directory, "UPDATE Cache SET value = ?", (planted,))
     assert cache.get(KEY) is None
     sweep(cache)
     assert rows_on_disk(directory) == 0
@@ -101,19 +100,58 @@ def test_what_this_agent_cannot_have_written_is_removed(directory: Path, planted
     cache.close()
 
 
-def test_another_versions_file_gives_way(directory: Path) -> None:
-    directory.mkdir()
-    plant(directory, "CREATE TABLE Cache (key BLOB, value BLOB)", ())
-    (directory / "0a" / "b1").mkdir(parents=True)
-    (directory / "0a" / "b1" / "c2.val").write_bytes(b"a large result")
+class Planted:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+@pytest.mark.parametrize("where", ["value", "file", "key"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_planted_pickle_is_not_executed(directory: Path, tmp_path: Path, where: str, compressed: bool) -> None:
+    """diskcache's own `Disk` and `JSONDisk` would execute it: CVE-2025-69872."""
+    proof = tmp_path / "executed"
+    pickled = pickle.dumps(Planted(proof))
+    pickled = zlib.compress(pickled) if compressed else pickled
     cache = opened(directory)
-    assert (cache.problem, cache.damage) == ("", "")
-    assert not (directory / "0a").exists()
-    cache.put(KEY, b"new")
+    cache.put(KEY, b"good")
     cache.close()
-    connection = sqlite3.connect(directory / "cache.db")
-    assert connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("results",)]
-    connection.close()
+    if where == "value":
+        plant(directory, "UPDATE Cache SET mode = 4, value = ?", (pickled,))
+    elif where == "file":
+        (directory / "planted.val").write_bytes(pickled)
+        plant(directory, "UPDATE Cache SET mode = 4, value = NULL, filename = ?", ("planted.val",))
+    else:
+        plant(directory, "UPDATE Cache SET raw = 0, key = ?", (pickled,))
+    cache = opened(directory)
+    assert cache.get(KEY) is None
+    sweep(cache)
+    cache.put(KEY, b"good again")
+    found = cache.get(KEY)
+    assert found is not None and found[0] == b"good again"
+    cache.close()
+    assert not proof.exists()
+    if not compressed:
+        pickle.loads(pickled)
+        assert proof.exists(), "it would have been executed"
+
+
+def test_a_planted_file_name_removes_no_file(directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.touch()
+    cache = opened(directory)
+    cache.put(KEY, b"good")
+    cache.close()
+    plant(directory, "UPDATE Cache SET filename = ?, expire_time = 1", ("../other",))
+    cache = opened(directory)
+    sweep(cache)
+    cache.close()
+    assert rows_on_disk(directory) == 0
+    assert other.exists()
 
 
 def test_only_this_user_may_look(directory: Path) -> None:
@@ -220,7 +258,7 @@ def test_what_has_lived_its_time_leaves_the_disk(directory: Path, monkeypatch: p
     cache.put(KEY, b"later")
     written(cache)
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
-    assert sweep(cache) == 2  # not all at once
+    sweep(cache)
     assert rows_on_disk(directory) == 1
     assert cache.get(KEY) is not None
     monkeypatch.undo()
@@ -259,7 +297,7 @@ def rows_on_disk(directory: Path) -> int:
 
 def keys_on_disk(directory: Path) -> set[bytes]:
     connection = sqlite3.connect(directory / "cache.db")
-    found = {key for (key,) in connection.execute("SELECT key FROM results")}
+    found = {key for (key,) in connection.execute("SELECT key FROM Cache")}
     connection.close()
     return found
 
@@ -319,18 +357,18 @@ def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, takes_s, calls = SimulatedClock(), 0.1, 0
-    works = Database.get
+    works = diskcache.Cache.get
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         clock._now_s += takes_s
-        return works(*arguments)
+        return works(*arguments, **options)
 
     cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=clock)
     cache.put(KEY, b"on disk")
     written(cache)
-    monkeypatch.setattr(Database, "get", slowly)
+    monkeypatch.setattr(diskcache.Cache, "get", slowly)
     assert cache.get(KEY) is not None
     for number in range(100):
         cache.put(b"later%d" % number, b"waits")
@@ -360,9 +398,8 @@ class Held:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer waits as long as it takes, and a reader not at all."""
-    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 60.0)
-    monkeypatch.setattr(database, "_READ_TIMEOUT_S", 0.0)
+    """A writer waits as long as it takes."""
+    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -377,7 +414,7 @@ def test_a_disk_that_writes_slowly_keeps_nobody_waiting(directory: Path) -> None
         assert [(cache.get(number.to_bytes(32)) or (b"",))[0] for number in range(200)] == [
             b"v%d" % number for number in range(200)
         ]
-        assert cache.expire()  # there is more to do
+        cache.expire()
         assert rows_on_disk(directory) == 1
     written(cache)
     assert rows_on_disk(directory) == 201
@@ -455,16 +492,10 @@ def test_what_has_ended_goes_under_a_steady_load(directory: Path, monkeypatch: p
     cache.put(KEY, b"has ended")
     written(cache)
     monkeypatch.undo()
-    for number in range(0, 6, 2):  # whoever comes to sweep finds a group on its way, each time
-        with Held(directory):
-            put_group(cache, number)
-            again = cache.expire()
-            put_group(cache, number + 1)
-            on_its_way = waited_for(cache)
-        wait([on_its_way])
-        if not again:
-            break
-    assert not again
+    with Held(directory):
+        put_group(cache, 0)
+        cache.expire()
+    wait([waited_for(cache)])
     assert KEY not in keys_on_disk(directory)
     cache.close()
 
@@ -520,7 +551,7 @@ def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(directory: P
 def test_a_group_that_fails_while_the_cache_is_closed_leaves_no_older_value_behind(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 0.0)
     cache = opened(directory)
     cache.put(KEY, b"older")
     written(cache)
@@ -541,22 +572,17 @@ def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -
     assert KEY not in keys_on_disk(directory)
 
 
-def test_what_cannot_be_remembered_one_by_one_costs_all_of_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_WRITE_TIMEOUT_S", 0.0)
-    cache, kept = opened(directory), b"kept" * 8
-    cache.put(kept, b"v")
-    keys = [number.to_bytes(32) for number in range(5000)]
+def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(disk, "_OUTDATED_LIMIT", 50)
+    cache, keys = opened(directory), [number.to_bytes(32) for number in range(70)]
     for key in keys:
         cache.put(key, b"older")
-        if cache._cache is not None and len(cache._cache.writer._waiting) >= 64:
-            written(cache)
     sweep(cache)
-    assert rows_on_disk(directory) == 5001
     with Held(directory):  # each tries alone, and is refused
         for key in keys:
             cache.put(key, b"newer")
             written(cache)
-        assert cache.get(kept) is None
     cache.put(KEY, b"taken again")
     written(cache)
     assert keys_on_disk(directory) == {KEY}
@@ -567,7 +593,7 @@ def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path) -> N
     cache = opened(directory)
     cache.put(KEY, b"good")
     written(cache)
-    plant(directory, "DROP TABLE results", ())
+    plant(directory, "DROP TABLE Cache", ())
     for number in range(64):
         cache.put(number.to_bytes(32), b"has no table")
     written(cache)
@@ -616,7 +642,7 @@ def test_whoever_is_killed_while_writing_leaves_a_whole_file(directory: Path) ->
     assert (cache.problem, cache.damage) == ("", "")
     connection = sqlite3.connect(directory / "cache.db")
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    keys = [key for (key,) in connection.execute("SELECT key FROM results")]
+    keys = [key for (key,) in connection.execute("SELECT key FROM Cache")]
     connection.close()
     assert keys
     assert all((cache.get(key) or (b"",))[0] == b"v%d" % int.from_bytes(key, "big") for key in keys)

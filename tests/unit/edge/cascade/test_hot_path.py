@@ -125,7 +125,7 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("known", "most"), [(True, 66), (False, 138)])
+@pytest.mark.parametrize(("known", "most"), [(True, 66), (False, 139)])
 async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]
@@ -133,7 +133,7 @@ async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool
         ask(agent, array)
     on_disk = agent.parts.cache._disk
     assert on_disk is not None and on_disk._cache is not None
-    while (outcome := on_disk._cache.writer.outcome) is not None:
+    while (outcome := on_disk._writing) is not None:
         wait([outcome])
         assert on_disk.problem == ""  # which hears of it
     ask(agent, rows[0])  # of this turn of the loop the first, which sets the timers
