@@ -85,7 +85,7 @@ class Driven:
         self._counts: dict[str, tuple[Telemetry | None, Totals]] = {}
         self._sessions: dict[str, str] = {}
         service = ServiceClock(database, self.clock)
-        self.rollouts = Rollouts(readers, writer, clock=self.clock, service=service)
+        self.rollouts = Rollouts(readers, writer, clock=self.clock, service=service, on_change=lambda: None)
         self.engine = Engine(database, writer, clock=self.clock, service=service, on_told=lambda: None)
 
     async def pass_time(self, hours: float) -> None:

@@ -22,6 +22,7 @@ What it knows
 
 The process
     commands/       the commands of `firstline-gateway`, beside `run`, `check` and `status`
+    background      work that repeats for as long as the process runs
     settings/       what can be set, read and checked
     opening         from settings to a gateway: what they name is tried, the models are read
     gateway         all parts: put together, started, drained, closed

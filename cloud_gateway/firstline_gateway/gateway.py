@@ -5,28 +5,42 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError
+from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http_server import OverloadGuard
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
 from firstline_gateway.api.overload import OVERLOADED
-from firstline_gateway.broker.wiring import broker_keeper
+from firstline_gateway.background import PeriodicTask
+from firstline_gateway.broker.files import broker_folder
+from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.base import Executor, ExecutorReport
-from firstline_gateway.fleet.wiring import FleetRoom
+from firstline_gateway.fleet.broker import FleetBroker
+from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.jobs import Jobs
+from firstline_gateway.jobs.metrics import jobs_counter
 from firstline_gateway.jobs.runner import JobRunner
+from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import named
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.memory import Load
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
+from firstline_gateway.profiles import records as profile_records
+from firstline_gateway.profiles import request_records as profile_request_records
+from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.registry import metrics as registry_metrics
+from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
+from firstline_gateway.rollouts.engine import Engine
+from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
@@ -41,13 +55,19 @@ from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
+from firstline_gateway.trail.trail import Trail
+
+if TYPE_CHECKING:
+    from firstline_gateway.registry.registry import Registry
+    from firstline_gateway.rollouts.full_models import FullModels
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
 # How late a replica learns of an alarm or a quota that came by another, at most.
-_REFRESH_S = 5.0
-# How often what devices counted long ago is forgotten.
-_FORGET_S = 3600.0
+_REFRESH_INTERVAL_S = 5.0
+_CLEANUP_INTERVAL_S = 3600.0
+_PROFILE_EXPIRY_INTERVAL_S = 60.0
+_MAINTENANCE_INTERVAL_S = 60.0
 # For telling the devices whose requests are given up.
 _PUBLISH_S = 1.0
 
@@ -83,7 +103,6 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
-        self._refreshing: asyncio.Task[None] | None = None
         statistics = Statistics()
         concurrency_of = settings.models.concurrency_of
         batcher = Batcher(
@@ -158,44 +177,145 @@ class Gateway:
             looks_after_fleet=bool(settings.registry.blobs),
         )
         self._readers = Readers(self.database)
-        endings = Endings(self._readers, clock, settings.jobs.waiting_limit)
-        self.jobs = Jobs(self._readers, self.writer, settings.jobs, clock=clock, service=service, endings=endings)
+        self._build_jobs(service)
+        self._build_broker()
+        self._build_fleet(service, must_be_whole=load is not None)
+
+    def _build_jobs(self, service: ServiceClock) -> None:
+        settings, clock = self.settings.jobs, self.clock
+        endings = Endings(self._readers, clock, settings.waiting_limit)
+        counter = jobs_counter(self.metrics)
         self._job_runner = JobRunner(
             self.plane,
             self._readers,
             self.writer,
-            settings.jobs,
+            settings,
             endings=endings,
-            metrics=self.metrics,
+            counter=counter,
             clock=clock,
             service=service,
         )
-        self.jobs.on_new = self._job_runner.wake
-        known = self.identity.gatekeeper.known
-        self._broker = broker_keeper(settings, self.identity.folder, known, clock)
-        if self._broker is not None:
-            self._broker.refresh()  # the password that the next lines read may be made by this
-        self.fleet_room = FleetRoom(
-            settings,
-            self.database,
+        self.jobs = Jobs(
             self._readers,
             self.writer,
-            identity=self.identity,
-            repository=repository,
-            orders=self.residency.orders,
-            must_be_whole=load is not None,
+            settings,
             clock=clock,
             service=service,
+            endings=endings,
+            counter=counter,
+            on_new=self._job_runner.wake,
         )
-        self.fleet, self.rollouts = self.fleet_room.fleet, self.fleet_room.rollouts
-        self.profiles, self.profile_requests = self.fleet_room.profiles, self.fleet_room.profile_requests
-        self.registry, self.trail = self.fleet_room.registry, self.fleet_room.trail
-        self.metrics.expiries(lambda: {} if self.registry is None else self.registry.keeper.expiries)
+
+    def _build_broker(self) -> None:
+        """Builds what speaks MQTT, after the broker's files: they hold the password of the connections."""
+        settings, known, clock = self.settings, self.identity.gatekeeper.known, self.clock
+        self._broker = (
+            BrokerKeeper(
+                broker_folder(settings),
+                authorities=self.identity.folder.open,
+                revocations=known,
+                refresh_s=settings.auth.refresh_s,
+                clock=clock,
+            )
+            if settings.broker.directory
+            else None
+        )
+        if self._broker is not None:
+            self._broker.refresh()
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, is_revoked=known.is_revoked)
             if settings.mqtt.enabled
             else None
         )
+
+    def _build_fleet(self, service: ServiceClock, *, must_be_whole: bool) -> None:
+        settings, clock = self.settings, self.clock
+        desired_changed = asyncio.Event()
+        self.fleet = Fleet(
+            self._readers,
+            self.writer,
+            settings.fleet,
+            clock=clock,
+            on_desired=desired_changed.set,
+            delete_with_device=(profile_records.delete_device, profile_request_records.delete_device),
+        )
+        self.profiles = Profiles(self._readers, self.writer, clock=clock)
+        self.profile_requests = Requests(
+            self._readers,
+            self.writer,
+            age_s=settings.fleet.profile_requests_age_s,
+            clock=clock,
+            on_desired=desired_changed.set,
+        )
+        self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
+        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=desired_changed.set)
+        self._periodic = [
+            PeriodicTask(name, action, interval_s=interval_s, clock=clock)
+            for name, action, interval_s in (
+                ("contract refresh", self.contracts.refreshed, _REFRESH_INTERVAL_S),
+                ("fleet statistics", self.fleet.keep_tiers, _REFRESH_INTERVAL_S),
+                ("service clock", self.deliveries.advance, _REFRESH_INTERVAL_S),
+                ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),
+                ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),
+            )
+        ]
+        self._build_registry(must_be_whole=must_be_whole)
+        self.rollouts = Rollouts(
+            self._readers,
+            self.writer,
+            clock=clock,
+            service=service,
+            listed=self.registry.bundles.digest if self.registry is not None else None,
+            on_change=self.engine.wake,
+            before_start=self.full_models.prepare if self.full_models is not None else None,
+        )
+        self._fleet_broker = (
+            FleetBroker(
+                self.fleet,
+                mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
+                settings.mqtt.prefix,
+                self.identity.gatekeeper.known.is_revoked,
+                desired_changed,
+            )
+            if settings.mqtt.enabled and settings.fleet.mqtt
+            else None
+        )
+
+    def _build_registry(self, *, must_be_whole: bool) -> None:
+        settings, clock = self.settings.registry, self.clock
+        self.registry: Registry | None = None
+        self.full_models: FullModels | None = None
+        maintenance = None
+        if settings.blobs:
+            # Imported here: a gateway without a registry does not load python-tuf.
+            from firstline_gateway.registry.maintenance import RegistryMaintenance
+            from firstline_gateway.registry.registry import open_registry
+            from firstline_gateway.rollouts.full_models import FullModels
+
+            self.registry = open_registry(
+                settings,
+                self._readers,
+                self.writer,
+                self.identity.folder,
+                in_use=RolloutBundleUse(),
+                clock=clock,
+            )
+            maintenance = RegistryMaintenance(self.registry, clock)
+            self._periodic.append(
+                PeriodicTask("registry maintenance", maintenance.run, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock)
+            )
+            if self.settings.fetched_models is not None:
+                self.full_models = FullModels(
+                    FetchedBundles(self.settings.fetched_models, self.registry.files.read),
+                    self.registry.bundles,
+                    self.repository,
+                    self.residency.orders,
+                    self._readers,
+                    retire_after_s=settings.retire_after_s,
+                    must_be_whole=must_be_whole,
+                    clock=clock,
+                )
+        registry_metrics.register(self.metrics, lambda: {} if maintenance is None else maintenance.expiries)
 
     @property
     def executors(self) -> tuple[ExecutorReport, ...]:
@@ -204,7 +324,6 @@ class Gateway:
 
     async def start(self) -> None:
         """Begins to follow the store, and to take requests over MQTT; a broker that is away is tried again."""
-        self._refreshing = asyncio.create_task(self._refresh())
         await self._executor.start()
         await self.residency.start()
         await self.identity.start()
@@ -213,7 +332,13 @@ class Gateway:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
             await self._mqtt.start()
-        await self.fleet_room.start()
+        self.engine.start()
+        if self.full_models is not None:
+            self.full_models.start()
+        if self._fleet_broker is not None:
+            await self._fleet_broker.start()
+        for task in self._periodic:
+            task.start()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
@@ -252,15 +377,19 @@ class Gateway:
         """
         if self._mqtt is not None:
             await self._mqtt.close()
-        await self.fleet_room.close()
+        for task in self._periodic:
+            await task.close()
+        if self._fleet_broker is not None:
+            await self._fleet_broker.close()
+        await self.engine.close()
+        if self.full_models is not None:
+            await self.full_models.close()
         if self._broker is not None:
             await self._broker.close()
         await self.jobs.endings.close()
         await self._job_runner.close()
         await self.identity.close()
         await self.residency.close()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
         self.contracts.close()
         ends = (self.deliveries.close, self.identity.readers.close, self._readers.close, self.writer.close)
         ended = await asyncio.gather(
@@ -269,20 +398,3 @@ class Gateway:
         if all(ended):
             self.database.close()
         return all(ended)
-
-    async def _refresh(self) -> None:
-        """Learns what other replicas put into the store, and has it forget; one that is away leaves what is known."""
-        forgotten_s = self.clock.monotonic_s()
-        while True:
-            await self.clock.sleep(_REFRESH_S)
-            try:
-                if self.clock.monotonic_s() - forgotten_s >= _FORGET_S:
-                    forgotten_s = self.clock.monotonic_s()
-                    await self.fleet.forget_old()
-                await asyncio.wrap_future(self.contracts.refresh())
-                await self.fleet.keep_tiers()
-                await self.deliveries.advance()  # a write, however small, that tells whether the store takes any
-            except CapacityError:
-                pass  # the writer says so, once
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("the store could not be followed")

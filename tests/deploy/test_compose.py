@@ -20,7 +20,7 @@ import firstline_edge.settings.load
 import firstline_edge.settings.settings
 import firstline_gateway.settings.load
 import firstline_gateway.settings.settings
-from firstline_gateway.broker.config import GATEWAY_USER
+from firstline_gateway.settings.settings import BROKER_USER
 
 CHECKOUT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
@@ -86,7 +86,7 @@ def test_the_gateway_understands_its_environment() -> None:
     assert (found.tls.enabled, "gateway" in found.tls.hosts) == (True, True)
     assert (found.mqtt.enabled, found.mqtt.host, found.mqtt.port) == (True, "mosquitto", found.broker.gateway_port)
     assert (found.identity.broker_host, found.identity.broker_port) == ("mosquitto", found.broker.port)
-    assert (found.mqtt.username, found.broker.hosts) == (GATEWAY_USER, ("mosquitto",))
+    assert (found.mqtt.username, found.broker.hosts) == (BROKER_USER, ("mosquitto",))
 
 
 def test_the_broker_starts_on_what_the_gateway_writes() -> None:

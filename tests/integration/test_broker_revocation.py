@@ -14,11 +14,11 @@ from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_gateway.broker import keeper
-from firstline_gateway.broker.config import AUTHORITIES, GATEWAY_USER
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.known import Revoked
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 pytestmark = pytest.mark.mosquitto
 
@@ -44,25 +44,33 @@ def gateways(broker: GeneratedBroker) -> MqttSettings:
         HOST,
         broker.plan.gateway_port,
         client_id="gateway",
-        username=GATEWAY_USER,
+        username=BROKER_USER,
         password=broker.files.password_file.read_text().strip(),
-        tls_ca_file=broker.files.path / AUTHORITIES,
+        tls_ca_file=broker.files.path / BROKER_AUTHORITIES_FILE,
     )
+
+
+class Revocations:
+    """What the keeper learns from the gateway; a test changes it."""
+
+    def __init__(self) -> None:
+        self.certificates: list[Revoked] = []
+        self.revoked_devices: set[str] = set()
+        self.version = 1
+
+    def revoked(self) -> list[Revoked]:
+        return list(self.certificates)
 
 
 class Room:
     """A keeper, and the revocations that it is to learn of."""
 
     def __init__(self, broker: GeneratedBroker) -> None:
-        self.certificates: list[Revoked] = []
-        self.devices: set[str] = set()
-        self.version = 1
+        self.revocations = Revocations()
         self.keeper = BrokerKeeper(
             broker.files,
             authorities=lambda: Authorities(broker.issuer.authority),
-            version=lambda: self.version,
-            revoked=lambda: list(self.certificates),
-            devices=lambda: set(self.devices),
+            revocations=self.revocations,
             refresh_s=0.1,
             clock=SYSTEM_CLOCK,
         )
@@ -83,10 +91,10 @@ async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker
     assert await asyncio.to_thread(revoked.publish, f"{PREFIX}/a/state", b"before") == "Success"
     gateway.wait_for(f"{PREFIX}/a/state")
 
-    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
-    room.devices.add("a")
+    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.revoked_devices.add("a")
     started_s = time.monotonic()
-    room.version += 1
+    room.revocations.version += 1
     await asyncio.to_thread(revoked.wait, lambda: revoked.gone)
     assert time.monotonic() - started_s < ENDED_WITHIN_S
 
@@ -126,8 +134,8 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
     thief = device(broker, "a")
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
-    room.certificates.append(Revoked(stolen, time.time(), "a"))
-    room.version += 1
+    room.revocations.certificates.append(Revoked(stolen, time.time(), "a"))
+    room.revocations.version += 1
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     owner = await asyncio.to_thread(broker.device, fresh)
     assert owner.is_in
@@ -138,7 +146,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
 async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broker: GeneratedBroker) -> None:
     """A gateway brings the files up to date before it runs; whoever stole a certificate may be in by then."""
     room, thief = Room(broker), device(broker, "a")
-    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
     assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
     room.keeper.start(gateways(broker))
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
@@ -159,8 +167,8 @@ async def test_a_session_that_could_not_be_ended_is_ended_later(
     monkeypatch.setattr(keeper, "end_sessions", fails_first)
     monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
     thief = device(broker, "a")
-    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
-    room.version += 1
+    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.version += 1
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     assert failed.is_set()
 
@@ -169,8 +177,8 @@ async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_re
     broker: GeneratedBroker, room: Room
 ) -> None:
     broker.broker.stop()
-    room.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
-    room.devices.add("a")
+    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.revoked_devices.add("a")
     assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
     assert await end_sessions(gateways(broker), ["a"]) == ["a"]
     broker.broker.start()

@@ -97,7 +97,7 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
     await device_says(site, 1, 0)
     assert "1 device," in (await said(site, "rollout", "plan", "quiet", "1", *AT_ONCE)).stdout
     rollout = (await said(site, "rollout", "start", "quiet", "1", *AT_ONCE)).stdout.strip()
-    engine = site.gateway.fleet_room.engine
+    engine = site.gateway.engine
     await engine.drive()
     told = (await device_says(site, 2, 0)).configuration
     assert told is not None and (told.name, told.version, told.sha256, told.rollout) == ("quiet", 1, sha256, rollout)
@@ -124,7 +124,7 @@ async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_sai
     site: RegistrySite, tmp_path: Path
 ) -> None:
     """Also bundles: a rollout of one is told apart from one of a configuration, and both from what nobody needs."""
-    file, engine = tmp_path / "quiet.toml", site.gateway.fleet_room.engine
+    file, engine = tmp_path / "quiet.toml", site.gateway.engine
     for version in (1, 2):
         file.write_text(QUIET.format(version, version))
         await said(site, "config", "push", file)

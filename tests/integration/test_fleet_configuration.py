@@ -108,7 +108,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
-    rollouts, engine = site.gateway.rollouts, site.gateway.fleet_room.engine
+    rollouts, engine = site.gateway.rollouts, site.gateway.engine
     definition = Definition(
         signed.name,
         signed.version,

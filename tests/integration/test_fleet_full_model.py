@@ -38,9 +38,9 @@ from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, ModelKey, Reason, Status, Tier
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.fleet.updates.slots import manifest_sha256
-from firstline_gateway.models.fetched.keeper import FullModels
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.stages import Stage, place
 from firstline_gateway.rollouts.states import Command
@@ -173,8 +173,8 @@ def escalated(said: list[Said]) -> list[Said]:
 
 
 def keeper_of(site: RegistrySite) -> FullModels:
-    assert site.gateway.fleet_room.full_models is not None
-    return site.gateway.fleet_room.full_models
+    assert site.gateway.full_models is not None
+    return site.gateway.full_models
 
 
 def salts() -> Iterator[str]:
@@ -196,7 +196,7 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
     assert full[1] != full[2] and len(set(full.values())) == 2
 
     async def served() -> bool:
-        await keeper.look()
+        await keeper.update()
         return OLD in repository.models
 
     await until(served, 60)  # what devices run is fetched, as they say that they run it
@@ -206,7 +206,7 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
     assert 0.05 < share_before < 0.6 and {each.digest for each in escalated(before)} == {full[1]}
 
     # While one device of three has moved, and on the way there.
-    rollouts, engine = site.gateway.rollouts, site.gateway.fleet_room.engine
+    rollouts, engine = site.gateway.rollouts, site.gateway.engine
     traffic = Traffic(agents)
     asking = asyncio.create_task(traffic.go())
     rollout = (await rollouts.create(definition(tmp_path / "new"), BY)).id
@@ -248,10 +248,10 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
     assert len(more) < 0.01 * len(traffic.said), more
 
     # What no device needs any more goes, and comes back when one does.
-    await keeper.look()
+    await keeper.update()
     assert set(repository.models) == {OLD, NEW}  # for a week
     keeper._clock = Later(8 * 86_400.0)
-    await keeper.look()
+    await keeper.update()
     assert set(repository.models) == {NEW} and not (tmp_path / "shelf" / "digits@1").exists()
     back = DesiredModel("digits", 1, manifest_sha256(tmp_path / "old"), "again")
 
@@ -259,7 +259,7 @@ async def test_the_fleet_moves_while_both_full_models_answer_and_the_old_one_goe
         return replace(said, models=(back,))
 
     await site.gateway.fleet.desire([DEVICES[0]], change)
-    await keeper.look()
+    await keeper.update()
     assert set(repository.models) == {OLD, NEW}
 
 
@@ -267,7 +267,7 @@ async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_wh
     site: RegistrySite, tmp_path: Path
 ) -> None:
     keeper = keeper_of(site)
-    await keeper.before(definition(tmp_path / "new"))
+    await keeper.prepare(definition(tmp_path / "new"))
     assert set(site.gateway.repository.models) == {NEW}
     names = sorted(path.name for path in (tmp_path / "shelf" / "digits@2").iterdir())
     assert names == ["full.onnx", "manifest.json"]  # nothing that devices alone need
@@ -284,7 +284,7 @@ async def test_what_was_fetched_is_served_after_a_restart_and_told_apart_from_wh
 async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it(
     site: RegistrySite, tmp_path: Path
 ) -> None:
-    await keeper_of(site).before(definition(tmp_path / "new"))
+    await keeper_of(site).prepare(definition(tmp_path / "new"))
     before = site.gateway.settings
     shelf = replace(before.registry, full_models=str(tmp_path / "other shelf"))
     replica = open_gateway(replace(before, registry=shelf))
@@ -331,15 +331,15 @@ async def test_what_somebody_had_unloaded_is_not_served_again_behind_their_back(
     site: RegistrySite, tmp_path: Path
 ) -> None:
     keeper = keeper_of(site)
-    await keeper.before(definition(tmp_path / "new"))
+    await keeper.prepare(definition(tmp_path / "new"))
     wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
     await site.gateway.fleet.desired("cam")
     await site.gateway.fleet.desire(["cam"], lambda _, said: replace(said, models=(wanted,)))
     await site.gateway.plane.unload("digits")
-    await keeper.look()
+    await keeper.update()
     assert not site.gateway.repository.models
     with pytest.raises(ConflictError, match="had digits unloaded"):
-        await keeper.before(definition(tmp_path / "new"))
+        await keeper.prepare(definition(tmp_path / "new"))
     await site.gateway.plane.load("digits")
     assert set(site.gateway.repository.models) == {NEW}
 

@@ -39,8 +39,8 @@ from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
-from firstline_gateway.profiles.brought import Brought, read_brought
 from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 from firstline_gateway.settings.load import load
 
 ASKED = ProfileAsked("two", quick=True, threads=(1,), batches=(1,))
@@ -306,11 +306,11 @@ async def test_a_profile_that_nobody_asked_for_is_refused_before_it_is_sent(site
 async def test_what_is_brought_is_read_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(content: bytes, place: Place) -> Brought:
+    def noted(content: bytes, place: Place) -> UploadedProfile:
         threads.append(threading.current_thread())
-        return read_brought(content, place)
+        return read_uploaded(content, place)
 
-    monkeypatch.setattr("firstline_gateway.api.fleet.profiles.read_brought", noted)
+    monkeypatch.setattr("firstline_gateway.api.fleet.profiles.read_uploaded", noted)
     async with httpx.AsyncClient(base_url=site.url, headers=bearer(site.operator), timeout=20) as keeper:
         sent = await keeper.put(profile_path("digits", 1, "bench"), content=encode(profile(1.0)))
     assert sent.status_code == 200

@@ -449,7 +449,7 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
     held = GatedExecutor()
     async with running(first, held) as (dying, client), running(second) as (_, other):
         jobs = [await submit(client) for _ in range(20)]
-        dying._job_runner._tasks[1].cancel()  # it renews no lease any more, nor ends what it holds
+        await dying._job_runner._tasks[1].close()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200

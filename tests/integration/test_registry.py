@@ -232,7 +232,7 @@ async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path
             path.write_bytes(sent)
             with pytest.raises(kind):
                 await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), told=ignore))
-        assert await site.room.files.all() == []
+        assert await site.registry.files.all() == []
         assert not list((site.folder / "blobs" / "incoming").iterdir())
 
 
@@ -373,7 +373,7 @@ async def test_a_registry_that_went_back_is_noticed_and_published_anew(begun: Re
     await begun.with_registry(
         lambda registry: publishing.publish(begun.keyring, registry, begun.now_s() + 2, recover=True)
     )
-    assert await begun.room.registry.renew(ONLINE_LIFE.total_seconds() + 1)
+    assert await begun.registry.renew(ONLINE_LIFE.total_seconds() + 1)
     assert await begun.with_registry(refreshed) == [("digits", 1), ("digits", 2)]
     await pushed(begun, tmp_path / "three")
 
@@ -393,10 +393,10 @@ async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: R
             registry.revert_alias("digits", "champion")
 
     await begun.with_registry(going)
-    before = len(await begun.room.files.all())
-    assert await begun.room.registry.sweep(3600) == 0  # somebody may be about to list them
-    assert await begun.room.registry.sweep(-3600) == 1  # the manifest of version 1
-    assert len(await begun.room.files.all()) == before - 1
+    before = len(await begun.registry.files.all())
+    assert await begun.registry.sweep(3600) == 0  # somebody may be about to list them
+    assert await begun.registry.sweep(-3600) == 1  # the manifest of version 1
+    assert len(await begun.registry.files.all()) == before - 1
 
 
 async def test_an_alias_goes_back_one_step(begun: RegistrySite, tmp_path: Path) -> None:

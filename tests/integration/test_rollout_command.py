@@ -84,11 +84,11 @@ async def test_a_rollout_from_its_plan_to_its_end_and_back(room: Room) -> None:
     started = await room("rollout", "start", "digits", "2", "--file", file, *OPTIONS)
     assert started.exit_code == 0, started.output
     rollout = started.stdout.strip()
-    await room.gateway.fleet_room.engine.drive()
+    await room.gateway.engine.drive()
     told = await room.device_says("cam", 1)
     assert told.models[0].version == 2
     await room.device_says("cam", 2, Update("digits", 2, UpdateState.COMMITTED, rollout=rollout))
-    await room.gateway.fleet_room.engine.drive()
+    await room.gateway.engine.drive()
     shown = await room("rollout", "get", rollout, "--watch")
     assert shown.exit_code == 0 and "digits 2: completed" in shown.stdout, shown.output
     assert "promote" in shown.stdout and "rollback: What ran before runs again on 1 device" in shown.stdout
@@ -96,9 +96,9 @@ async def test_a_rollout_from_its_plan_to_its_end_and_back(room: Room) -> None:
     assert [one["id"] for one in json.loads(listed.stdout)] == [rollout]
     back = await room("rollout", "rollback", rollout)
     assert back.exit_code == 0 and back.stdout.startswith("rolling_back")
-    await room.gateway.fleet_room.engine.drive()
+    await room.gateway.engine.drive()
     await room.device_says("cam", 1)
-    await room.gateway.fleet_room.engine.drive()
+    await room.gateway.engine.drive()
     ended = await room("rollout", "get", rollout, "--watch", "-o", "json")
     assert ended.exit_code == 1 and json.loads(ended.stdout)["rollout"]["state"] == "rolled_back"
     refused = await room("rollout", "pause", rollout)

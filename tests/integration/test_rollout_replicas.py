@@ -42,7 +42,7 @@ class Replica:
         self.database = open_database(store)
         self.writer, self.readers = StoreWriter(self.database), Readers(self.database)
         service = ServiceClock(self.database, clock)
-        self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service)
+        self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service, on_change=lambda: None)
         self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=lambda: None)
 
     def close(self) -> None:

@@ -15,11 +15,12 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from support.broker import HOST, Broker, free_port
 
-from firstline_gateway.broker.config import AUTHORITIES, CONFIGURATION, GATEWAY_USER, Plan
+from firstline_gateway.broker.config import CONFIGURATION, Plan
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.known import Revoked
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 PREFIX = "firstline/v1"
 _TIMEOUT_S = 5.0
@@ -98,7 +99,7 @@ class GeneratedBroker:
 
     def gateway(self, **options: Any) -> Peer:
         """A client on the gateways' listener, with their password."""
-        options.setdefault("user", (GATEWAY_USER, self.files.password_file.read_text().strip()))
+        options.setdefault("user", (BROKER_USER, self.files.password_file.read_text().strip()))
         return Peer(self.plan.gateway_port, self._context(None), **options)
 
     def stranger_at_gateways(self, certificate: Path | None, **options: Any) -> Peer:
@@ -106,7 +107,7 @@ class GeneratedBroker:
         return Peer(self.plan.gateway_port, self._context(certificate), **options)
 
     def _context(self, certificate: Path | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.files.path / AUTHORITIES)
+        context = ssl.create_default_context(cafile=self.files.path / BROKER_AUTHORITIES_FILE)
         context.sslsocket_class = _ClosingSocket
         if certificate is not None:
             context.load_cert_chain(certificate)

@@ -26,7 +26,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
-from firstline_gateway.registry.wiring import RegistryRoom
+from firstline_gateway.registry.registry import Registry as GatewayRegistry
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 
@@ -53,7 +53,7 @@ class RegistrySite:
     client: httpx.AsyncClient
 
     @property
-    def room(self) -> RegistryRoom:
+    def registry(self) -> GatewayRegistry:
         assert self.gateway.registry is not None
         return self.gateway.registry
 

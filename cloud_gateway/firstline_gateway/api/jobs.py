@@ -69,7 +69,6 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
     request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
     gateway.answering.check(request)
     await gateway.jobs.submit(request)
-    gateway.metrics.job("submitted")
     reply = http.json_reply(_pending(request.request_id, request.model), 202)
     reply.headers["Location"] = f"/firstline/v1/answers/{request.request_id}"
     reply.headers["Preference-Applied"] = _PREFER

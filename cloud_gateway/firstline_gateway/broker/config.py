@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 
-GATEWAY_USER = "_gateway"
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 ACCESS_LIST = "acl"
-AUTHORITIES = "ca.pem"
 CERTIFICATE = "broker.pem"
 CONFIGURATION = "mosquitto.conf"
-GATEWAY_PASSWORD = "gateway_password"  # noqa: S105 (a file's name)
 KEY = "broker.key"
 PASSWORDS = "passwords"
 REVOCATIONS = "crl.pem"
@@ -88,7 +86,7 @@ acl_file {folder / ACCESS_LIST}
 listener {plan.port}
 max_connections {plan.connections}
 {tls}
-cafile {folder / AUTHORITIES}
+cafile {folder / BROKER_AUTHORITIES_FILE}
 crlfile {folder / REVOCATIONS}
 require_certificate true
 use_identity_as_username true
@@ -147,7 +145,7 @@ def access_list(prefix: str, revoked: Iterable[str] = ()) -> str:
         [
             f"# Who may publish and read what below {prefix}. A device's user name is its certificate's: %u below.",
             "",
-            f"user {GATEWAY_USER}",
+            f"user {BROKER_USER}",
             *gateway,
             "",
             *denied,

@@ -11,7 +11,7 @@ import signal
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cryptography import x509
 
@@ -22,6 +22,12 @@ from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities, write
 from firstline_gateway.identity.known import Revoked
+from firstline_gateway.settings.settings import (
+    BROKER_AUTHORITIES_FILE,
+    BROKER_PASSWORD_FILE,
+    BROKER_USER,
+    Settings,
+)
 
 _SALT_BYTES = 12
 # The broker's certificate lives 90 days, as the gateway's own.
@@ -69,7 +75,7 @@ class BrokerFolder:
         serials_before, _ = _listed(self._text(config.REVOCATIONS))
         changed = [
             self._put(config.ACCESS_LIST, config.access_list(self.prefix, denied)),
-            self._put(config.AUTHORITIES, authorities.pem),
+            self._put(BROKER_AUTHORITIES_FILE, authorities.pem),
             self._revocations(authorities, listed, now_s),
             self._certificate(authorities, now_s),
             self._password(),
@@ -83,7 +89,7 @@ class BrokerFolder:
     @property
     def password_file(self) -> Path:
         """The password of gateways, for `mqtt.password_file`."""
-        return self.path / config.GATEWAY_PASSWORD
+        return self.path / BROKER_PASSWORD_FILE
 
     def _make(self) -> None:
         try:
@@ -133,10 +139,10 @@ class BrokerFolder:
 
     def _password(self) -> bool:
         """Made once, and again where a file is gone or damaged; whether it was."""
-        if self._text(config.GATEWAY_PASSWORD).strip() and self._text(config.PASSWORDS).strip():
+        if self._text(BROKER_PASSWORD_FILE).strip() and self._text(config.PASSWORDS).strip():
             return False
         password = secrets.token_urlsafe(32)
-        line = config.password_line(config.GATEWAY_USER, password, secrets.token_bytes(_SALT_BYTES))
+        line = config.password_line(BROKER_USER, password, secrets.token_bytes(_SALT_BYTES))
         self._put(config.PASSWORDS, line, private=True)
         write(self.password_file, f"{password}\n".encode(), private=True)
         return True
@@ -183,6 +189,23 @@ class BrokerFolder:
             log.info("the broker does not run, so it will read its files when it starts", pid_file=self.plan.pid_file)
         except (OSError, ValueError) as error:
             log.error("the broker was not told to read its files anew", pid_file=self.plan.pid_file, error=str(error))
+
+
+def broker_folder(settings: Settings) -> BrokerFolder:
+    """Returns the folder that `broker.directory` names."""
+    found = settings.broker
+    folder = PurePosixPath(found.seen_as or found.folder.resolve())
+    plan = Plan(
+        folder=folder,
+        data_folder=PurePosixPath(found.data_directory) if found.data_directory else folder / "data",
+        port=found.port,
+        gateway_port=found.gateway_port,
+        body_bytes=settings.limits.body_bytes,
+        concurrency=settings.mqtt.concurrency,
+        connections=found.connections,
+        pid_file=found.pid_file,
+    )
+    return BrokerFolder(found.folder, plan, settings.mqtt.prefix, found.hosts)
 
 
 def _listed(crls_pem: str) -> tuple[set[int], set[x509.Name]]:

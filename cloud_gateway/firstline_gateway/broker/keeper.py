@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -24,15 +25,31 @@ _RETRY_S = 30.0
 log = logger(__name__)
 
 
+class Revocations(Protocol):
+    """The devices and certificates that are refused (`identity.known.Known`)."""
+
+    @property
+    def version(self) -> int:
+        """Changes with each change of a device or a certificate."""
+        ...
+
+    @property
+    def revoked_devices(self) -> Collection[str]:
+        """The names of revoked devices."""
+        ...
+
+    def revoked(self) -> Sequence[Revoked]:
+        """Returns the revoked certificates."""
+        ...
+
+
 class BrokerKeeper:
     """Of one gateway; used on its event loop.
 
     Args:
         folder: the broker's.
         authorities: asked anew each time; blocks.
-        version: of what the gateway knows; another one whenever a device or a certificate has changed.
-        revoked: certificates that are refused.
-        devices: the names of revoked devices.
+        revocations: devices and certificates that are refused.
         refresh_s: how often the version is looked at.
         clock: what certificates are dated by.
     """
@@ -42,17 +59,13 @@ class BrokerKeeper:
         folder: BrokerFolder,
         *,
         authorities: Callable[[], Authorities],
-        version: Callable[[], int],
-        revoked: Callable[[], Iterable[Revoked]],
-        devices: Callable[[], Iterable[str]],
+        revocations: Revocations,
         refresh_s: float,
         clock: Clock,
     ) -> None:
         self._folder = folder
         self._authorities = authorities
-        self._version = version
-        self._revoked = revoked
-        self._devices = devices
+        self._revocations = revocations
         self._refresh_s = refresh_s
         self._clock = clock
         self._standing: set[str] = set()  # devices whose sessions are still to be ended
@@ -65,7 +78,9 @@ class BrokerKeeper:
             ConfigError: the folder cannot be written.
         """
         now_s = self._clock.wall_s()
-        refused = self._folder.refresh(self._authorities(), self._revoked(), self._devices(), now_s)
+        refused = self._folder.refresh(
+            self._authorities(), self._revocations.revoked(), self._revocations.revoked_devices, now_s
+        )
         self._standing |= refused
         return refused
 
@@ -85,7 +100,7 @@ class BrokerKeeper:
     async def _keep(self, connection: MqttSettings) -> None:
         seen, looked_s = -1, self._clock.monotonic_s()
         while True:
-            now_s, version = self._clock.monotonic_s(), self._version()
+            now_s, version = self._clock.monotonic_s(), self._revocations.version
             if version == seen and now_s - looked_s < (_RETRY_S if self._standing else _LOOK_S):
                 await self._clock.sleep(self._refresh_s)
                 continue

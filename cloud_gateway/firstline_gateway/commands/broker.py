@@ -13,6 +13,7 @@ from firstline_core.errors import ConfigError
 from firstline_gateway.broker import config
 from firstline_gateway.commands.base import add_command, show
 from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 
 def add_commands(commands: Any) -> None:
@@ -33,7 +34,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from firstline_gateway.broker.wiring import broker_folder
+    from firstline_gateway.broker.files import broker_folder
     from firstline_gateway.identity.folder import AuthorityFolder
     from firstline_gateway.identity.known import Known, read_changes
     from firstline_gateway.store.database import open_database
@@ -61,9 +62,9 @@ def _write(arguments: argparse.Namespace) -> int:
     mqtt = {
         "host": folder.hosts[0],
         "port": folder.plan.gateway_port,
-        "username": config.GATEWAY_USER,
+        "username": BROKER_USER,
         "password_file": str(folder.password_file),
-        "tls_ca_file": str(folder.path / config.AUTHORITIES),
+        "tls_ca_file": str(folder.path / BROKER_AUTHORITIES_FILE),
     }
     lines = [
         f"start it with: mosquitto -c {conf}",

@@ -9,6 +9,7 @@ What is kept is written by the store's one thread, in the order of the answers: 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from firstline_gateway.contracts import store
 from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
 from firstline_gateway.contracts.fleet import Fleet
+from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
 from firstline_gateway.contracts.quota import share_per_hour
 from firstline_gateway.contracts.store import Contribution
@@ -74,7 +76,6 @@ class ContractMonitor:
         self._writer = writer
         self._repository = repository
         self._settings = settings
-        self._metrics = metrics
         self._clock = clock
         self._service = service
         with database.reading() as connection:
@@ -89,7 +90,7 @@ class ContractMonitor:
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
         self._fleet.remember(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
-        metrics.contracts(self.pools, self.device_alarms)
+        self._metrics = ContractMetrics(metrics, self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
 
@@ -108,6 +109,10 @@ class ContractMonitor:
             return store.pools(connection), store.quotas(connection), store.devices(connection)
 
         return self._writer.submit_then(read, self._take_up, writes=False)
+
+    async def refreshed(self) -> None:
+        """Returns once `refresh` is done."""
+        await asyncio.wrap_future(self.refresh())
 
     def pools(self) -> list[Pool]:
         """All of them, by promise."""
@@ -249,7 +254,7 @@ class ContractMonitor:
             return
         self._told.discard((one.model, Skipped.DISK))
         self._pools = self._pools | {one.key: outcome.pool}
-        self._metrics.audit(one.model, disagrees=one.disagrees)
+        self._metrics.counted(one.model, disagrees=one.disagrees)
         if outcome.alarmed_devices is not None:
             self._note_alarms()
             _tell(outcome.pool, outcome.alarmed_devices)
@@ -272,7 +277,7 @@ class ContractMonitor:
         self._alarms = alarms  # at once: the event loop reads it
 
     def _skip(self, why: Skipped, model: ModelKey, device: str, sentence: str) -> None:
-        self._metrics.audit_skipped(why)
+        self._metrics.skipped(why)
         # Somebody has to mend these. Once, for audits come for as long as nobody does.
         if why in (Skipped.DISK, Skipped.NOT_PROMISED) and (model, why) not in self._told:
             self._told.add((model, why))

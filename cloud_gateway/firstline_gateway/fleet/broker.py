@@ -50,16 +50,23 @@ class FleetBroker:
         connection: to the broker, with a client id of its own.
         prefix: first levels of every topic.
         is_revoked: whether a device may not say anything any more.
+        due: set when devices are to run something else; cleared here.
     """
 
-    def __init__(self, fleet: Fleet, connection: MqttSettings, prefix: str, is_revoked: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        connection: MqttSettings,
+        prefix: str,
+        is_revoked: Callable[[str], bool],
+        due: asyncio.Event,
+    ) -> None:
         self._fleet = fleet
         self._prefix = prefix
         self._is_revoked = is_revoked
         self._client = MqttClient(connection)
-        self._due = asyncio.Event()
+        self._due = due
         self._publishing: asyncio.Task[None] | None = None
-        fleet.on_desired = self._due.set
 
     @property
     def connected(self) -> bool:

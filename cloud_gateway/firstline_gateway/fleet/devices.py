@@ -11,11 +11,8 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, or_, 
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake, Desired, Reported
-from firstline_core.protocol.enrolment import device_principal
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
-from firstline_gateway.profiles import asked
-from firstline_gateway.profiles import records as profiles
 from firstline_gateway.store import statements
 from firstline_gateway.store.statements import batched
 
@@ -214,11 +211,9 @@ def accept(connection: Connection, name: str, now_s: float) -> bool:
 
 
 def forget(connection: Connection, name: str) -> bool:
-    """Forgets a device, what it counted, and what it measured or was to measure; False where nobody has heard of it."""
+    """Deletes a device and its counts; returns False for an unknown device."""
     for table in (COUNTS, HISTORY):
         connection.execute(delete(table).where(table.c.device == name))
-    profiles.forget(connection, name, device_principal(name))
-    asked.forget(connection, name)
     return connection.execute(delete(DEVICES).where(_C.name == name)).rowcount > 0
 
 

@@ -42,18 +42,27 @@ class Fleet:
         writer: writes to it.
         found: the settings.
         clock: what times are on.
-
-    Attributes:
         on_desired: called when devices are to run something else, on the event loop.
+        delete_with_device: each deletes what another package has stored of a device, in the given transaction.
     """
 
-    def __init__(self, readers: Readers, writer: StoreWriter, found: settings.Fleet, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        readers: Readers,
+        writer: StoreWriter,
+        found: settings.Fleet,
+        *,
+        clock: Clock,
+        on_desired: Callable[[], None],
+        delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
+    ) -> None:
         self._readers = readers
         self._writer = writer
         self._accept = found.accept == "automatic"
         self._clock = clock
         self._tally = tiers.Tally()
-        self.on_desired: Callable[[], None] = lambda: None
+        self._on_desired = on_desired
+        self._delete_with_device = delete_with_device
 
     async def desired(self, device: str) -> Desired:
         """What a device is to run; that it asks says that it is there."""
@@ -144,7 +153,7 @@ class Fleet:
 
         found = await self._write(changed)
         if change.accepted:
-            self.on_desired()
+            self._on_desired()
         return _shown(found, now_s)
 
     async def decommission(self, name: str, by: str) -> None:
@@ -158,6 +167,8 @@ class Fleet:
         def forgotten(connection: Connection) -> bool:
             if not devices.forget(connection, name):
                 return False
+            for delete_data in self._delete_with_device:
+                delete_data(connection, name)
             trail.add(
                 connection, at_s=now_s, actor=by, action="device.decommission", subject=f"device:{name}", details={}
             )
@@ -190,7 +201,7 @@ class Fleet:
             return len(told)
 
         told = await self._write(braked)
-        self.on_desired()
+        self._on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=told)
         return told
 
@@ -199,7 +210,7 @@ class Fleet:
         now_s, wanted = self._clock.wall_s(), list(names)
         changed = await self._write(lambda on: devices.desire(on, wanted, change, now_s))
         if changed:
-            self.on_desired()
+            self._on_desired()
         return changed
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
+from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
@@ -39,6 +40,7 @@ class Jobs:
         clock: what deadlines are on.
         service: by which jobs age.
         endings: who waits for one to end.
+        counter: counts jobs by event.
         on_new: told that there is one more.
     """
 
@@ -51,7 +53,8 @@ class Jobs:
         clock: Clock,
         service: ServiceClock,
         endings: Endings,
-        on_new: Callable[[], None] = lambda: None,
+        counter: Counter,
+        on_new: Callable[[], None],
     ) -> None:
         self._readers = readers
         self._writer = writer
@@ -59,7 +62,8 @@ class Jobs:
         self._clock = clock
         self._service = service
         self.endings = endings
-        self.on_new = on_new
+        self._counter = counter
+        self._on_new = on_new
 
     async def submit(self, request: InferRequest) -> None:
         """Keeps a request under its id, to be run when there is room.
@@ -96,7 +100,8 @@ class Jobs:
         refused = await self._write(lambda connection: records.add(connection, job, request.priority or 2, room))
         if refused is not None:
             raise refused
-        self.on_new()
+        self._counter.labels("submitted").inc()
+        self._on_new()
 
     async def find(self, job_id: str, principal: str) -> Job:
         """A principal's job, whichever replica took it.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
+from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
@@ -26,6 +27,7 @@ from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.background import PeriodicTask
 from firstline_gateway.jobs import kept, records
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import Ended, Job
@@ -34,7 +36,6 @@ from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger("firstline_gateway.jobs")
 
@@ -57,7 +58,7 @@ class JobRunner:
         writer: writes to it.
         settings: how many run at the same moment, and how long answers are kept.
         endings: told of each that has ended.
-        metrics: gains what became of each.
+        counter: counts jobs by event.
         clock: its monotonic time.
         service: by which leases run out.
     """
@@ -70,7 +71,7 @@ class JobRunner:
         settings: JobSettings,
         *,
         endings: Endings,
-        metrics: GatewayMetrics,
+        counter: Counter,
         clock: Clock,
         service: ServiceClock,
     ) -> None:
@@ -79,7 +80,7 @@ class JobRunner:
         self._writer = writer
         self._settings = settings
         self._endings = endings
-        self._metrics = metrics
+        self._counter = counter
         self._clock = clock
         self._service = service
         self._holder = new_request_id()
@@ -87,7 +88,12 @@ class JobRunner:
         # Begun before, and not heard of: one at a time, so that one that ends gateways is not given up with others.
         self._suspects: set[str] = set()
         self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = (
+            PeriodicTask("jobs", self._take_up, interval_s=_LOOK_S, clock=clock, wake=self._wake),
+            PeriodicTask("job leases", self._keep, interval_s=_RENEW_S, clock=clock),
+        )
+        self._recounted = False
+        self._started = False
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -98,31 +104,22 @@ class JobRunner:
         if self._readers.database.dialect == "sqlite":  # nobody else works on it
             with contextlib.suppress(CapacityError):  # told by the writer; then the leases run out
                 await self._write(records.put_back_all)
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._keep())]
+        for task in self._tasks:
+            task.start()
+        self._started = True
 
     async def close(self) -> None:
         """Ends, and leaves what is not answered to whoever comes next."""
-        tasks = [*self._tasks, *self._running.values()]
-        self._tasks = []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if tasks:
+        for task in self._tasks:
+            await task.close()
+        running = [*self._running.values()]
+        for job in running:
+            job.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._started:
+            self._started = False
             with contextlib.suppress(FirstlineError):
                 await self._write(lambda connection: records.leave(connection, self._holder))
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._take_up()
-            except CapacityError:
-                pass  # the store, which says so, once
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("jobs could not be taken up")
-            self._wake.clear()
-            timer = self._clock.call_at(self._clock.monotonic_s() + _LOOK_S, self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
 
     async def _take_up(self) -> None:
         free = self._settings.in_flight - len(self._running)
@@ -228,24 +225,16 @@ class JobRunner:
     async def _end(self, job_id: str, ended: Ended) -> None:
         service_s = self._service.now_s()
         if await self._write(lambda connection: records.end(connection, job_id, ended, service_s)):
-            self._metrics.job("answered" if ended.status == 200 else "failed")
+            self._counter.labels("answered" if ended.status == 200 else "failed").inc()
             log.info("job ended", request_id=job_id, status=ended.status)
         self._endings.tell(job_id)
 
     async def _keep(self) -> None:
         """Counts what is kept, then renews the leases, and forgets what is old."""
-        counted = False
-        while True:
-            try:
-                if not counted:
-                    await self._write(kept.recount)
-                    counted = True
-                await self._write(partial(self._renewed, list(self._running)))
-            except CapacityError:
-                pass  # the store, which says so, once
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("jobs could not be kept")
-            await self._clock.sleep(_RENEW_S)
+        if not self._recounted:
+            await self._write(kept.recount)
+            self._recounted = True
+        await self._write(partial(self._renewed, list(self._running)))
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelEr
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import ModelKey, ModelMetadata
+from firstline_gateway.models.pending import PendingModels
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
 # more. What runs take meanwhile comes on top.
@@ -65,13 +66,14 @@ class Repository:
         models: by name and version; replaced as a whole by each change.
         refused: bundles that were no good when the gateway started.
         away: versions that are known and not served, each with the reason.
-        on_missing: asked, with name and version, before it is said that there is no such model; what it gives is said
-            instead.
+        unloaded: names that an operator unloaded and has not loaded since.
+        pending: versions that can be fetched once a request needs them.
     """
 
     def __init__(self, models: dict[ModelKey, ServedModel], refused: tuple[RefusedBundle, ...] = ()) -> None:
         self.refused = refused
-        self.on_missing: Callable[[str, str], FirstlineError | None] = lambda _name, _version: None
+        self.unloaded: set[str] = set()
+        self.pending = PendingModels()
         self.away = {
             bundle.key: bundle.error.message
             for bundle in refused
@@ -133,7 +135,8 @@ class Repository:
                 f"it serves: {', '.join(map(str, versions))}."
             )
         except UnknownModelError as error:
-            raise (self.on_missing(name, version) or error) from None
+            pending = None if name in self.unloaded else self.pending.request(name, version)
+            raise (pending or error) from None
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Those names that no model has, be it served or refused."""

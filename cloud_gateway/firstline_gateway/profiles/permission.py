@@ -6,13 +6,13 @@ from sqlalchemy import Connection
 
 from firstline_core.errors import ConflictError
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles import asked
-from firstline_gateway.profiles.asked import Asked
+from firstline_gateway.profiles import request_records
+from firstline_gateway.profiles.request_records import RequestRecord
 
 
 def permitted(
     connection: Connection, device: str, bundle: str, version: int, now_s: float, *, lock: bool = False
-) -> Asked:
+) -> RequestRecord:
     """The request by which a device may bring a profile, or has brought that version.
 
     Args:
@@ -27,7 +27,9 @@ def permitted(
         ConflictError: there is none, it has ended, or it was fulfilled with another version.
     """
     found = devices.find(connection, device, lock=lock)
-    request = asked.find(connection, device, bundle) if found is not None and found.accepted_s is not None else None
+    request = (
+        request_records.find(connection, device, bundle) if found is not None and found.accepted_s is not None else None
+    )
     what = f"a profile of {bundle} version {version}"
     if request is None or request.wanted.version not in (0, version):
         raise ConflictError(f"Nobody asks {device} for {what} (any more).")
@@ -38,7 +40,7 @@ def permitted(
     return request
 
 
-def fulfilled(request: Asked) -> ConflictError:
+def fulfilled(request: RequestRecord) -> ConflictError:
     """For a device that brings something else by a request than it has brought before."""
     return ConflictError(
         f"{request.device} has brought a profile of {request.wanted.bundle} version {request.version} already, as it "

@@ -14,10 +14,10 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import ProfileEntry, ProfilePage
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.profiles import asked, records
-from firstline_gateway.profiles.brought import Brought
+from firstline_gateway.profiles import records, request_records
 from firstline_gateway.profiles.permission import fulfilled, permitted
 from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.uploaded import UploadedProfile
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
@@ -59,7 +59,7 @@ class Profiles:
             raise _unknown(place)
         return found
 
-    async def put(self, brought: Brought, by: str) -> ProfileEntry:
+    async def put(self, brought: UploadedProfile, by: str) -> ProfileEntry:
         """Keeps what a person brings."""
         entry = brought.entry(by, self._clock.wall_s())
 
@@ -79,7 +79,7 @@ class Profiles:
         now_s = self._clock.wall_s()
         await self._readers.ask(lambda on: permitted(on, device, bundle, version, now_s))
 
-    async def take(self, brought: Brought, device: str) -> ProfileEntry:
+    async def take(self, brought: UploadedProfile, device: str) -> ProfileEntry:
         """Keeps what a device measured of itself, which it was asked for; the same again changes nothing.
 
         Raises:
@@ -95,7 +95,9 @@ class Profiles:
                     raise fulfilled(request)
                 return replace(entry, kept_s=request.brought_s), False
             records.put(connection, entry, brought.content)
-            asked.put(connection, replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s))
+            request_records.put(
+                connection, replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s)
+            )
             return entry, True
 
         entry, new = await self._write(kept)

@@ -81,9 +81,9 @@ def remove(connection: Connection, place: Place) -> bool:
     return connection.execute(delete(PROFILES).where(*_at(place))).rowcount > 0
 
 
-def forget(connection: Connection, machine: str, by: str) -> None:
-    """Forgets what somebody said of a machine."""
-    connection.execute(delete(PROFILES).where(_C.machine == machine, _C.by == by))
+def delete_device(connection: Connection, device: str) -> None:
+    """Deletes the profiles that a device measured of itself."""
+    connection.execute(delete(PROFILES).where(_C.machine == device, _C.by == device_principal(device)))
 
 
 def _at(place: Place) -> tuple[ColumnElement[bool], ...]:

@@ -17,9 +17,9 @@ from firstline_core.fleet.twin import Desired
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles import asked as records
-from firstline_gateway.profiles.asked import Asked
-from firstline_gateway.profiles.standing import request_of, why_not
+from firstline_gateway.profiles import request_records as records
+from firstline_gateway.profiles.request_records import RequestRecord
+from firstline_gateway.profiles.request_state import request_of, why_not
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
@@ -97,7 +97,7 @@ class Requests:
             for one in ended[: max(0, len(before) + 1 - REQUESTS)]:  # the oldest
                 records.remove(connection, device, one.wanted.bundle)
             wanted = asked.desired(new_request_id())
-            new = Asked(device, wanted, by, now_s, now_s + self._age_s)
+            new = RequestRecord(device, wanted, by, now_s, now_s + self._age_s)
             records.put(connection, new)
             _tell(connection, device, records.of(connection, device), now_s)
             details: dict[str, Any] = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
@@ -164,7 +164,7 @@ def _expire(connection: Connection, device: str, now_s: float) -> int:
     return len(over)
 
 
-def _tell(connection: Connection, device: str, asked: Sequence[Asked], now_s: float) -> None:
+def _tell(connection: Connection, device: str, asked: Sequence[RequestRecord], now_s: float) -> None:
     """What has been brought stays, so that the device need not hear of it again; what is over goes."""
     wanted = tuple(one.wanted for one in asked if not one.has_expired(now_s))
 

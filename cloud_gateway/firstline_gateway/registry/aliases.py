@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConflictError, FirstlineError, NotFoundError
+from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue
@@ -66,11 +66,11 @@ class Aliases:
             raise NotFoundError(f"The registry has no {model} version {version}.")
         change = AliasChange(model, alias, version, by, self._clock.wall_s())
 
-        def put(connection: Connection) -> AliasChange | FirstlineError:
+        def put(connection: Connection) -> AliasChange:
             if not _is_current(connection, catalogue):
-                return _published()
+                raise _published()
             if version is None and not any(one.alias == alias for one in records.aliases(connection, model)):
-                return _unknown(model, alias)
+                raise _unknown(model, alias)
             return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
 
         return await asyncio.wrap_future(self._writer.submit(put))
@@ -85,19 +85,17 @@ class Aliases:
         catalogue = await self._catalogue()
         now_s = self._clock.wall_s()
 
-        def put(connection: Connection) -> AliasChange | FirstlineError:
+        def put(connection: Connection) -> AliasChange:
             if not _is_current(connection, catalogue):
-                return _published()
+                raise _published()
             history = records.alias_history(connection, model, alias, 2)
             if not history:
-                return _unknown(model, alias)
+                raise _unknown(model, alias)
             if len(history) < 2:
-                return ConflictError(f"The alias {alias} of {model} was set once; there is nothing to go back to.")
+                raise ConflictError(f"The alias {alias} of {model} was set once; there is nothing to go back to.")
             version = history[1].version
             if version is not None and (model, version) not in catalogue.bundles:
-                return ConflictError(
-                    f"{alias} stood for {model} version {version}, which is no longer in the registry."
-                )
+                raise ConflictError(f"{alias} stood for {model} version {version}, which is no longer in the registry.")
             return _changed(connection, AliasChange(model, alias, version, by, now_s), "alias.revert")
 
         return await asyncio.wrap_future(self._writer.submit(put))

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
-from urllib.parse import urlsplit
 
 from firstline_core.errors import ConfigError, NotFoundError, PayloadTooLargeError, RequestError, StoreUnavailableError
 from firstline_core.storage.files import make_folder, sync_folder
@@ -54,26 +53,6 @@ class Blobs(Protocol):
     async def remove(self, sha256: str) -> None:
         """Forgets a file, if it is there."""
         ...
-
-
-def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
-    """What the setting `registry.blobs` names: a folder, or s3://BUCKET/PREFIX.
-
-    Raises:
-        ConfigError: it is no good, or its library is missing.
-    """
-    if not where.startswith("s3://"):
-        return LocalBlobs(Path(where))
-    parts = urlsplit(where)
-    if not parts.hostname:
-        raise ConfigError(f'registry.blobs is {where!a}, without a bucket; write "s3://BUCKET/PREFIX".')
-    try:
-        from firstline_gateway.registry.s3 import S3Blobs
-    except ImportError as error:
-        raise ConfigError(
-            "registry.blobs names an S3 store, and its library is missing: pip install 'firstline[s3]'."
-        ) from error
-    return S3Blobs(parts.hostname, parts.path.strip("/"), endpoint=endpoint, region=region)
 
 
 async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) -> AsyncIterator[bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import Clock
-from firstline_core.errors import NoRoomError, NotFoundError, RequestError
-from firstline_gateway.registry.blobs import Blob, Blobs, checked
+from firstline_core.errors import ConfigError, NoRoomError, NotFoundError, RequestError
+from firstline_gateway.registry.blobs import Blob, Blobs, LocalBlobs, checked
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 
 _COUNT_S = 60.0  # what other replicas keep is known so late
@@ -119,3 +121,23 @@ class Files:
             self._held_bytes += came_bytes
         finally:
             self._coming_bytes -= came_bytes
+
+
+def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
+    """What the setting `registry.blobs` names: a folder, or s3://BUCKET/PREFIX.
+
+    Raises:
+        ConfigError: it is no good, or its library is missing.
+    """
+    if not where.startswith("s3://"):
+        return LocalBlobs(Path(where))
+    parts = urlsplit(where)
+    if not parts.hostname:
+        raise ConfigError(f'registry.blobs is {where!a}, without a bucket; write "s3://BUCKET/PREFIX".')
+    try:
+        from firstline_gateway.registry.s3 import S3Blobs
+    except ImportError as error:
+        raise ConfigError(
+            "registry.blobs names an S3 store, and its library is missing: pip install 'firstline[s3]'."
+        ) from error
+    return S3Blobs(parts.hostname, parts.path.strip("/"), endpoint=endpoint, region=region)

@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import (
     ConflictError,
-    FirstlineError,
     NotFoundError,
     NotReadyError,
 )
@@ -24,12 +23,13 @@ from firstline_core.fleet.expiry import AUTHORITY, warnings
 from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
+from firstline_gateway.registry.aliases import Aliases
+from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
 from firstline_gateway.registry.bundles import Bundles
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, names
-from firstline_gateway.registry.files import Files
+from firstline_gateway.registry.files import Files, open_blobs
 from firstline_gateway.registry.records import Document
-from firstline_gateway.rollouts import needing
-from firstline_gateway.rollouts.subject import Subject
+from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.trail import records as trail
@@ -47,7 +47,13 @@ class Registry:
         files: what is signed for.
         bundles: as the current targets list them.
         folder: the identity folder, which has the online key.
+        in_use: knows which versions have to stay signed.
         clock: what time it is.
+
+    Attributes:
+        files: what is signed for.
+        bundles: as the current targets list them.
+        aliases: names for versions.
     """
 
     def __init__(
@@ -58,13 +64,16 @@ class Registry:
         bundles: Bundles,
         folder: AuthorityFolder,
         *,
+        in_use: BundleUse,
         clock: Clock,
     ) -> None:
         self._readers = readers
         self._writer = writer
-        self._files = files
-        self._bundles = bundles
+        self.files = files
+        self.bundles = bundles
+        self.aliases = Aliases(readers, writer, bundles.catalogue, clock=clock)
         self._folder = folder
+        self._in_use = in_use
         self._clock = clock
 
     async def metadata(self, name: str) -> Document:
@@ -106,26 +115,26 @@ class Registry:
         accepted = await asyncio.to_thread(signing.accept, contents, root_now, targets_now, now_s)
         new = await asyncio.to_thread(catalogue_of, accepted.targets)
         await asyncio.to_thread(check_listed, new)
-        before = await self._bundles.catalogue()
-        await self._files.check(new.files, before.files)
+        before = await self.bundles.catalogue()
+        await self.files.check(new.files, before.files)
         signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
         kept, said, had = set(new.bundles), names(new), names(before)
         gone = _versions(before) - _versions(new)
 
-        def put(connection: Connection) -> dict[str, int] | FirstlineError:
+        def put(connection: Connection) -> dict[str, int]:
             records.lock(connection)
             for role, seen in (("root", root_now), ("targets", targets_now)):
                 current = records.newest(connection, role)
                 if (current.version if current else 0) != (seen.version if seen else 0):
-                    return ConflictError("Somebody has published since; take up theirs and sign anew.")
+                    raise ConflictError("Somebody has published since; take up theirs and sign anew.")
             for alias in records.aliases(connection):
                 if alias.version is not None and (alias.model, alias.version) not in kept:
-                    return ConflictError(
+                    raise ConflictError(
                         f"The alias {alias.alias} stands for {alias.model} version {alias.version}, which the new "
                         "targets no longer list; set it to another version first, or remove it."
                     )
-            if (reason := needing.needed(connection, gone)) is not None:
-                return ConflictError(reason)
+            if (reason := self._in_use.reason_to_keep(connection, gone)) is not None:
+                raise ConflictError(reason)
             versions = {role: version for role, (version, _) in records.heads(connection).items()}
             fresh = signing.signed_online(accepted.targets_content, signer, versions, now_s)
             records.put(connection, [*accepted.fresh, *fresh])
@@ -204,7 +213,7 @@ class Registry:
                 keyid = signer.public_key.keyid
             except NotReadyError:
                 pass
-        blobs = await self._files.all()
+        blobs = await self.files.all()
         return RegistryStatus(
             roles=tuple(RoleState(role, *heads[role]) for role in _ROLES if role in heads),
             online_key=keyid,
@@ -212,23 +221,42 @@ class Registry:
             warnings=tuple(warnings(expiries, self._clock.wall_s()).values()),
             blobs=len(blobs),
             blobs_bytes=sum(blob.size_bytes for blob in blobs),
-            limit_bytes=self._files.limit_bytes,
+            limit_bytes=self.files.limit_bytes,
         )
 
     async def sweep(self, grace_s: float) -> int:
         """Forgets files that nothing lists: see `Files.sweep`."""
-        return await self._files.sweep(
-            {file.sha256 for file in (await self._bundles.catalogue()).files.values()}, grace_s
+        return await self.files.sweep(
+            {file.sha256 for file in (await self.bundles.catalogue()).files.values()}, grace_s
         )
 
     async def _ask(self, read: Callable[[Connection], _T]) -> _T:
         return await self._readers.ask(read)
 
-    async def _write(self, operation: Callable[[Connection], _T | FirstlineError]) -> _T:
+    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))
 
 
-def _versions(catalogue: Catalogue) -> set[needing.Version]:
-    models = {needing.Version(Subject.MODEL, *key) for key in catalogue.bundles}
-    others = {needing.Version(Subject.CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
+def _versions(catalogue: Catalogue) -> set[SignedVersion]:
+    models = {SignedVersion(MODEL, *key) for key in catalogue.bundles}
+    others = {SignedVersion(CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
     return models | others
+
+
+def open_registry(
+    settings: RegistrySettings,
+    readers: Readers,
+    writer: StoreWriter,
+    folder: AuthorityFolder,
+    *,
+    in_use: BundleUse,
+    clock: Clock,
+) -> Registry:
+    """Opens the registry that the settings name.
+
+    Raises:
+        ConfigError: its files cannot be opened.
+    """
+    blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
+    files = Files(blobs, settings, clock=clock)
+    return Registry(readers, writer, files, Bundles(readers), folder, in_use=in_use, clock=clock)

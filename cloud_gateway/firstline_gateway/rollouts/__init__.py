@@ -21,10 +21,11 @@ What is kept
     records         rollouts, their devices, the looks at them, and who drives them
     mirror          what a rollout read before, so that a step reads what has changed since
     view            the fleet in the store as a step sees it
-    needing         which rollouts stand in the way where a version is no longer to be signed for
+    bundle_use      which rollouts still need a signed version
     applying        a step carried out, with its words in the trail, or not at all
 
 Who is asked, and who acts
     rollouts        what people ask and do
+    full_models     fetches the full models that the fleet needs, and retires the others
     engine          steps, for as long as something is to be done; one replica at a time
 """

@@ -15,6 +15,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now, Step
@@ -33,6 +34,7 @@ _LOOK_S = 5.0
 _LEASE_S = 30.0
 
 _JOIN_S = 60.0
+_CLOSE_S = 2.0
 
 _T = TypeVar("_T")
 _Made = tuple[Rollout, Step] | None
@@ -66,7 +68,8 @@ class Engine:
         self._holder = new_request_id()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._driving = asyncio.Lock()
+        self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=clock, wake=self._wake)
         self._joining_s = clock.monotonic_s()
         self._mirrors: dict[str, Mirror] = {}  # by rollout; used on that thread
 
@@ -75,16 +78,14 @@ class Engine:
         self._wake.set()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
+        self._task.start()
 
     async def close(self) -> None:
         """Ends, and leaves rollouts to whoever comes next."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._task.close()
+        with contextlib.suppress(TimeoutError):  # the database may hold the thread for long
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         with contextlib.suppress(FirstlineError):
             await self._write(lambda connection: records.release(connection, self._holder))
 
@@ -94,18 +95,19 @@ class Engine:
         Returns:
             How many steps were carried out.
         """
-        steps = 0
-        active = await self._read(records.active)
-        for each in active:
-            steps += await self._follow(partial(_stepped, rollout_id=each, mirrors=self._mirrors))
-        if self._clock.monotonic_s() >= self._joining_s:
-            self._joining_s = self._clock.monotonic_s() + _JOIN_S
-            joined_ = [rollout.id for rollout in in_force(await self._read(records.completed))]
-            for each in joined_:
-                steps += await self._follow(partial(_joined, rollout_id=each, mirrors=self._mirrors))
-            for each in self._mirrors.keys() - {*active, *joined_}:
-                del self._mirrors[each]
-        return steps
+        async with self._driving:
+            steps = 0
+            active = await self._read(records.active)
+            for each in active:
+                steps += await self._follow(partial(_stepped, rollout_id=each, mirrors=self._mirrors))
+            if self._clock.monotonic_s() >= self._joining_s:
+                self._joining_s = self._clock.monotonic_s() + _JOIN_S
+                joined_ = [rollout.id for rollout in in_force(await self._read(records.completed))]
+                for each in joined_:
+                    steps += await self._follow(partial(_joined, rollout_id=each, mirrors=self._mirrors))
+                for each in self._mirrors.keys() - {*active, *joined_}:
+                    del self._mirrors[each]
+            return steps
 
     async def _follow(self, make: partial[_Made]) -> int:
         """Steps as long as there is something to do at once; one rollout that cannot be stepped holds up no other."""
@@ -147,19 +149,6 @@ class Engine:
         for action, actor, details in made.notes:
             log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))
         return made.more
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.drive()
-            except CapacityError:
-                pass  # the store, which says so, once
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("rollouts could not be driven")
-            self._wake.clear()
-            timer = self._clock.call_at(self._clock.monotonic_s() + _LOOK_S, self._wake.set)
-            await self._wake.wait()
-            timer.cancel()
 
     async def _read(self, read: Callable[[Connection], _T]) -> _T:
         def reading() -> _T:

@@ -51,8 +51,6 @@ class Rollouts:
         service: by which rollouts last.
         listed: what the registry's current targets say; None where this gateway has no registry.
         on_change: called where the engine has something to do.
-
-    Attributes:
         before_start: what has to be there before devices are told; a rollout that it refuses does not start.
     """
 
@@ -64,15 +62,16 @@ class Rollouts:
         clock: Clock,
         service: ServiceClock,
         listed: Listed | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None],
+        before_start: Callable[[Definition], Awaitable[None]] | None = None,
     ) -> None:
         self._readers = readers
         self._writer = writer
         self._clock = clock
         self._service = service
         self._listed = listed
-        self.on_change = on_change
-        self.before_start: Callable[[Definition], Awaitable[None]] = _nothing
+        self._on_change = on_change
+        self._before_start = before_start
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
         """Makes a rollout, which then can be started, or first has to be approved by somebody else.
@@ -184,7 +183,7 @@ class Rollouts:
             return shown
 
         shown = await self._write(commanded)
-        self.on_change()
+        self._on_change()
         return shown
 
     async def _prepare(self, rollout_id: str) -> None:
@@ -192,7 +191,8 @@ class Rollouts:
         found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
         after(Command.START, found.state)
         await self._check_listed(found.definition)
-        await self.before_start(found.definition)
+        if self._before_start is not None:
+            await self._before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
         """What a rollout would do.
@@ -232,10 +232,6 @@ class Rollouts:
 
     async def _write(self, operation: Callable[[Connection], _T]) -> _T:
         return await asyncio.wrap_future(self._writer.submit(operation))
-
-
-async def _nothing(_definition: Definition) -> None:
-    return
 
 
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:

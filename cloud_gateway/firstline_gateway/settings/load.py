@@ -13,9 +13,14 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
 from firstline_core.storage import settings as sources
-from firstline_gateway.broker import config
 from firstline_gateway.settings.check import check, check_hosts
-from firstline_gateway.settings.settings import Mqtt, Settings
+from firstline_gateway.settings.settings import (
+    BROKER_AUTHORITIES_FILE,
+    BROKER_PASSWORD_FILE,
+    BROKER_USER,
+    Mqtt,
+    Settings,
+)
 
 ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 _SQLITE = "sqlite:///"
@@ -105,9 +110,9 @@ def _with_broker(found: Settings) -> Settings:
         mqtt = replace(
             mqtt,
             port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
-            username=config.GATEWAY_USER,
-            password_file=str(broker.folder / config.GATEWAY_PASSWORD),
-            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / config.AUTHORITIES),
+            username=BROKER_USER,
+            password_file=str(broker.folder / BROKER_PASSWORD_FILE),
+            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / BROKER_AUTHORITIES_FILE),
         )
     return replace(found, broker=replace(broker, hosts=hosts), mqtt=mqtt)
 

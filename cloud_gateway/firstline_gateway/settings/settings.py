@@ -235,6 +235,12 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a device is asked for a profile (seconds); what it has not brought by then, it brings no more."""
 
 
+# The gateways' user at a broker whose files this gateway writes, and two of those files.
+BROKER_USER = "_gateway"
+BROKER_PASSWORD_FILE = "gateway_password"  # noqa: S105 (a file's name)
+BROKER_AUTHORITIES_FILE = "ca.pem"
+
+
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     directory: str = ""
     """Folder of the files of a Mosquitto, which this gateway writes and keeps up to date; "" leaves it to you."""

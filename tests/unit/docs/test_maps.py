@@ -32,7 +32,6 @@ MAPPED = (
     "firstline_gateway.serving.scheduling",
     "firstline_gateway.fleet",
     "firstline_gateway.models",
-    "firstline_gateway.models.fetched",
     "firstline_gateway.models.residency",
     "firstline_gateway.profiles",
     "firstline_gateway.registry",

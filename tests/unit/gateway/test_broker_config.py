@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from firstline_core.errors import ConfigError
 from firstline_core.types import NAME_PATTERN, Name
 from firstline_gateway.broker.config import (
-    GATEWAY_USER,
     Plan,
     access_list,
     configuration,
     denied_devices,
     password_line,
 )
-from firstline_gateway.broker.wiring import broker_folder
+from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.settings.load import load
+from firstline_gateway.settings.settings import BROKER_USER
 
 NAMES = st.from_regex(NAME_PATTERN, fullmatch=True)
 FOLDER = PurePosixPath("/mosquitto/config")
@@ -43,7 +43,7 @@ def test_no_name_of_a_device_adds_a_line_of_its_own(device: str) -> None:
 
 def test_no_device_can_be_given_the_gateways_user() -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(GATEWAY_USER, Name)
+        msgspec.convert(BROKER_USER, Name)
 
 
 def test_a_password_is_hashed_as_mosquitto_does() -> None:
@@ -74,7 +74,7 @@ def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path:
     )
     found = load(file, environ={})
     folder = tmp_path / "broker"
-    assert (found.mqtt.username, found.mqtt.password_file) == (GATEWAY_USER, str(folder / "gateway_password"))
+    assert (found.mqtt.username, found.mqtt.password_file) == (BROKER_USER, str(folder / "gateway_password"))
     assert found.mqtt.tls_ca_file == str(folder / "ca.pem")
     assert found.broker.hosts == ("broker.example.com", "127.0.0.1")
     made = broker_folder(found)

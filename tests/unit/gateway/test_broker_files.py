@@ -9,9 +9,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from firstline_gateway.broker.config import GATEWAY_USER, Plan, password_line
+from firstline_gateway.broker.config import Plan, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities
+from firstline_gateway.settings.settings import BROKER_USER
 
 NOW_S = 1_800_000_000.0
 
@@ -62,4 +63,4 @@ def test_what_the_disk_has_damaged_is_written_anew(tmp_path: Path, damage: bytes
         assert (path / name).read_text(), name
     password, line = (path / "gateway_password").read_text().strip(), (path / "passwords").read_text()
     salt = base64.b64decode(line.split("$")[3])
-    assert line == password_line(GATEWAY_USER, password, salt)
+    assert line == password_line(BROKER_USER, password, salt)

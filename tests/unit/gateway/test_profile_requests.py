@@ -15,10 +15,12 @@ from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingS
 from firstline_core.fleet.twin import Reported
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles import asked as records
-from firstline_gateway.profiles.brought import read_brought
+from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.profiles import request_records as records
 from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.profiles.uploaded import read_uploaded
+from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.readers import Readers
 
@@ -46,7 +48,7 @@ class Bench:
 
     async def bring(self, *query_ms: float, version: int = 1, bundle: str = "digits") -> ProfileEntry:
         content = encode(profile(*query_ms, version=version, bundle=bundle, machine="cam"))
-        return await self.profiles.take(read_brought(content, (bundle, version, "cam")), "cam")
+        return await self.profiles.take(read_uploaded(content, (bundle, version, "cam")), "cam")
 
     async def stands(self, bundle: str = "digits") -> ProfileRequest:
         found = (await self.requests.of("cam")).requests
@@ -174,6 +176,14 @@ async def test_what_is_over_can_be_taken_back_and_goes_with_its_device(bench: Be
     with pytest.raises(NotFoundError, match="asked for no profile of digits"):
         await bench.requests.cancel("cam", "digits", BY)
     await bench.ask()
-    with bench.kept.database.begin() as connection:
-        devices.forget(connection, "cam")
+    fleet = Fleet(
+        bench.readers,
+        bench.kept.writer,
+        FleetSettings(),
+        clock=bench.clock,
+        on_desired=lambda: None,
+        delete_with_device=(records.delete_device,),
+    )
+    await fleet.decommission("cam", BY)
+    with bench.kept.database.reading() as connection:
         assert not records.of(connection, "cam")

@@ -9,7 +9,6 @@ from support.profiles import profile
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry, entry_of
 from firstline_core.profile.profile import encode
-from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import records
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
@@ -79,8 +78,7 @@ def test_what_a_device_said_goes_with_it(database: Database) -> None:
     put(database, 1.0, machine="cam", version=2)
     put(database, 1.0, machine="press", by="device:press")
     with database.begin() as connection:
-        devices.seen(connection, "cam", "s", 0.0, accept=True)
-        assert devices.forget(connection, "cam")
+        records.delete_device(connection, "cam")
     assert [(one.machine, one.by) for one in all_of(database)] == [
         ("press", "device:press"),
         ("cam", "application:ops"),

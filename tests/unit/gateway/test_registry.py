@@ -36,13 +36,14 @@ from firstline_core.fleet import expiry
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.aliases import Aliases
-from firstline_gateway.registry.blobs import Blobs, LocalBlobs, checked, open_blobs
+from firstline_gateway.registry.blobs import Blobs, LocalBlobs, checked
 from firstline_gateway.registry.bundles import Bundles
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Files
-from firstline_gateway.registry.keeper import RegistryKeeper
+from firstline_gateway.registry.files import Files, open_blobs
+from firstline_gateway.registry.maintenance import RegistryMaintenance
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.registry.s3 import S3Blobs
+from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.readers import Readers
@@ -67,9 +68,10 @@ class Room:
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
             self.bundles,
             AuthorityFolder(folder / "identity", self.clock),
+            in_use=RolloutBundleUse(),
             clock=self.clock,
         )
-        self.keeper = RegistryKeeper(self.registry, self.clock)
+        self.maintenance = RegistryMaintenance(self.registry, self.clock)
         self.repository = SignedRepository()
 
     async def begin(self) -> None:
@@ -102,24 +104,24 @@ def room(store_settings: Store, tmp_path: Path) -> Iterator[Room]:
 
 
 async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) -> None:
-    await room.keeper.look()  # nothing is published yet
+    await room.maintenance.run()  # nothing is published yet
     await room.begin()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
     for _ in range(3 * 24):
         await room.clock.advance(3600)
-        await room.keeper.look()
+        await room.maintenance.run()
         assert await room.ends_s() > room.clock.wall_s() + DAY_S / 2 - 120
     with room.kept.database.reading() as connection:
         assert records.heads(connection)["targets"][0] == 1
         (kept,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
     assert kept == 1
-    assert room.keeper.expiries[("root",)] == (START.timestamp() + 365 * DAY_S)
+    assert room.maintenance.expiries["root"] == (START.timestamp() + 365 * DAY_S)
 
 
 async def test_a_gateway_that_was_away_renews_what_has_ended(room: Room) -> None:
     await room.begin()
     await room.clock.advance(3 * DAY_S)
-    await room.keeper.look()
+    await room.maintenance.run()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
 
 
@@ -127,12 +129,12 @@ async def test_what_ends_soon_is_warned_of_once_a_day(room: Room) -> None:
     await room.begin()
     await room.clock.advance(80 * DAY_S)
     with captured_lines() as lines:
-        await room.keeper.look()
-        await room.keeper.look()
+        await room.maintenance.run()
+        await room.maintenance.run()
     assert len([line for line in lines if "targets metadata ends in 10 days" in line.get("warning", "")]) == 1
     await room.clock.advance(2 * DAY_S)
     with captured_lines() as lines:
-        await room.keeper.look()
+        await room.maintenance.run()
     assert any("ends in 8 days" in line.get("warning", "") for line in lines)
     status = await room.registry.status()
     assert len(status.warnings) == 1 and "targets" in status.warnings[0]
@@ -145,10 +147,10 @@ async def test_without_the_key_that_the_root_names_nothing_is_signed_and_it_is_s
     file.unlink()
     await room.clock.advance(20 * 3600)
     with captured_lines() as lines, pytest.raises(NotReadyError, match="none of the online keys"):
-        await room.keeper.look()
+        await room.maintenance.run()
     assert any("timestamp metadata ends in 4 hours" in line.get("warning", "") for line in lines)
     file.write_bytes(content)
-    await room.keeper.look()
+    await room.maintenance.run()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
     file.write_bytes(b"no key")
     with pytest.raises(ConfigError, match="holds no private key"):
@@ -168,7 +170,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
     await room.begin()
     for _ in range(25):
         await room.clock.advance(DAY_S)
-        await room.keeper.look()
+        await room.maintenance.run()
     with room.kept.database.reading() as connection:
         counted = dict(connection.exec_driver_sql("SELECT role, count(*) FROM registry_metadata GROUP BY role").all())
     assert counted == {"root": 1, "targets": 1, "snapshot": 20, "timestamp": 1}

@@ -16,7 +16,7 @@ from firstline_gateway.api.fleet.asking import answer, device_or_keeper
 from firstline_gateway.api.fleet.ranges import has_already, part_of
 
 if TYPE_CHECKING:
-    from firstline_gateway.registry.wiring import RegistryRoom
+    from firstline_gateway.registry.registry import Registry
 
 _SHA256_LENGTH = 64
 # Content is named by its hash, so it never changes; shared caches must not keep what they cannot check access to.
@@ -68,7 +68,7 @@ async def write_blob(request: Request, sha256: Sha256) -> Response:
     return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
 
-def registry_of(request: Request) -> RegistryRoom:
+def registry_of(request: Request) -> Registry:
     """This gateway's registry.
 
     Raises:

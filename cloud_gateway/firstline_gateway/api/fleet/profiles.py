@@ -16,8 +16,8 @@ from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.asked import gateway_of, keeper
 from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, device, name_of, number_of
 from firstline_gateway.api.fleet.ranges import has_already
-from firstline_gateway.profiles.brought import Brought, read_brought
 from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
 _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
@@ -109,9 +109,9 @@ async def write_own(request: Request, bundle: str, version: str) -> Response:
     return answer(await profiles.take(await _brought(request, place), place[2]))
 
 
-async def _brought(request: Request, place: Place) -> Brought:
+async def _brought(request: Request, place: Place) -> UploadedProfile:
     content = await read_body(in_time(request.stream()), request.headers, _DOCUMENT)
-    return await asyncio.to_thread(read_brought, content, place)
+    return await asyncio.to_thread(read_uploaded, content, place)
 
 
 def _place(bundle: str, version: str, machine: str) -> Place:

@@ -46,7 +46,7 @@ keeping = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
     METADATA_PATH + "/{name}", summary="Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."
 )
 async def read_metadata(request: Request, name: str) -> Response:
-    found = await registry_of(request).registry.metadata(name)
+    found = await registry_of(request).metadata(name)
     etag = f'"{sha256(found.content).hexdigest()}"'
     numbered = name[0].isdigit()
     headers = {"ETag": etag, "Cache-Control": "private, max-age=86400, immutable" if numbered else "private, no-cache"}
@@ -61,7 +61,7 @@ async def read_metadata(request: Request, name: str) -> Response:
     openapi_extra=described(Publication),
 )
 async def publish(request: Request) -> Response:
-    registry = registry_of(request).registry
+    registry = registry_of(request)
     publication = await body_of(request, Publication, _PUBLICATION)
     contents = [bytes(content) for content in publication.metadata]
     return answer(await registry.publish(contents, request.state.principal))
@@ -69,19 +69,19 @@ async def publish(request: Request) -> Response:
 
 @keeping.get(REGISTRY_PATH, summary="Versions and ends of the metadata, what the files take, and what to mind.")
 async def read_status(request: Request) -> Response:
-    return answer(await registry_of(request).registry.status())
+    return answer(await registry_of(request).status())
 
 
 @keeping.get(ONLINE_KEY_PATH, summary="The public key that a root is to name for snapshot and timestamp.")
 async def read_online_key(request: Request) -> Response:
-    return answer(await registry_of(request).registry.online_key(fresh=False))
+    return answer(await registry_of(request).online_key(fresh=False))
 
 
 @keeping.post(
     ONLINE_KEY_PATH, summary="Make another such key, for a rotation; the one in use signs until a root names it."
 )
 async def make_online_key(request: Request) -> Response:
-    return answer(await registry_of(request).registry.online_key(fresh=True))
+    return answer(await registry_of(request).online_key(fresh=True))
 
 
 @keeping.get(BUNDLES_PATH, summary="The bundles that are signed for, by name and version (after=NAME/VERSION, model=).")

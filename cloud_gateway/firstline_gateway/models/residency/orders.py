@@ -32,9 +32,6 @@ class Orders:
         repository: what is served; changed by what is ordered.
         memory: of those models.
         find: the bundles of a name as they lie in the folder now, blocking.
-
-    Attributes:
-        unloaded: names that an operator had unloaded, and has not had loaded since.
     """
 
     def __init__(self, repository: Repository, memory: ModelMemory, find: Find) -> None:
@@ -42,7 +39,6 @@ class Orders:
         self._memory = memory
         self._find = find
         self._under_way: set[asyncio.Task[None]] = set()
-        self.unloaded: set[str] = set()
 
     async def close(self) -> None:
         """Ends what is under way where it is."""
@@ -88,7 +84,7 @@ class Orders:
         await asyncio.shield(task)
 
     async def _load(self, name: str) -> None:
-        self.unloaded.discard(name)
+        self._repository.unloaded.discard(name)
         async with self._memory.turn:
             try:
                 found, refused = await self._memory.in_thread(partial(self._find, name))
@@ -122,7 +118,7 @@ class Orders:
     async def _unload(self, name: str) -> None:
         for version in self._repository.versions(name):  # at once: who asks now, or waits for it, is refused
             self._repository.take(ModelKey(name, version), UNLOADING)
-        self.unloaded.add(name)
+        self._repository.unloaded.add(name)
         self._memory.changed.set()
         async with self._memory.turn:  # a load that had its turn before may have served it anew
             for place in [place for key, place in self._memory.places.items() if key.name == name]:

@@ -13,7 +13,7 @@ from firstline_gateway.store import statements
 _C = PROFILE_REQUESTS.c
 
 
-class Asked(Struct, frozen=True):
+class RequestRecord(Struct, frozen=True):
     """A request: a device has one for each bundle.
 
     Attributes:
@@ -44,7 +44,7 @@ class Asked(Struct, frozen=True):
         return self.brought_s is None and (self.ended_s is not None or self.until_s <= now_s)
 
 
-def put(connection: Connection, asked: Asked) -> None:
+def put(connection: Connection, asked: RequestRecord) -> None:
     """Keeps a request as it stands now, in the place of the one of that device and bundle before."""
     values = msgspec.structs.asdict(asked)
     wanted = values.pop("wanted")
@@ -54,13 +54,13 @@ def put(connection: Connection, asked: Asked) -> None:
     connection.execute(added.on_conflict_do_update(index_elements=["device", "bundle"], set_=replaced))
 
 
-def of(connection: Connection, device: str) -> list[Asked]:
+def of(connection: Connection, device: str) -> list[RequestRecord]:
     """All of one device, in the order in which they were asked."""
     mine = select(PROFILE_REQUESTS).where(_C.device == device).order_by(_C.asked_s, _C.bundle)
     return [_asked(row) for row in connection.execute(mine)]
 
 
-def find(connection: Connection, device: str, bundle: str) -> Asked | None:
+def find(connection: Connection, device: str, bundle: str) -> RequestRecord | None:
     """One of them; None where there is none."""
     row = connection.execute(select(PROFILE_REQUESTS).where(_C.device == device, _C.bundle == bundle)).first()
     return _asked(row) if row is not None else None
@@ -79,11 +79,11 @@ def remove(connection: Connection, device: str, bundle: str) -> None:
     connection.execute(delete(PROFILE_REQUESTS).where(_C.device == device, _C.bundle == bundle))
 
 
-def forget(connection: Connection, device: str) -> None:
-    """Forgets all of a device."""
+def delete_device(connection: Connection, device: str) -> None:
+    """Deletes all requests of a device."""
     connection.execute(delete(PROFILE_REQUESTS).where(_C.device == device))
 
 
-def _asked(row: Row[tuple[object, ...]]) -> Asked:
-    values = {name: getattr(row, name) for name in Asked.__struct_fields__ if name != "wanted"}
-    return Asked(wanted=msgspec.json.decode(row.wanted, type=DesiredProfile), **values)
+def _asked(row: Row[tuple[object, ...]]) -> RequestRecord:
+    values = {name: getattr(row, name) for name in RequestRecord.__struct_fields__ if name != "wanted"}
+    return RequestRecord(wanted=msgspec.json.decode(row.wanted, type=DesiredProfile), **values)

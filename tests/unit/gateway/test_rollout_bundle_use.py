@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from support.databases import sqlite_store
 
 from firstline_core.fleet.twin import DesiredModel
+from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, SignedVersion
 from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Rollout
-from firstline_gateway.rollouts.needing import Version, needed
 from firstline_gateway.rollouts.states import RolloutState
-from firstline_gateway.rollouts.subject import Subject
 from firstline_gateway.store.database import open_database
 
 S = RolloutState
@@ -42,8 +42,9 @@ def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version
         records.put(connection, replace(rollout, state=state))
         told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
         records.assign(connection, "r", [told])
-        reason = needed(connection, {Version(Subject.MODEL, "cameras", version)})
-        assert needed(connection, {Version(Subject.MODEL, "others", version)}) is None
-        assert needed(connection, {Version(Subject.CONFIGURATION, "cameras", version)}) is None
+        reason_to_keep = RolloutBundleUse().reason_to_keep
+        reason = reason_to_keep(connection, {SignedVersion(MODEL, "cameras", version)})
+        assert reason_to_keep(connection, {SignedVersion(MODEL, "others", version)}) is None
+        assert reason_to_keep(connection, {SignedVersion(CONFIGURATION, "cameras", version)}) is None
     database.close()
     assert reason is None if said is None else said in (reason or "")

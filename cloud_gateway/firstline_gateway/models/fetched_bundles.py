@@ -21,7 +21,7 @@ Read = Callable[[str, int, int], AsyncIterator[bytes]]
 """The bytes of a file, by its sha256, from the one to before the other."""
 
 
-class Shelf:
+class FetchedBundles:
     """One folder, which belongs to one gateway.
 
     Args:

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.profiling import Profiling, ProfilingState
 from firstline_gateway.fleet.devices import Device
-from firstline_gateway.profiles.asked import Asked
+from firstline_gateway.profiles.request_records import RequestRecord
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 _SILENT_S = 900.0
 """A device reports at least so often."""
 
 
-def request_of(device: Device, asked: Asked, now_s: float) -> ProfileRequest:
+def request_of(device: Device, asked: RequestRecord, now_s: float) -> ProfileRequest:
     """As people see it.
 
     Args:
@@ -39,7 +39,7 @@ def request_of(device: Device, asked: Asked, now_s: float) -> ProfileRequest:
     )
 
 
-def why_not(device: Device, asked: Asked, now_s: float) -> str:
+def why_not(device: Device, asked: RequestRecord, now_s: float) -> str:
     """Why a request was not fulfilled by now, as far as that is known; a sentence or ""."""
     said = _said(device, asked)
     if _knows_none(device, asked):
@@ -47,7 +47,7 @@ def why_not(device: Device, asked: Asked, now_s: float) -> str:
     return (said.message if said is not None else "") or _away(device, now_s)
 
 
-def _standing(device: Device, asked: Asked, said: Profiling | None, now_s: float) -> tuple[ProfilingState, str]:
+def _standing(device: Device, asked: RequestRecord, said: Profiling | None, now_s: float) -> tuple[ProfilingState, str]:
     if asked.brought_s is not None:
         return ProfilingState.DONE, ""
     if asked.has_expired(now_s):
@@ -64,12 +64,12 @@ def _standing(device: Device, asked: Asked, said: Profiling | None, now_s: float
     return ProfilingState.SENT, f"{away} {stands}" if away else f"{device.name} has not heard it yet."
 
 
-def _said(device: Device, asked: Asked) -> Profiling | None:
+def _said(device: Device, asked: RequestRecord) -> Profiling | None:
     reported = device.reported
     return next((one for one in reported.profiles if one.id == asked.wanted.id), None) if reported is not None else None
 
 
-def _knows_none(device: Device, asked: Asked) -> bool:
+def _knows_none(device: Device, asked: RequestRecord) -> bool:
     """Whether its agent has heard the request, and understood nothing."""
     reported = device.reported
     return reported is not None and reported.revision >= device.desired.revision and _said(device, asked) is None

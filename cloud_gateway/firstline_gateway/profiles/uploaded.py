@@ -12,7 +12,7 @@ from firstline_core.profile.profile import Profile, decode
 from firstline_gateway.profiles.records import Place
 
 
-class Brought(Struct, frozen=True):
+class UploadedProfile(Struct, frozen=True):
     """A profile as it came, with the digest of its bytes."""
 
     profile: Profile
@@ -24,7 +24,7 @@ class Brought(Struct, frozen=True):
         return entry_of(self.profile, self.content, self.sha256, by=by, now_s=now_s)
 
 
-def read_brought(content: bytes, place: Place) -> Brought:
+def read_uploaded(content: bytes, place: Place) -> UploadedProfile:
     """Reads what was sent to the address of a place; megabytes take a while, so not on an event loop.
 
     Raises:
@@ -37,4 +37,4 @@ def read_brought(content: bytes, place: Place) -> Brought:
     if (found := (profile.bundle, profile.version, profile.machine)) != place:
         told, wanted = (f"{bundle} version {version} on {machine}" for bundle, version, machine in (found, place))
         raise RequestError(f"The body is a profile of {told}; its address is that of {wanted}.")
-    return Brought(profile, content, sha256(content).hexdigest())
+    return UploadedProfile(profile, content, sha256(content).hexdigest())

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_gateway.fleet.devices import Device
-from firstline_gateway.profiles.asked import Asked
-from firstline_gateway.profiles.standing import request_of, why_not
+from firstline_gateway.profiles.request_records import RequestRecord
+from firstline_gateway.profiles.request_state import request_of, why_not
 
 NOW_S = 1.8e9
-ASKED = Asked("cam", DesiredProfile("1", "digits"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
+ASKED = RequestRecord("cam", DesiredProfile("1", "digits"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
 CAM = Device(
     "cam",
     {},

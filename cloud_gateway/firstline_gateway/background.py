@@ -1,0 +1,70 @@
+"""Work that repeats for as long as the process runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+
+class PeriodicTask:
+    """Runs an action at once, then after every interval or when it is woken. Belongs to one event loop.
+
+    A failure is logged once until the action succeeds or fails for another reason, and never ends the task.
+
+    Args:
+        name: what the action does, for the log.
+        action: the work of one round.
+        interval_s: seconds between the end of one round and the start of the next.
+        clock: measures the interval.
+        wake: starts the next round early when it is set; cleared here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        action: Callable[[], Awaitable[object]],
+        *,
+        interval_s: float,
+        clock: Clock,
+        wake: asyncio.Event | None = None,
+    ) -> None:
+        self._name = name
+        self._action = action
+        self._interval_s = interval_s
+        self._clock = clock
+        self._wake = wake if wake is not None else asyncio.Event()
+        self._failure = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the first round."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Cancels the round in progress and ends the task."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._action()
+                self._failure = ""
+            except FirstlineError as error:
+                if error.message != self._failure:
+                    log.error("background task failed", task=self._name, error=error.message)
+                self._failure = error.message
+            except Exception:
+                log.exception("background task failed", task=self._name)
+            timer = self._clock.call_at(self._clock.monotonic_s() + self._interval_s, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+            self._wake.clear()

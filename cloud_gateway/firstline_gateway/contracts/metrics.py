@@ -1,0 +1,97 @@
+"""The metrics of contracts: counted and skipped audits, and what the audits show of each version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from firstline_core.routing import audit
+from firstline_core.types import ModelKey
+from firstline_gateway.contracts.device_alarms import DeviceAlarm
+from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+
+
+class ContractMetrics:
+    """Counts audits, and shows the state of the contracts.
+
+    Args:
+        metrics: the gateway's.
+        pools: returns the pools of audits.
+        device_alarms: returns the alarms that devices report.
+    """
+
+    def __init__(
+        self,
+        metrics: GatewayMetrics,
+        pools: Callable[[], Sequence[Pool]],
+        device_alarms: Callable[[], Sequence[DeviceAlarm]],
+    ) -> None:
+        self._audits = metrics.counter(
+            "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
+        )
+        self._skipped = metrics.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
+        metrics.registry.register(_ContractCollector(pools, device_alarms))
+
+    def counted(self, model: ModelKey, *, disagrees: bool) -> None:
+        """Counts an audit that a pool has taken."""
+        self._audits.labels(model.name, str(model.version), "disagrees" if disagrees else "agrees").inc()
+
+    def skipped(self, why: str) -> None:
+        """Counts an audit that no pool has taken."""
+        self._skipped.labels(why).inc()
+
+
+class _ContractCollector(Collector):
+    """What the audits show of each version: where several promises of it are tested, the worst."""
+
+    def __init__(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
+        self._read = read
+        self._device_alarms = alarms
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        pools = self._read()
+        yield from (
+            _family("alarm", "1 where audits show that the contract is broken.", pools, _alarms),
+            _family("e_value", "Evidence against the contract; the alarm is at 1 / delta.", pools, _e_value),
+            _family("risk", "Estimated share of kept answers that disagree.", pools, _risk),
+            _devices(self._device_alarms()),
+        )
+
+
+def _alarms(pool: Pool) -> float:
+    return float(pool.alarmed_s is not None)
+
+
+def _e_value(pool: Pool) -> float:
+    return audit.e_value(pool.state)
+
+
+def _risk(pool: Pool) -> float:
+    return pool.risk or 0.0
+
+
+def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[Pool], float]) -> GaugeMetricFamily:
+    worst: dict[tuple[str, str], float] = {}
+    for pool in pools:
+        labels = (pool.key.bundle, str(pool.key.version))
+        worst[labels] = max(read(pool), worst.get(labels, 0.0))
+    family = GaugeMetricFamily(f"firstline_gateway_contract_{name}", description, labels=("model", "version"))
+    for labels, value in worst.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _devices(alarms: Sequence[DeviceAlarm]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "firstline_gateway_contract_device_alarms",
+        "Devices whose own audits broke the contract, as they say themselves.",
+        labels=("model", "version"),
+    )
+    under_way = Counter((alarm.model.name, str(alarm.model.version)) for alarm in alarms if alarm.ended_s is None)
+    for labels in {(alarm.model.name, str(alarm.model.version)) for alarm in alarms}:  # 0 for those that ended
+        family.add_metric(labels, under_way[labels])
+    return family

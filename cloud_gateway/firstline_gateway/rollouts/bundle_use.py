@@ -1,0 +1,64 @@
+"""Which rollouts still need a signed version that is about to be removed; reads in the caller's transaction.
+
+A running rollout brings a version, and may have to take devices back to those that they ran before. A device that joins
+later is offered what the rollout in force brought. A device refuses a version that is no longer signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection
+
+from firstline_gateway.registry.bundle_use import SignedVersion
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Rollout
+from firstline_gateway.rollouts.joining import in_force
+from firstline_gateway.rollouts.mirror import Mirror
+
+
+class RolloutBundleUse:
+    """Keeps the versions that rollouts need (`registry.bundle_use.BundleUse`)."""
+
+    def reason_to_keep(self, connection: Connection, removed: Collection[SignedVersion]) -> str | None:
+        """Returns why one of these versions has to stay; see `BundleUse`."""
+        if not removed:
+            return None
+        for rollout in records.live(connection):
+            found = _target(rollout, removed) or _previous(connection, rollout, removed)
+            if found is not None:
+                return (
+                    f"The rollout {rollout.id} is {rollout.state.replace('_', ' ')}, and its devices run or may go "
+                    f"back to {found}, which the new targets no longer list; wait for its end, or abort it, and repeat."
+                )
+        for rollout in in_force(records.completed(connection)):
+            found = _target(rollout, removed)
+            if found is not None:
+                return (
+                    f"Devices that join are told {found} by the completed rollout {rollout.id}, and the new targets no "
+                    "longer list it; complete a rollout of another version, or roll this one back, and repeat."
+                )
+        return None
+
+
+def _target(rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:
+    """Returns the version that the rollout brings, if it is one of these."""
+    mine = rollout.definition
+    target = SignedVersion(mine.what, mine.bundle, mine.version)
+    return target if target in removed else None
+
+
+def _previous(connection: Connection, rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:
+    """Returns a version that a device ran before the offer, or is to run until it gets one, if it is one of these."""
+    mine = rollout.definition
+    if not any((each.kind, each.name) == (mine.what, mine.bundle) for each in removed):
+        return None
+    found = {
+        version
+        for each in records.assignments(connection, rollout.id).values()
+        for version in (each.before_version, each.before.version if each.before is not None else 0)
+    }
+    for device in Mirror(mine).devices(connection, 0.0).values():
+        found |= {device.version, device.desired.version if device.desired is not None else 0}
+    ran = sorted(SignedVersion(mine.what, mine.bundle, version) for version in found)
+    return next((each for each in ran if each in removed), None)

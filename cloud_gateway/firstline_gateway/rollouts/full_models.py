@@ -1,0 +1,250 @@
+"""Fetches full models from the registry when the fleet needs them, and retires those that no device needs any more.
+
+Only versions that this gateway's own registry lists are fetched. A request for a version that is signed but not served
+here yet, for example because another replica started the rollout, starts the fetch and is asked to retry: its device
+answers provisionally and promises a correction. A version in `models.directory` belongs to the operator: it is neither
+fetched nor retired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Connection, select
+
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.clock import Clock
+from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
+from firstline_core.fleet.target import ListedBundle, listed, target_path
+from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelKey
+from firstline_gateway.background import PeriodicTask
+from firstline_gateway.fleet.tables import DEVICES
+from firstline_gateway.models.fetched_bundles import FetchedBundles
+from firstline_gateway.models.folder import read_bundle
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.models.residency.orders import Orders
+from firstline_gateway.registry.bundles import Bundles
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.subject import Subject
+from firstline_gateway.store.readers import Readers
+
+_INTERVAL_S = 10.0
+# How long the start of a rollout waits for its full model before the caller is asked to retry.
+_START_TIMEOUT_S = 20.0
+_RETIRED = "no device needs it any more; it is fetched again when one does"
+
+log = logger(__name__)
+
+
+class FullModels:
+    """Keeps the full models that the fleet needs. Belongs to one event loop.
+
+    Args:
+        fetched: the folder of fetched bundles.
+        bundles: the bundles that the registry lists.
+        repository: the models that are served.
+        orders: changes the repository.
+        readers: read from the store.
+        retire_after_s: a version is retired once no device has needed it for this many seconds; a device that has been
+            silent for as long needs none.
+        must_be_whole: whether models run in this process and need their files.
+        clock: decides what is due.
+    """
+
+    def __init__(
+        self,
+        fetched: FetchedBundles,
+        bundles: Bundles,
+        repository: Repository,
+        orders: Orders,
+        readers: Readers,
+        *,
+        retire_after_s: float,
+        must_be_whole: bool,
+        clock: Clock,
+    ) -> None:
+        self._fetched = fetched
+        self._bundles = bundles
+        self._repository = repository
+        self._orders = orders
+        self._readers = readers
+        self._retire_after_s = retire_after_s
+        self._must_be_whole = must_be_whole
+        self._clock = clock
+        self._fetches: dict[ModelKey, asyncio.Task[None]] = {}
+        self._needed_s: dict[ModelKey, float] = {}
+        self._failures: dict[ModelKey, str] = {}
+        self._signed: set[ModelKey] = set()
+        self._signed_version = 0
+        self._task = PeriodicTask(
+            "full models", self.update, interval_s=_INTERVAL_S, clock=clock, wake=repository.pending.requested
+        )
+
+    def start(self) -> None:
+        self._task.start()
+
+    async def close(self) -> None:
+        await self._task.close()
+        fetches = [*self._fetches.values()]
+        for fetch in fetches:
+            fetch.cancel()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def prepare(self, definition: Definition) -> None:
+        """Serves the full model that a rollout's devices will escalate to, before any device gets an offer.
+
+        Raises:
+            NotReadyError: the model is being fetched; retry.
+            ConflictError: another full model is served under that version, or an operator unloaded the model.
+            FirstlineError: the model cannot be fetched.
+        """
+        if definition.what is not Subject.MODEL:
+            return
+        key = ModelKey(definition.bundle, definition.version)
+        try:
+            bundle = await self._listed(key)
+        except NotFoundError:
+            return  # each device reports it
+        digest, served = bundle.release.full_digest, self._repository.models.get(key)
+        if served is not None and served.digest != digest:
+            raise ConflictError(
+                f"This gateway serves {key.name} version {key.version} from {served.path}, with the full model "
+                f"{served.digest[:12]}, and {digest[:12]} is signed: it would refuse devices. Put the signed one there."
+            )
+        if served is not None or not digest:
+            return
+        if key.name in self._repository.unloaded:
+            load = f"POST /v2/repository/models/{key.name}/load"
+            raise ConflictError(
+                f"Somebody had {key.name} unloaded on this gateway; have it loaded ({load}), then start its rollout."
+            )
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._fetch_and_serve(key)
+        except TimeoutError:
+            raise NotReadyError(
+                f"The full model of {key.name} version {key.version} is being fetched and loaded; start the rollout "
+                "again in a moment.",
+                retry_after_s=_START_TIMEOUT_S,
+            ) from None
+
+    async def update(self) -> None:
+        """Fetches and serves the versions that are needed, and retires the others.
+
+        Raises:
+            FirstlineError: the store is away.
+        """
+        now_s = self._clock.monotonic_s()
+        since_s = self._clock.wall_s() - self._retire_after_s
+        await self._read_signed()
+        wanted = self._repository.pending.take() | await self._readers.ask(partial(needed, since_s=since_s))
+        self._failures = {key: failure for key, failure in self._failures.items() if key in wanted}
+        for key in sorted(wanted - set(self._repository.models)):
+            if key.name in self._repository.unloaded:
+                continue
+            try:
+                if (await self._listed(key)).release.full_digest:
+                    await self._fetch_and_serve(key)
+                self._failures.pop(key, None)
+            except NotFoundError:
+                pass  # not signed: the operator maintains the models folder
+            except FirstlineError as error:
+                if self._failures.get(key) != error.message:
+                    log.error("full model not served", model=key.name, version=key.version, error=error.message)
+                self._failures[key] = error.message
+        self._repository.pending.offer(self._signed - self._failures.keys())
+        for key in [key for key in self._repository.models if self._is_fetched(key)]:
+            if key in wanted:
+                self._needed_s[key] = now_s
+            elif now_s - self._needed_s.setdefault(key, now_s) >= self._retire_after_s:
+                await self._retire(key)
+
+    async def _read_signed(self) -> None:
+        """Reads which versions with a full model are signed now."""
+        found = await self._bundles.catalogue()
+        if found.version != self._signed_version:
+            manifests = {
+                ModelKey(*key): files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()
+            }
+            self._signed = {key for key, manifest in manifests.items() if manifest.custom.get("full_digest")}
+            self._signed_version = found.version
+            self._repository.pending.offer(self._signed - self._failures.keys())
+
+    def _is_fetched(self, key: ModelKey) -> bool:
+        return self._repository.models[key].path == self._fetched.path(key)
+
+    async def _listed(self, key: ModelKey) -> ListedBundle:
+        return listed((await self._bundles.catalogue()).bundles.get(key, {}), *key)
+
+    async def _fetch_and_serve(self, key: ModelKey) -> None:
+        """Waits for a fetch that all waiting callers share and that continues when a caller leaves."""
+        task = self._fetches.get(key)
+        if task is None:
+            task = self._fetches[key] = asyncio.create_task(self._fetch(key))
+            task.add_done_callback(partial(self._fetch_ended, key))
+        await asyncio.shield(task)
+
+    def _fetch_ended(self, key: ModelKey, task: asyncio.Task[None]) -> None:
+        del self._fetches[key]
+        if not task.cancelled():
+            task.exception()  # reported to the callers; if none is left, the next update retries
+
+    async def _fetch(self, key: ModelKey) -> None:
+        path = self._fetched.path(key)
+        if not self._fetched.has(key):
+            path = await self._fetched.fetch(await self._listed(key))
+        try:
+            served = await asyncio.to_thread(partial(read_bundle, path, must_be_whole=self._must_be_whole))
+            await self._orders.add(served)
+        except FirstlineError:
+            await asyncio.to_thread(self._fetched.remove, key)
+            raise
+        self._needed_s[key] = self._clock.monotonic_s()
+        log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
+
+    async def _retire(self, key: ModelKey) -> None:
+        await self._orders.retire(key, _RETIRED)
+        await asyncio.to_thread(self._fetched.remove, key)
+        self._needed_s.pop(key, None)
+        log.info("full model retired", model=key.name, version=key.version)
+
+
+class _ReportedModel(Struct):
+    name: str
+    version: int
+    undone: bool = False
+
+
+class _Document(Struct):
+    """The models in a device's reported or desired document."""
+
+    models: tuple[_ReportedModel, ...] = ()
+
+
+def needed(connection: Connection, since_s: float) -> set[ModelKey]:
+    """Returns the versions that devices run or are to run, and those that running rollouts bring.
+
+    Args:
+        connection: a snapshot of the store.
+        since_s: wall time; a device that was last seen before needs nothing until it comes back.
+    """
+    query = select(DEVICES.c.reported, DEVICES.c.desired).where(DEVICES.c.last_seen_s >= since_s)
+    found: set[ModelKey] = set()
+    for row in connection.execute(query):
+        found |= _models_in(text for text in (row.reported, row.desired) if text is not None)
+    for rollout_id in records.active(connection):
+        rollout = records.find(connection, rollout_id)
+        if rollout is not None and rollout.definition.what is Subject.MODEL:
+            found.add(ModelKey(rollout.definition.bundle, rollout.definition.version))
+    return found
+
+
+def _models_in(documents: Iterable[str]) -> set[ModelKey]:
+    models = (model for text in documents for model in msgspec.json.decode(text, type=_Document).models)
+    return {ModelKey(model.name, model.version) for model in models if not model.undone}
