@@ -70,7 +70,6 @@ def parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
-    from firstline_core.protocol.http_server import raise_descriptor_limit
     from firstline_gateway import server
     from firstline_gateway.opening import open_gateway
 
@@ -78,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     logs.configure(found.log.level, found.log.format)
     bound = server.bind(found.api.host, found.api.port)
     url = server.url_of(bound, tls=found.tls.enabled)
-    raise_descriptor_limit()
+    server.raise_descriptor_limit()
     gateway = open_gateway(found)
     ended = uvloop.run(
         server.serve(

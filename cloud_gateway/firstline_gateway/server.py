@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -21,12 +22,21 @@ if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer
 
 _BACKLOG = 2048
+_DESCRIPTORS_WANTED = 65_536
 # For writing out answers that are made; requests have their own, longer time before it.
 _CLOSE_S = 2
 # Requests leave no cycles behind, and are many: a look for some after 700 objects would be one each ten requests.
 _COLLECTED = (10_000, 20, 20)
 
 log = logger(__name__)
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit of file descriptors towards the hard limit; the default is meant for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

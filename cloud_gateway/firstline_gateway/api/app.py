@@ -22,7 +22,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
-        routes=list(infer_routes(gateway)),
+        routes=list(infer_routes()),
         redirect_slashes=False,
         # The documentation pages load scripts from other hosts; the description itself is served.
         docs_url=None,

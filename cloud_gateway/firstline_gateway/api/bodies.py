@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from typing import Self
 
 from firstline_core.errors import QueueFullError
 
@@ -24,14 +23,9 @@ class BodyBudget:
         self._taken_bytes = 0
         self._of_principal: dict[str, int] = {}
 
-    @contextlib.contextmanager
-    def share(self, principal: str) -> Iterator[Share]:
-        """One request's share, given back at the end."""
-        mine = Share(self, principal)
-        try:
-            yield mine
-        finally:
-            self.give_back(principal, mine.size_bytes)
+    def share(self, principal: str) -> Share:
+        """Returns one request's share, a context manager that gives it back at the end."""
+        return Share(self, principal)
 
     def take(self, principal: str, size_bytes: int) -> None:
         """Holds so many bytes for a client, until `give_back`; counted as they arrive, not as they are announced.
@@ -60,14 +54,21 @@ class BodyBudget:
 
 
 class Share:
-    """What one request has taken of a budget."""
+    """What one request has taken of a budget; a context manager."""
 
     def __init__(self, budget: BodyBudget, principal: str) -> None:
         self._budget = budget
         self._principal = principal
-        self.size_bytes = 0
+        self._size_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._size_bytes:
+            self._budget.give_back(self._principal, self._size_bytes)
 
     def take(self, size_bytes: int) -> None:
-        """So many bytes more; see `BodyBudget.take`."""
+        """Takes more bytes; see `BodyBudget.take`."""
         self._budget.take(self._principal, size_bytes)
-        self.size_bytes += size_bytes
+        self._size_bytes += size_bytes

@@ -99,13 +99,23 @@ class LastResort:
             # The server cancels what outlives its end, and would answer in plain text. Nobody awaits its tasks.
             if started:
                 raise
-            refused = NotReadyError("This gateway is shutting down; send the request again.")
-            await send_reply(error_reply(refused), send)
-        except Exception:  # the outermost loop of a request
-            request_id = new_request_id()
-            log.exception("request failed unexpectedly", request_id=request_id, path=ascii(scope.get("path", "")))
+            await send_reply(shutting_down(), send)
+        except Exception as error:  # the outermost loop of a request
+            reply = unforeseen(error, scope.get("path", ""), self._on_error)
             if started:
                 raise  # half an answer is out; only closing the connection tells the client
-            error = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
-            self._on_error(error)
-            await send_reply(error_reply(error), send)
+            await send_reply(reply, send)
+
+
+def shutting_down() -> Reply:
+    """Returns the answer to a request that the server cancels when it stops."""
+    return error_reply(NotReadyError("This gateway is shutting down; send the request again."))
+
+
+def unforeseen(error: Exception, path: str, on_error: Callable[[FirstlineError], None]) -> Reply:
+    """Logs a failure of the gateway's own code under an id, and returns the answer that names only this id."""
+    request_id = new_request_id()
+    log.error("request failed unexpectedly", exc_info=error, request_id=request_id, path=ascii(path))
+    described = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
+    on_error(described)
+    return error_reply(described)

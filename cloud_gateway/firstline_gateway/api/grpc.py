@@ -86,10 +86,9 @@ def _mark(context: Context, proxy_header: str) -> int:
     serial = ""
     for certificate in context.auth_context().get("x509_pem_cert", ()):
         serial = _presented(certificate).serial
-    metadata = [
-        (key.encode(), value.encode() if isinstance(value, str) else value)
-        for key, value in context.invocation_metadata() or ()
-    ]
+    metadata = {
+        key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
+    }
     return client_mark(serial, metadata, proxy_header)
 
 

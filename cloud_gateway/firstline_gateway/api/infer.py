@@ -19,7 +19,7 @@ from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_
 from firstline_core.protocol.http import Reply, error_reply, json_reply, read_infer_request, response_reply
 from firstline_core.telemetry import logs
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
-from firstline_gateway.api.errors import LastResort
+from firstline_gateway.api.errors import shutting_down, unforeseen
 from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.api.overload import OVERLOADED, client_mark
 from firstline_gateway.gateway import Gateway
@@ -60,36 +60,38 @@ class InferenceApp:
 
     def __init__(self, control_plane: ASGIApp, gateway: Gateway) -> None:
         self._control_plane = control_plane
-        self._infer = LastResort(_infer_app(gateway), gateway.metrics.error)
+        self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_inference = scope["type"] == "http" and scope["method"] == "POST" and address_of(scope["path"]) is not None
-        await (self._infer if is_inference else self._control_plane)(scope, receive, send)
-
-
-def infer_routes(gateway: Gateway) -> list[Route]:
-    """Returns the framework's routes for inference, which only describe what `InferenceApp` answers."""
-    return [Route(path, _infer_app(gateway), methods=["POST"]) for path in _ENDPOINTS]
-
-
-def _infer_app(gateway: Gateway) -> ASGIApp:
-    proxy_header = gateway.identity.proxy_header
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        request, address = Request(scope, receive), address_of(scope["path"])
-        assert address is not None  # noqa: S101 (what it is called for)
+        address = address_of(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if address is None:
+            await self._control_plane(scope, receive, send)
+            return
+        gateway, request = self._gateway, Request(scope, receive)
         peer = request.info.peer
-        mark = client_mark(peer.serial if peer is not None else "", scope["headers"], proxy_header)
+        mark = client_mark(peer.serial if peer is not None else "", request.headers, gateway.identity.proxy_header)
         loop = asyncio.get_running_loop()
         gateway.overload.watch(loop)
         if gateway.overload.refuses(mark, loop.time()):
             await send_reply(_OVERLOADED_REPLY, send)
             return
-        request.info.cancel_on_disconnect()
-        reply = await _answer(gateway, request, address, mark)
+        try:
+            request.info.cancel_on_disconnect()
+            reply = await _answer(gateway, request, address, mark)
+        except asyncio.CancelledError:
+            reply = shutting_down()
+        except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
+            reply = unforeseen(error, request.path, gateway.metrics.error)
         await send_reply(reply, send)
 
-    return app
+
+def infer_routes() -> list[Route]:
+    """Returns the framework's routes for inference, which only describe what `InferenceApp` answers."""
+    return [Route(path, _never, methods=["POST"]) for path in _ENDPOINTS]
+
+
+async def _never(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise NotImplementedError
 
 
 async def _answer(gateway: Gateway, request: Request, address: Address, mark: int) -> Reply:

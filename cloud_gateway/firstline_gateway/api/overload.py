@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from firstline_core.errors import QueueFullError
 
@@ -11,7 +11,7 @@ OVERLOADED = QueueFullError(
 )
 
 
-def client_mark(serial: str, headers: Iterable[tuple[bytes, bytes]], proxy_header: str) -> int:
+def client_mark(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:
     """Returns a mark of the credentials that a request shows; nobody has verified them yet.
 
     Args:
@@ -19,5 +19,4 @@ def client_mark(serial: str, headers: Iterable[tuple[bytes, bytes]], proxy_heade
         headers: of the request, by lower-case names.
         proxy_header: in which a proxy passes on a client's certificate; "" without a proxy.
     """
-    names = (b"authorization", proxy_header.encode("ascii"))
-    return hash((serial, *(value for name, value in headers if name in names)))
+    return hash((serial, headers.get("authorization"), headers.get(proxy_header) if proxy_header else None))

@@ -1,4 +1,4 @@
-"""When bytes really arrived: while the event loop is busy they wait in the kernel, and their time runs on."""
+"""When bytes reached this machine: while the event loop is busy they wait in the kernel, and deadlines run on."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import socket
 import sys
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
-# Of struct tcp_info (linux/tcp.h, fixed for ever): 8 bytes, then 32-bit numbers, of which tcpi_last_data_recv is the
-# twelfth: milliseconds since data came on this connection.
+# Of struct tcp_info (linux/tcp.h, a stable interface): 8 bytes, then 32-bit numbers, of which tcpi_last_data_recv is
+# the twelfth: milliseconds since data arrived on this connection.
 _LAST_DATA = slice(52, 56)
 
 
-def tells_age(connection: socket.socket) -> bool:
-    """Whether the system knows when bytes came on a connection: of TCP's on Linux."""
-    return _TCP_INFO is not None and connection.family in (socket.AF_INET, socket.AF_INET6)
-
-
 def age_s(connection: socket.socket) -> float:
-    """Seconds that the latest bytes waited to be read; 0 where the system does not tell."""
-    if _TCP_INFO is None:
+    """Returns for how many seconds the latest bytes have waited to be read; 0 if the system does not know."""
+    if _TCP_INFO is None or connection.family == socket.AF_UNIX:
         return 0.0
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_DATA.stop)
-    except OSError:  # no TCP, or gone already
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_DATA.stop)
+    except OSError:  # the connection has ended
         return 0.0
-    return int.from_bytes(told[_LAST_DATA], sys.byteorder) / 1000
+    return int.from_bytes(info[_LAST_DATA], sys.byteorder) / 1000

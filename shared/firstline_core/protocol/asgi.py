@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from urllib.parse import parse_qsl
 
@@ -61,7 +61,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         lines = scope["headers"]
-        self.headers = Lowered((name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(lines))
+        self.headers = Lowered([(name.decode("latin-1"), value.decode("latin-1")) for name, value in reversed(lines)])
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
@@ -130,7 +130,7 @@ class Streamed:
 
 async def send_reply(reply: Reply, send: Send) -> None:
     """Sends a whole answer."""
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers.items()]
+    headers = list(_encoded(*reply.headers.items()))
     if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -142,11 +142,14 @@ async def send_stream(streamed: Streamed, request: Request, send: Send) -> None:
     with streamed.held:
         async with contextlib.aclosing(streamed.pieces) as pieces:
             request.info.cancel_on_disconnect()
-            headers = [
-                (name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in streamed.headers.items()
-            ]
+            headers = list(_encoded(*streamed.headers.items()))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if request.method != "HEAD":
                 async for piece in pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+@lru_cache(256)
+def _encoded(*headers: tuple[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers)

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.protocol.arrival import age_s, tells_age
+from firstline_core.protocol.arrival import age_s
 from firstline_core.protocol.http_errors import closing_response
 from firstline_core.telemetry.logs import logger
 
@@ -49,11 +49,9 @@ _CANCELLED_S = 1.0
 _TLS_CLOSE_S = 0.5
 # Turns of the event loop before and after the listeners close; each accepts and reads what has arrived by then.
 _LAST_TURNS = 10
-_DESCRIPTORS_WANTED = 65_536
 _STATE_KEY = "firstline"
 
 _NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
-_FRAMING = (b"content-length", b"transfer-encoding")
 _SENT_ONCE = frozenset({b"host", b"authorization", b"content-length", b"inference-header-content-length"})
 
 log = logger(__name__)
@@ -87,14 +85,6 @@ def connections_within_descriptors(wanted: int = ServerLimits().pending) -> int:
     """Returns at most half of the file descriptors of this process, so that the rest serves requests."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft // 2))
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the soft limit of file descriptors towards the hard limit; the default is meant for select(2)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class PeerRegistry(Protocol):
@@ -216,9 +206,7 @@ class Connection(HttpToolsProtocol):
     @property
     def is_idle(self) -> bool:
         """Whether it is open and no request is being answered."""
-        if self.transport is None:
-            return True
-        return not (self.transport.is_closing() or self._is_answering())
+        return self.transport is None or not (self.transport.is_closing() or self._is_answering())
 
     def abort(self) -> None:
         """Closes the connection at once, whatever is under way."""
@@ -232,18 +220,17 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        tls = transport.get_extra_info("ssl_object")
-        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
-        if certificate is not None and self._server.peers is not None:
-            self._peer = self._server.peers.connected(certificate, self)
+        tls, peers = transport.get_extra_info("ssl_object"), self._server.peers
+        if tls is not None and peers is not None and (certificate := tls.getpeercert(binary_form=True)) is not None:
+            self._peer = peers.connected(certificate, self)
         self._start_idle_timer()
         if self._server.stopping:
             self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.closed(self)
-        for timer in (self._head_timer, self._stall_timer):
-            timer.cancel()
+        self._head_timer.cancel()
+        self._stall_timer.cancel()
         self._unset_keepalive_if_required()
         if self._peer is not None and self._server.peers is not None:
             self._server.peers.disconnected(self._peer, self)
@@ -302,7 +289,8 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 left = memoryview(left)[upgrade.args[0] :]
                 keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-                framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
+                kept = [each for each in self.headers if each[0] in (b"content-length", b"transfer-encoding")]
+                framing = b"".join(b"%b: %b\r\n" % each for each in kept)
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
                 self._replaying = True
@@ -323,14 +311,14 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         if not self._replaying:
             self._count(len(url))
-            super().on_url(url)
+            self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._replaying:
             return
         self._count(len(name) + len(value))
         if self._in_head:  # a trailer is no header (RFC 9110, section 6.5.1)
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._replaying:
@@ -338,15 +326,12 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head = False
         self._server.no_longer_pending(self)
-        self._check_head()
+        self._check_head(self.parser.get_http_version())
         if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
-            sentence = f"More than {self._limits.pipelined} requests came ahead of their answers; send fewer at once."
-            raise _RequestFaultError(400, sentence)
-        waited_s = age_s(self._socket) if tells_age(self._socket) else 0.0
-        self.scope["state"][_STATE_KEY] = RequestInfo(self._server.clock.monotonic_s() - waited_s, self._peer)
+            raise _RequestFaultError(400, f"More than {self._limits.pipelined} requests are pipelined; send fewer.")
+        arrived_s = self._server.clock.monotonic_s() - age_s(self._socket)
+        self.scope["state"][_STATE_KEY] = RequestInfo(arrived_s, self._peer)
         self.server_state.default_headers = _date_header(int(time()))
-        if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False
         super().on_headers_complete()
         self._has_cycle = True
         if self.expect_100_continue:  # whether the body follows a refusal is unknown, see `on_message_complete`
@@ -378,21 +363,21 @@ class Connection(HttpToolsProtocol):
         part = "request line and headers are" if self._in_head else "chunk's extension or the trailer is"
         return _RequestFaultError(431, f"The {part} larger than {self._limits.head_bytes} bytes; send fewer.")
 
-    def _check_head(self) -> None:
+    def _check_head(self, http_version: str) -> None:
         """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
         found: set[bytes] = set()
-        codings: list[bytes] = []
         for name, value in self.headers:
             if name in _SENT_ONCE:
                 if name in found:
                     raise _RequestFaultError(400, f"The header {name.decode()} came twice; send it once.")
                 found.add(name)
             elif name == b"transfer-encoding":
-                codings += [each.strip().lower() for each in value.split(b",")]
-        if b"host" not in found and self.parser.get_http_version() != "1.0":
+                if any(coding.strip().lower() != b"chunked" for coding in value.split(b",")):
+                    raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
+            elif name == b"expect" and http_version == "1.1":
+                self.expect_100_continue = value.lower() == b"100-continue"
+        if b"host" not in found and http_version != "1.0":
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
-        if any(each != b"chunked" for each in codings):
-            raise _RequestFaultError(501, "Of transfer codings this server takes chunked alone; send no other.")
 
     # Answers
 
@@ -417,10 +402,10 @@ class Connection(HttpToolsProtocol):
         """Closes the connection after the answers that are due."""
         if self.transport is None:
             self.abort()
-            return
-        super().shutdown()
-        if self.transport.is_closing():
-            self.loop.call_later(_TLS_CLOSE_S, self.transport.abort)
+        else:
+            super().shutdown()
+            if self.transport.is_closing():
+                self.loop.call_later(_TLS_CLOSE_S, self.transport.abort)
 
     def close_after_request(self) -> None:
         """Closes the connection once the rest of the present request was read."""
@@ -449,11 +434,10 @@ class Connection(HttpToolsProtocol):
         self._head_timer.cancel()
         if self._has_cycle and self.pipeline:
             self.pipeline.popleft()  # the request whose body is wrong
-        elif self._has_cycle:
+        elif not self._has_cycle and self._answering is not None and not self._answering.response_complete:
+            return  # after the answer
+        else:
             self._end_refusing()  # the application would wait for the rest of the body
-            return
-        if self._answering is None or self._answering.response_complete:
-            self._end_refusing()
 
     def _end_refusing(self) -> None:
         # Where half of an answer was sent, only the end of the connection tells the client.
@@ -565,7 +549,7 @@ class HttpServer:
             listener.setblocking(False)
             listener.listen(_BACKLOG)
             self._listeners.append(listener)
-        self._accept_from_now_on()
+        self._start_accepting()
 
     async def stop(self, drain_s: float) -> None:
         """Accepts no more connections, and ends those that are open with their present answers.
@@ -576,7 +560,7 @@ class HttpServer:
             drain_s: time for the answers; requests that take longer are cancelled.
         """
         await _turns()
-        self._accept_no_more()
+        self._stop_accepting()
         while self._listeners:
             self._listeners.pop().close()
         await _turns()
@@ -598,12 +582,12 @@ class HttpServer:
                     self._changed.clear()
                     await self._changed.wait()
 
-    def _accept_from_now_on(self) -> None:
+    def _start_accepting(self) -> None:
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.add_reader(listener.fileno(), self._accept, listener)
 
-    def _accept_no_more(self) -> None:
+    def _stop_accepting(self) -> None:
         loop = asyncio.get_running_loop()
         if self._retry is not None:
             self._retry.cancel()
@@ -619,8 +603,8 @@ class HttpServer:
                 return
             except OSError as error:  # no descriptor, no memory
                 log.error("cannot accept a connection", error=error.strerror)
-                self._accept_no_more()
-                self._retry = loop.call_later(_ACCEPT_RETRY_S, self._accept_from_now_on)
+                self._stop_accepting()
+                self._retry = loop.call_later(_ACCEPT_RETRY_S, self._start_accepting)
                 return
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
@@ -746,7 +730,9 @@ class OverloadGuard:
         self._begin_period(now_s)
         self._sent[client] += 1
         is_held = self._held_until_s.get(client, now_s) > now_s
-        if not (is_held or (self.is_behind and self._sends_often(client))):
+        sent = self._sent.total()
+        sends_often = sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
+        if not (is_held or (self.is_behind and sends_often)):
             return False
         self._on_refused()
         return True
@@ -758,7 +744,3 @@ class OverloadGuard:
         self._sent.clear()
         self._queue_full.clear()
         self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}
-
-    def _sends_often(self, client: int) -> bool:
-        sent = self._sent.total()
-        return sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
