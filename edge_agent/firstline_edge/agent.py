@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, NotReadyError, RequestError, UnknownModelError
-from firstline_core.protocol import short
+from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
@@ -35,7 +35,7 @@ from firstline_edge.telemetry import report
 
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
-"""What the short way calls the input of a model that this device does not hold."""
+"""What the file address calls the input of a model that this device does not hold."""
 
 
 class EdgeAgent:
@@ -121,7 +121,7 @@ class EdgeAgent:
             trace: that it belongs to (`telemetry.trace.received`).
             preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
         """
-        request = short.request_from_file(
+        request = file_inference.request_from_file(
             model,
             self.short_metadata(model),
             content,
@@ -212,10 +212,10 @@ class EdgeAgent:
         return sorted(self.parts.models.all, key=lambda held: (held.manifest.name, held.manifest.version))
 
     def short_metadata(self, model: str) -> ModelMetadata:
-        """What the short way in takes a body for.
+        """What the file address takes a body for.
 
         Of a model that this device does not hold it knows nothing: the body is then passed on as one encoded image,
-        which is what the short way is mostly used with. The gateway refuses it where its model takes something else.
+        which is what this address is mostly used with. The gateway refuses it where its model takes something else.
 
         Raises:
             UnknownModelError: not held, and no gateway to ask.

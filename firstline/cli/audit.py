@@ -12,7 +12,7 @@ from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
 from firstline.cli.when import date
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.trail import Head, check_trail
+from firstline_core.fleet.audit_log import Head, check_trail
 from firstline_core.telemetry.wording import counted
 
 _HEAD_BYTES = 64 * 1024

@@ -21,8 +21,8 @@ from firstline.client import tracing
 from firstline.client.prediction import Prediction, prediction_from
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
 from firstline_core.protocol import http, http_body, oip
-from firstline_core.protocol import parameters as asked
 from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import (
     DATATYPES,
@@ -167,7 +167,7 @@ def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
     params: dict[str, str] = {key: str(wishes[key]) for key in ("route", "privacy", "wait") if key in wishes}
     timeout_s = _timeout_s(wishes)
     if timeout_s is not None:
-        params["timeout"] = str(asked.timeout_us(timeout_s, now_s=0.0))
+        params["timeout"] = str(timeout_us(timeout_s, now_s=0.0))
     if "priority" in wishes:
         params["priority"] = str(_priority(wishes))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"

@@ -14,8 +14,8 @@ from firstline.console.frame import Frame, put, text
 from firstline.console.table import Rows
 from firstline.console.watching import Answer, Watch
 from firstline.fleet.client import Fleet
+from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import Look, RolloutSummary
-from firstline_core.fleet.trail import Entry
 
 _ENTRIES = 10_000  # of one rollout's trail; beyond, its page shows no later ones
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, long, moment, number, rollout_page
+from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import Look, RolloutPage, RolloutSummary
-from firstline_core.fleet.trail import Entry
 
 LOOKS = 20
 """So many of the latest looks are shown, and as many decisions; `firstline rollout get` and `audit ls` have all."""

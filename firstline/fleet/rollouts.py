@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from firstline.fleet.request import send
+from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.fleet.rollout import (
     AUDIT_HEAD_PATH,
     AUDIT_PATH,
@@ -21,7 +22,6 @@ from firstline_core.fleet.rollout import (
     RolloutPage,
     RolloutSummary,
 )
-from firstline_core.fleet.trail import Entry, Head
 from firstline_core.ids import new_request_id
 
 

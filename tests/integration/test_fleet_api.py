@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 
+from firstline_core.fleet.audit_log import check_trail
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
-from firstline_core.fleet.trail import check_trail
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import counting
 from firstline_gateway.gateway import Gateway

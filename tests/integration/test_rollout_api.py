@@ -14,8 +14,8 @@ from support.keys import bearer, create_key
 from support.registry_site import digits_bundle, registry_site
 
 from firstline.release.pushing import push
+from firstline_core.fleet.audit_log import Head, check_trail
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
-from firstline_core.fleet.trail import Head, check_trail
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.gateway import Gateway

@@ -15,7 +15,7 @@ from support.databases import PostgreSql
 from bench.fleet.driven import HOUR_S, definition
 from bench.fleet.population import NEW, Device, population
 from firstline_core.clock import SimulatedClock
-from firstline_core.fleet.trail import check_trail
+from firstline_core.fleet.audit_log import check_trail
 from firstline_core.fleet.twin import Desired
 from firstline_gateway.fleet import counting, devices
 from firstline_gateway.rollouts import engine, records

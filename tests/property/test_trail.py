@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError
-from firstline_core.fleet.trail import FIRST, Entry, Head, check_trail, following
+from firstline_core.fleet.audit_log import FIRST, Entry, Head, check_trail, following
 
 KEY = Ed25519PrivateKey.generate()
 PUBLIC = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()

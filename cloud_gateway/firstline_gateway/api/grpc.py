@@ -12,7 +12,7 @@ from cryptography import x509
 
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
-from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, Context, Door, InferenceService
+from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.api.overload import OVERLOADED, client_mark
 from firstline_gateway.gateway import Gateway
@@ -50,7 +50,7 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
         gateway.overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
 
     settings, tls = gateway.settings, gateway.identity.tls
-    door = Door(partial(_authorize, gateway.identity), share, note, unread, no_room)
+    door = CallHooks(partial(_authorize, gateway.identity), share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(gateway.plane, door, clock=gateway.clock),

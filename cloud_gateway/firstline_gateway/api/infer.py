@@ -14,7 +14,7 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError
-from firstline_core.protocol import short
+from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
 from firstline_core.protocol.http import Reply, error_reply, json_reply, read_infer_request, response_reply
 from firstline_core.telemetry import logs
@@ -154,7 +154,7 @@ async def _v2(gateway: Gateway, call: _Call) -> Reply:
 async def _file(gateway: Gateway, call: _Call) -> Reply:
     """`POST /firstline/v1/models/{model}/infer`."""
     metadata = gateway.plane.metadata(call.address.model, "")
-    request = await short.read_request(
+    request = await file_inference.read_request(
         call.address.model,
         metadata,
         call.request.headers,
@@ -167,7 +167,7 @@ async def _file(gateway: Gateway, call: _Call) -> Reply:
     )
     if _is_job(call):
         return await submitted(gateway, request)
-    return json_reply(short.reply_from(await gateway.plane.infer(request), metadata.labels))
+    return json_reply(file_inference.answer_json(await gateway.plane.infer(request), metadata.labels))
 
 
 def _is_job(call: _Call) -> bool:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from firstline_core.errors import EngineUnavailableError, FirstlineError, RequestError, UnknownModelError
 from firstline_core.ids import new_request_id
-from firstline_core.protocol import events, http, short
+from firstline_core.protocol import events, file_inference, http
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import decode_response, encode_response
@@ -227,7 +227,7 @@ def _in_words(gateway: Gateway, job: Job) -> dict[str, object]:
         labels = gateway.plane.metadata(response.model, response.version).labels
     except (UnknownModelError, EngineUnavailableError):  # unloaded since
         labels = ()
-    return short.reply_from(response, labels)
+    return file_inference.answer_json(response, labels)
 
 
 def _pending(request_id: str, model: str) -> dict[str, object]:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.trail import Head
+from firstline_core.fleet.audit_log import Head
 from firstline_core.storage.files import make_folder, sync_folder
 
 KEY_FILE = "trail.key"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, select, update
 
-from firstline_core.fleet.trail import FIRST, Entry, following
+from firstline_core.fleet.audit_log import FIRST, Entry, following
 from firstline_gateway.store import statements
 from firstline_gateway.trail.tables import ENTRIES, HEAD
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import Clock
+from firstline_core.fleet.audit_log import Head
 from firstline_core.fleet.rollout import AuditPage
-from firstline_core.fleet.trail import Head
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.trail import head, records
 

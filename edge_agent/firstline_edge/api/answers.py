@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from firstline_core.errors import RequestError
-from firstline_core.protocol import http, short
+from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.events import last_event_id
 from firstline_core.protocol.http import Reply
@@ -18,7 +18,7 @@ from firstline_edge.api.streams import Render, Streams, wants_events
 
 
 class Answers:
-    """The handlers of the short way in and of the answers' addresses.
+    """The handlers of inference by file and of the answers' addresses.
 
     Args:
         agent: started.
@@ -32,12 +32,12 @@ class Answers:
         self._budget = budget
 
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
-        """The short way in; a caller who accepts an event stream gets every answer to this request in it."""
+        """Inference by file; a caller who accepts an event stream gets every answer to this request in it."""
         agent, model = self._agent, request.parameters["model"]
         with contextlib.ExitStack() as held:
             with self._budget.taking() as take:
                 body = await request.body(agent.limits, take)
-                asked = await short.read_request(
+                asked = await file_inference.read_request(
                     model,
                     agent.short_metadata(model),
                     request.headers,
@@ -86,4 +86,6 @@ class Answers:
         return tensors if form == "v2" else self._in_words
 
     def _in_words(self, response: InferResponse) -> Reply:
-        return http.json_reply(short.reply_from(response, self._agent.labels(response.model, response.version)))
+        return http.json_reply(
+            file_inference.answer_json(response, self._agent.labels(response.model, response.version))
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
-from firstline_core.protocol.grpc.service import OPERATE, Caller, Context, Door, InferenceService
+from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.bodies import BodyBudget
@@ -28,7 +28,7 @@ def grpc_server(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> GrpcSer
         return Caller(access.bearer(metadata.get("authorization", "")))
 
     # Everything else about a request is written down where it is answered.
-    door = Door(authorize, lambda _: bodies.taking(), lambda *_: None)
+    door = CallHooks(authorize, lambda _: bodies.taking(), lambda *_: None)
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
         InferenceService(agent, door),

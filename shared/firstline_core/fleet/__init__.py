@@ -10,7 +10,7 @@ Documents
     rollout         what a gateway says of its rollouts
     profiling       a device is asked to measure a bundle, and says how far it is
     profiles        profiles that a gateway keeps, over HTTP
-    trail           what was decided, as a chain of hashes
+    audit_log       what was decided, as a chain of hashes
 
 Rules
     expiry          what of metadata and authorities is to be renewed, said in time

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from firstline_core.fleet.trail import Entry
+from firstline_core.fleet.audit_log import Entry
 
 ROLLOUTS_PATH = "/fleet/v1/rollouts"
 """POST makes a rollout (`Idempotency-Key`), GET lists them; below it each one by id."""

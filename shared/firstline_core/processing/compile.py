@@ -104,12 +104,6 @@ def chain(functions: Sequence[Step]) -> Step:
 
 def softmax(logits: Array) -> NDArray[np.float32]:
     """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
-    if logits.shape[0] == 1:  # the same numbers, without what numpy asks for axes that are kept
-        row: NDArray[np.float32] = logits[0]
-        row = row - row[row.argmax()]
-        np.exp(row, out=row)
-        row /= np.add.reduce(row)
-        return row[None]
     shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)

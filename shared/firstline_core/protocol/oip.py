@@ -24,7 +24,7 @@ from firstline_core.errors import (
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import contract, framing, outputs
-from firstline_core.protocol import parameters as asked
+from firstline_core.protocol import parameters as params
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.tensors import shown
@@ -123,8 +123,8 @@ def request_of(
     """
     _check_rows(inputs, limits)
     parameters = framing.object_at(head, "parameters", "The request")
-    wishes = asked.preferences(parameters, now_s)
-    request_id = asked.text(parameters, "request_id") if trust_request_id else ""
+    wishes = params.preferences(parameters, now_s)
+    request_id = params.text(parameters, "request_id") if trust_request_id else ""
     return InferRequest(
         model=model,
         inputs=inputs,
@@ -132,18 +132,18 @@ def request_of(
         version=version,
         id=_echoed_id(head, limits),
         outputs=outputs.requested(head, limits),
-        binary_output=asked.flag(parameters, "binary_data_output") or False,
+        binary_output=params.flag(parameters, "binary_data_output") or False,
         route=wishes.route,
         privacy=wishes.privacy,
         wait=wishes.wait,
         deadline_s=wishes.deadline_s,
         priority=wishes.priority,
-        full_model_digest=asked.text(parameters, "full_model_digest"),
+        full_model_digest=params.text(parameters, "full_model_digest"),
         principal=principal,
         audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
         alarm=contract.read_alarm(parameters) if trust_request_id else "",
         # Without an id of the device's own nobody could tell whether it came before.
-        promised=bool(request_id) and bool(asked.flag(parameters, "promised")),
+        promised=bool(request_id) and bool(params.flag(parameters, "promised")),
         trace=_kept_trace(parameters) if trust_request_id and TRACEPARENT in parameters else None,
     )
 
@@ -176,7 +176,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
     if request.wait is not Wait.FINAL:
         parameters["wait"] = request.wait.value
     if request.deadline_s is not None:
-        parameters["timeout"] = asked.timeout_us(request.deadline_s, now_s)
+        parameters["timeout"] = params.timeout_us(request.deadline_s, now_s)
     if request.priority:
         parameters["priority"] = request.priority
     if request.audit is not None:
@@ -201,10 +201,10 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
     try:
         head, tail = framing.split(body, header_length, limits)
         return InferResponse(
-            model=asked.text(head, "model_name"),
-            version=asked.text(head, "model_version"),
+            model=params.text(head, "model_name"),
+            version=params.text(head, "model_version"),
             outputs=framing.decode_tensors("Output", "outputs", head, tail, limits),
-            id=asked.text(head, "id"),
+            id=params.text(head, "id"),
             answer=answers.from_parameters(framing.object_at(head, "parameters", "The response")),
         )
     except RequestError as error:
@@ -257,7 +257,7 @@ def _kept_trace(parameters: Mapping[str, object]) -> TraceContext | None:
 
 
 def _echoed_id(head: dict[str, Any], limits: Limits) -> str:
-    value = asked.text(head, "id")
+    value = params.text(head, "id")
     if len(value) > limits.id_chars:
         raise PayloadTooLargeError(f"'id' is {len(value)} characters; at most {limits.id_chars} are accepted.")
     return value

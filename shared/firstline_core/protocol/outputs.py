@@ -7,7 +7,7 @@ from typing import Any
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import framing
-from firstline_core.protocol import parameters as asked
+from firstline_core.protocol import parameters as params
 from firstline_core.protocol.classification import classified
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
@@ -42,7 +42,7 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
         found[name] = RequestedOutput(
-            name, asked.flag(parameters, "binary_data"), asked.count(parameters, "classification")
+            name, params.flag(parameters, "binary_data"), params.count(parameters, "classification")
         )
     return tuple(found.values())
 

@@ -86,11 +86,6 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
         raise InvalidTensorError(
             f"A score needs probabilities of shape [rows, classes >= 2], got {list(probabilities.shape)}."
         )
-    if temperature == 1.0 and kind == "max_probability":  # the usual one: as below, dividing the largest alone
-        lifted = np.maximum(probabilities, _LEAST, dtype=np.float32)
-        best: Scores = np.maximum.reduce(lifted, axis=-1)
-        share: Scores = (best / np.add.reduce(lifted, axis=-1, dtype=np.float64)).astype(np.float32)
-        return share
     return _SCORES[kind](temper(probabilities, temperature))
 
 

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-from msgspec.structs import replace
-
 from firstline_core.types import TRACEPARENT, TRACESTATE, TraceContext
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[!-~]*)?")
@@ -53,11 +51,6 @@ def restored(traceparent: str, tracestate: str = "") -> TraceContext | None:
     if trace_id == _NO_TRACE or span_id == _NO_SPAN or version == _NO_VERSION or (more and version == _VERSION):
         return None
     return TraceContext(trace_id, span_id, "", int(flags, 16) & _FLAGS, _passed_on(tracestate) if tracestate else "")
-
-
-def with_tracestate(trace: TraceContext, tracestate: str) -> TraceContext:
-    """The context with a `tracestate` header that came separately."""
-    return replace(trace, state=_passed_on(tracestate))
 
 
 def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext | None:

@@ -10,7 +10,7 @@ from support.databases import sqlite_store
 
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
-from firstline_core.fleet.trail import check_trail
+from firstline_core.fleet.audit_log import check_trail
 from firstline_gateway.rollouts.stages import Stage
 from firstline_gateway.trail import records as trail
 

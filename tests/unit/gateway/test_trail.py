@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.trail import FIRST, check_trail
+from firstline_core.fleet.audit_log import FIRST, check_trail
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.trail import head, records

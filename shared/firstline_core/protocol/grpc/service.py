@@ -52,7 +52,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class CallHooks:
     """What a tier asks of callers, and keeps of their calls.
 
     Args:
@@ -77,13 +77,13 @@ class InferenceService:
 
     Args:
         plane: the tier that answers.
-        door: who may ask.
+        hooks: who may call, and what is recorded of calls.
         clock: what deadlines are on.
     """
 
-    def __init__(self, plane: DataPlane, door: Door, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, plane: DataPlane, hooks: CallHooks, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._plane = plane
-        self._door = door
+        self._hooks = hooks
         self._clock = clock
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -124,7 +124,7 @@ class InferenceService:
         async def call(messages: Messages, context: Context) -> bytes:
             try:
                 if scope:
-                    await self._door.authorize(context, scope)
+                    await self._hooks.authorize(context, scope)
                 sent = await _first(messages)
                 if len(sent) > _SMALL_BYTES:
                     raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
@@ -147,17 +147,17 @@ class InferenceService:
         return call
 
     async def _infer(self, messages: Messages, context: Context) -> bytes:
-        refused = self._door.unread(context)
+        refused = self._hooks.unread(context)
         if refused is not None:
             return await _refuse(context, refused)
         arrived_s = self._clock.monotonic_s()
         remaining_s = context.time_remaining()
         trace = _followed(context)
-        journal = _Journal(self._door.record, self._clock, arrived_s)
+        journal = _Journal(self._hooks.record, self._clock, arrived_s)
         try:
-            caller = await self._door.authorize(context, INFER)
+            caller = await self._hooks.authorize(context, INFER)
             journal.principal = caller.principal
-            with self._door.share(caller.principal) as take:
+            with self._hooks.share(caller.principal) as take:
                 sent = await _first(messages)
                 take(len(sent))
                 beside = _Beside(None if remaining_s is None else arrived_s + remaining_s, trace)
@@ -166,7 +166,7 @@ class InferenceService:
         except FirstlineError as error:
             journal.ended(error)
             if isinstance(error, QueueFullError):
-                self._door.no_room(context)
+                self._hooks.no_room(context)
             return await _refuse(context, error)
         except asyncio.CancelledError:  # the client left, or its deadline passed
             journal.ended(LinkDownError("The client ended the call before it was answered."))
@@ -182,17 +182,17 @@ class InferenceService:
     async def _stream_infer(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
         """One after the other: answers come in the order of their requests, and an error ends its request alone."""
         try:
-            caller = await self._door.authorize(context, INFER)
+            caller = await self._hooks.authorize(context, INFER)
         except FirstlineError as error:
             await _refuse(context, error)
             return
         async for sent in messages:
             arrived_s = self._clock.monotonic_s()
             beside = _Beside(None, _followed(context))
-            journal = _Journal(self._door.record, self._clock, arrived_s, caller.principal)
+            journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
             reply = message("ModelStreamInferResponse")()
             try:
-                with self._door.share(caller.principal) as take:
+                with self._hooks.share(caller.principal) as take:
                     take(len(sent))
                     answered = await self._answer(sent, caller, arrived_s, beside, journal)
                 reply.infer_response.CopyFrom(answered)

@@ -185,10 +185,10 @@ class TestReadInfer:
 
 class TestReadPrediction:
     def reply(self, **changes: Any) -> httpx.Response:
-        from firstline_core.protocol import short
+        from firstline_core.protocol import file_inference
 
         said = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
-        return response(200, orjson.dumps(short.reply_from(said, ["no", "yes"]) | changes))
+        return response(200, orjson.dumps(file_inference.answer_json(said, ["no", "yes"]) | changes))
 
     def test_the_label(self) -> None:
         found = calls.read_prediction(self.reply())

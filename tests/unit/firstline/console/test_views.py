@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from firstline.console import devices_view, profiles_view, rollouts_view, tiers_view
 from firstline.console.cells import Cell, Tone, address, long, number, plain
 from firstline_core.errors import RequestError
+from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierCounts, TierHistory
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
-from firstline_core.fleet.trail import Entry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor

@@ -1,4 +1,4 @@
-"""The short way in: a file as the body, labels in the answer."""
+"""Inference by file: a file as the body, labels in the answer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from firstline_core.errors import (
     InvalidTensorError,
     PayloadTooLargeError,
     RequestError,
-    UnknownModelError,
 )
-from firstline_core.protocol import framing
-from firstline_core.protocol import short as short_way
+from firstline_core.protocol import file_inference, framing
+from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.short import reply_from, request_from_file, short_reply
 from firstline_core.types import (
     Answer,
     Attempt,
@@ -167,7 +165,7 @@ def response(rows: Any, name: str = "probabilities", answer: Answer | None = ANS
 
 
 def test_the_answer_in_words() -> None:
-    assert reply_from(response([[0.25, 0.5, 0.25]]), LABELS) == {
+    assert answer_json(response([[0.25, 0.5, 0.25]]), LABELS) == {
         "request_id": "id",
         "status": "final",
         "certified": True,
@@ -190,67 +188,43 @@ def test_the_answer_in_words() -> None:
 
 
 def test_five_at_most_and_numbers_where_labels_end() -> None:
-    reply = reply_from(response([np.arange(8) / 28]), LABELS)
+    reply = answer_json(response([np.arange(8) / 28]), LABELS)
     assert [entry["label"] for entry in reply["top"]] == ["7", "6", "5", "4", "3"]
 
 
 def test_several_rows() -> None:
     row = RowAnswer(Tier.EDGE, Reason.CONFIDENT, Status.FINAL, True, 0.5, "d")
     said = response([[1, 0, 0], [0, 0, 1]], answer=None)
-    assert [each["label"] for each in reply_from(said, LABELS)["results"]] == ["cat", "owl"]
+    assert [each["label"] for each in answer_json(said, LABELS)["results"]] == ["cat", "owl"]
     two = InferResponse(
         "m",
         "1",
         said.outputs,
         answer=Answer("id", Status.FINAL, True, False, Tier.EDGE, Reason.CONFIDENT, 0.5, "d", (), (row, row)),
     )
-    assert len(reply_from(two, LABELS)["rows"]) == 2
+    assert len(answer_json(two, LABELS)["rows"]) == 2
 
 
 def test_other_outputs_are_given_as_they_are() -> None:
-    assert reply_from(response([[1, 2]], "boxes"), ())["outputs"] == {"boxes": [[1.0, 2.0]]}
+    assert answer_json(response([[1, 2]], "boxes"), ())["outputs"] == {"boxes": [[1.0, 2.0]]}
     text = InferResponse("m", "1", (Tensor("words", np.array([[b"a", b"b"]], np.object_)),))
-    assert reply_from(text, ())["outputs"] == {"words": [["a", "b"]]}
+    assert answer_json(text, ())["outputs"] == {"words": [["a", "b"]]}
 
 
 @pytest.mark.parametrize("name", ["probabilities", "boxes"])
 def test_a_model_that_gives_nan(name: str) -> None:
     with pytest.raises(InferenceError):
-        reply_from(response([[np.nan, 1]], name), LABELS)
+        answer_json(response([[np.nan, 1]], name), LABELS)
 
 
-class Classifier:
-    limits = Limits()
-    server_name = "s"
-    server_version = "1"
-
-    def live(self) -> bool:
-        return True
-
-    def ready(self) -> bool:
-        return True
-
-    def model_ready(self, model: str, version: str) -> bool:
-        return True
-
-    def metadata(self, model: str, version: str) -> ModelMetadata:
-        if model != "m":
-            raise UnknownModelError(f"No model '{model}' here.")
-        return VECTOR
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        assert request.deadline_s == 11.0
-        return response([[0, 1, 0]])
-
-
-async def test_over_http() -> None:
+async def test_body_query_and_headers_make_a_request() -> None:
     clock = SimulatedClock(start_s=10.0)
-    reply = await short_reply(Classifier(), "m", {}, {"timeout": "1000000"}, b"[1, 2]", clock=clock)
-    assert (reply.status, orjson.loads(reply.body)["label"]) == (200, "dog")
-    with pytest.raises(UnknownModelError):
-        await short_reply(Classifier(), "n", {}, {}, b"[1, 2]")
+    request = await read_request(
+        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", principal="app", limits=Limits(), clock=clock
+    )
+    assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
     with pytest.raises(InvalidTensorError, match="multipart"):
-        await short_reply(Classifier(), "m", {"Content-Type": "Multipart/form-data"}, {}, b"a")
+        await read_request("m", IMAGE, {"Content-Type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits())
 
 
 @pytest.mark.parametrize(("zeros", "aside"), [(1, False), (200_000, True)])
@@ -263,7 +237,7 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
         threads.append(threading.get_ident())
         return framing.parse_json(*args)
 
-    monkeypatch.setattr(short_way, "parse_json", parse_json)
+    monkeypatch.setattr(file_inference, "parse_json", parse_json)
     with pytest.raises(InvalidTensorError, match="shape"):
-        await short_reply(Classifier(), "m", {}, {}, orjson.dumps([0] * (zeros + 2)))
+        await read_request("m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), principal="", limits=Limits())
     assert (threads != [threading.get_ident()]) is aside

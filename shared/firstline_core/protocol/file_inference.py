@@ -1,4 +1,4 @@
-"""The short way in, for people with a file and no tensors: an image or JSON as the body, labels in the answer.
+"""Inference by file, for callers without tensors: an image or JSON is the body, and the answer has labels.
 
 `POST /firstline/v1/models/{model}/infer?route=&privacy=&wait=&timeout=&priority=`, the same on both tiers.
 """
@@ -16,11 +16,10 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
-from firstline_core.protocol import parameters as asked
+from firstline_core.protocol import parameters as params
 from firstline_core.protocol import tensors
-from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.framing import parse_json
-from firstline_core.protocol.http import CONTENT_TYPE, Reply, json_reply
+from firstline_core.protocol.http import CONTENT_TYPE
 from firstline_core.protocol.http_body import decoded, decoded_body
 from firstline_core.protocol.http_errors import header
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
@@ -39,39 +38,6 @@ from firstline_core.types import (
 TOP = 5
 
 
-async def short_reply(
-    plane: DataPlane,
-    model: str,
-    headers: Mapping[str, str],
-    query: Mapping[str, str],
-    body: bytes,
-    *,
-    principal: str = "",
-    clock: Clock = SYSTEM_CLOCK,
-    arrived_s: float | None = None,
-    trace: TraceContext | None = None,
-) -> Reply:
-    """`POST /firstline/v1/models/{model}/infer`, answered in JSON; for the arguments see `read_request`.
-
-    Raises:
-        FirstlineError: why there is no answer; `http.error_reply` says it.
-    """
-    metadata = plane.metadata(model, "")
-    request = await read_request(
-        model,
-        metadata,
-        headers,
-        query,
-        body,
-        principal=principal,
-        limits=plane.limits,
-        clock=clock,
-        arrived_s=arrived_s,
-        trace=trace,
-    )
-    return json_reply(reply_from(await plane.infer(request), metadata.labels))
-
-
 async def read_request(
     model: str,
     metadata: ModelMetadata,
@@ -85,7 +51,7 @@ async def read_request(
     arrived_s: float | None = None,
     trace: TraceContext | None = None,
 ) -> InferRequest:
-    """The request that came the short way, not answered yet.
+    """Reads the request of an HTTP call.
 
     Args:
         model: from the path, unquoted.
@@ -95,8 +61,8 @@ async def read_request(
         body: of the request, as it came.
         principal: who asks, as the adapter authenticated them.
         limits: of the tier.
-        clock: `timeout` counts from its present,
-        arrived_s: or from when the head arrived.
+        clock: `timeout` counts from its present time.
+        arrived_s: if given, `timeout` counts from this arrival of the head instead.
         trace: that it belongs to.
 
     Raises:
@@ -160,7 +126,7 @@ def request_from_file(
         raise InvalidTensorError(
             "The body is a multipart form; send the file itself as the body, as `curl --data-binary @FILE` does."
         )
-    wishes = asked.preferences(asked.from_query(query), now_s)
+    wishes = params.preferences(params.from_query(query), now_s)
     inputs = (
         (_file_tensor(metadata, body),)
         if metadata.inputs[0].datatype == "BYTES"
@@ -179,7 +145,7 @@ def request_from_file(
     )
 
 
-def reply_from(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]:
+def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]:
     """The answer in words, as JSON values.
 
     Args:
