@@ -8,16 +8,16 @@ from itertools import islice
 
 from firstline_core.clock import Clock
 from firstline_core.types import InferResponse
-from firstline_edge.outbox.ages import Ages
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.timeline import Timeline
 
 
 class MemoryOutbox:
-    """Keeps promises until they are finished; see `firstline_edge.outbox.store.Outbox` for each method."""
+    """Keeps promises until they are finished; see `firstline_edge.outbox.outbox.Outbox` for each method."""
 
     def __init__(self, clock: Clock) -> None:
         self._items: dict[str, OutboxItem] = {}
-        self._ages = Ages(clock)
+        self._ages = Timeline(clock)
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self.finished: dict[str, InferResponse] = {}

@@ -44,10 +44,10 @@ from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.database import count_promises
 from firstline_edge.outbox.delivery import Delivery
-from firstline_edge.outbox.endings import Endings
-from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.outbox.schema import count_promises
+from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.requests import rows
 from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.state import StateDirectory
@@ -94,8 +94,8 @@ class Parts:
     cache: ResultCache
     recorder: Recorder
     complaints: Complaints
-    endings: Endings
-    outbox: PatientOutbox
+    endings: Completions
+    outbox: ReopeningOutbox
     audits: AuditRoom
     spending: Spending | None
     identity: IdentityRoom
@@ -149,8 +149,8 @@ async def open_parts(  # noqa: PLR0915
         opened.callback(cache.close)
         recorder = make_recorder(settings.log, state, metrics, clock)
         opened.callback(recorder.close)
-        complaints, endings = Complaints(), Endings()
-        outbox = PatientOutbox(
+        complaints, endings = Complaints(), Completions()
+        outbox = ReopeningOutbox(
             partial(open_outbox, settings, state, endings, clock),
             partial(count_promises, state.outbox_path),
             partial(erase, state.outbox_path),

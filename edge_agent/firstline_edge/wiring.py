@@ -15,8 +15,8 @@ from firstline_edge.cache.disk import DiskCache
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import CascadeOptions
 from firstline_edge.cascade.hedging import HedgeOptions
-from firstline_edge.outbox.endings import Endings
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.settings.settings import EdgeSettings, LogSection, PolicySection
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.recorder import Recorder
@@ -60,7 +60,7 @@ def make_recorder(section: LogSection, state: StateDirectory, metrics: RequestMe
     )
 
 
-def open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Endings, clock: Clock) -> Outbox:
+def open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Completions, clock: Clock) -> Outbox:
     """The durable part of it.
 
     Raises:

@@ -28,7 +28,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.agent import EdgeAgent
-from firstline_edge.outbox.store import OutboxItem
+from firstline_edge.outbox.outbox import OutboxItem
 from firstline_gateway.contracts.device_alarms import DeviceAlarms
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load

@@ -16,10 +16,10 @@ from support.outbox_faults import Kept, filled, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
-from firstline_edge.outbox import replacement, salvage, schema
-from firstline_edge.outbox.patient import PatientOutbox
-from firstline_edge.outbox.schema import PAGE_SIZES_BYTES, SCHEMA_VERSION, DamagedError, count_promises
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox import database, recovery, salvage
+from firstline_edge.outbox.database import PAGE_SIZES_BYTES, SCHEMA_VERSION, DamagedError, count_promises
+from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.reopening import ReopeningOutbox
 
 # A page holds a few small records, and parts of two that are larger than it.
 A_PAGE = 12
@@ -35,7 +35,7 @@ def folder() -> Iterator[Path]:
 def page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Outboxes are made with pages of this size."""
     size_bytes: int = request.param
-    monkeypatch.setattr(schema, "PAGE_BYTES", size_bytes)
+    monkeypatch.setattr(database, "PAGE_BYTES", size_bytes)
     return size_bytes
 
 
@@ -149,7 +149,7 @@ async def test_an_outbox_keeps_the_size_of_its_pages(folder: Path, page_bytes: i
     Outbox(path, clock=SimulatedClock()).close()
     for other in PAGE_SIZES_BYTES:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(schema, "PAGE_BYTES", other)
+            patch.setattr(database, "PAGE_BYTES", other)
             outbox = Outbox(path, clock=SimulatedClock())
         await outbox.put(promise(20_000))
         await outbox.purge()
@@ -245,7 +245,7 @@ async def test_a_disk_that_damages_the_replacement_too_is_said_in_a_sentence(
     def damaged_again(_path: Path) -> sqlite3.Connection:
         raise DamagedError("its first page is not as it was written")
 
-    monkeypatch.setattr(replacement, "open_writer", damaged_again)
+    monkeypatch.setattr(recovery, "open_writer", damaged_again)
     with pytest.raises(CapacityError, match="its first page is not as it was written"):
         Outbox(folder / "outbox.db", clock=SimulatedClock())
 
@@ -276,7 +276,7 @@ async def test_of_an_outbox_that_cannot_be_opened_the_depth_is_told(folder: Path
     def refused() -> Outbox:
         raise CapacityError("The disk is full.")
 
-    outbox = PatientOutbox(refused, partial(count_promises, path), lambda: None, SimulatedClock())
+    outbox = ReopeningOutbox(refused, partial(count_promises, path), lambda: None, SimulatedClock())
     assert outbox.depth == 6
     assert outbox.size_bytes > 6 * 512
     # What may be damaged in the log is not taken over by looking.

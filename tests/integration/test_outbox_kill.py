@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.types import Status
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.settings.settings import OutboxSection
 
 # Puts from many tasks at once, so that the kill falls into a group commit, and says what was acknowledged.
@@ -18,7 +18,7 @@ import asyncio, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from firstline_core.types import Status
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 from support.escalations import request, response
 

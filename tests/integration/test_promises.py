@@ -21,7 +21,7 @@ from firstline_core.types import Status
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.cloud.links import open_links
 from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 RESULTS = "firstline/v1/device-1/results"
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_edge.outbox.ages import LEAST_LEAP_S, Ages
+from firstline_edge.outbox.timeline import LEAST_JUMP_S, Timeline
 
 START_S = 1_800_000_000.0
 ROUNDING_S = 1e-3
-TOLERANCE_S = LEAST_LEAP_S + 0.01
+TOLERANCE_S = LEAST_JUMP_S + 0.01
 
 
 class JumpingClock:
@@ -96,7 +96,7 @@ def test_a_promise_never_looks_older_than_it_is_and_ages_while_there_is_power(li
     promises: list[Promise] = []
     for number, life in enumerate(lives):
         clock.boot(life.error_s)
-        ages = Ages(clock)  # type: ignore[arg-type]
+        ages = Timeline(clock)  # type: ignore[arg-type]
         stored = sorted(((one.name, one.stored_s) for one in promises), key=lambda one: one[1])
         ages.learn(max((one.stored_s for one in promises), default=0.0), stored)
         began_s = clock.true_s
@@ -126,7 +126,7 @@ def test_a_promise_never_looks_older_than_it_is_and_ages_while_there_is_power(li
         clock.true_s += life.off_s
 
 
-def look(ages: Ages, promises: list[Promise]) -> None:
+def look(ages: Timeline, promises: list[Promise]) -> None:
     """As the outbox does, which finds by their times what it stored itself."""
     leap = ages.look()
     for one in promises if leap is not None else ():

@@ -18,7 +18,7 @@ from support.escalations import response
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.types import Status
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 
 root = Path(sys.argv[1])
 
@@ -93,7 +93,7 @@ from support.faulty_disk import calls, fail
 from support.outbox_faults import LIMITS, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 
 root = Path(sys.argv[1])
 

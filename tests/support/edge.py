@@ -52,7 +52,7 @@ from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.workers import Workers
-from firstline_edge.outbox.store import OutboxItem
+from firstline_edge.outbox.outbox import OutboxItem
 from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import AuditSection

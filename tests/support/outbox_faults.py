@@ -15,7 +15,7 @@ from firstline_core.protocol.oip import encode_request
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.item import pack_response
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 
 LIMITS = OutboxSection(limit_items=1_000_000)
@@ -30,7 +30,7 @@ from support.faulty_disk import mark
 from support.outbox_faults import LIMITS
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Status
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 rng = random.Random(int(sys.argv[2]))
 steps = int(sys.argv[3])

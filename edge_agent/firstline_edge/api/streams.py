@@ -25,7 +25,7 @@ from firstline_core.protocol.http import CONTENT_TYPE, Reply
 from firstline_core.protocol.http_errors import header
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.endings import Ending
+from firstline_edge.outbox.completions import Completion
 
 log = logger(__name__)
 
@@ -100,7 +100,7 @@ class Stream:
         self._stopped = stopped
         self._heartbeat_s = heartbeat_s
 
-    def response(self, answer: InferResponse, ending: Ending, held: contextlib.ExitStack) -> Reply | Streamed:
+    def response(self, answer: InferResponse, ending: Completion, held: contextlib.ExitStack) -> Reply | Streamed:
         """What the caller gets.
 
         Args:
@@ -118,7 +118,7 @@ class Stream:
         events = self._events(first, ending if first_id == PROVISIONAL_ID else None)
         return Streamed(_HEADERS, events, held.pop_all())
 
-    async def _events(self, first: bytes, ending: Ending | None) -> AsyncGenerator[bytes, None]:
+    async def _events(self, first: bytes, ending: Completion | None) -> AsyncGenerator[bytes, None]:
         # The head goes out with the first piece: a caller who waits for the last word alone gets it at once, too.
         yield first or HEARTBEAT
         if ending is None:

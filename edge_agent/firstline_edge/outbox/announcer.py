@@ -16,7 +16,7 @@ from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, 
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.deadline import within
 
 log = logger(__name__)
@@ -25,7 +25,7 @@ log = logger(__name__)
 _PASSING = (LinkDownError, RemoteTimeoutError, CapacityError, UnauthorizedError)
 
 
-class Voice(Protocol):
+class CorrectionPublisher(Protocol):
     """Where corrections are announced; `wiring.Links` is it."""
 
     async def wait_connected(self) -> None:
@@ -72,7 +72,7 @@ class Announcer:
     def __init__(
         self,
         outbox: Outbox,
-        voice: Voice,
+        voice: CorrectionPublisher,
         clock: Clock,
         rng: random.Random,
         settings: AnnouncerSettings = AnnouncerSettings(),

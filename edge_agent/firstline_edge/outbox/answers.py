@@ -16,8 +16,8 @@ import orjson
 from firstline_core.errors import IntegrityError
 from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.seals import Seal
-from firstline_edge.outbox.ages import Leap
 from firstline_edge.outbox.item import RESTAMP_ROWS, restamp_answer
+from firstline_edge.outbox.timeline import ClockJump
 from firstline_edge.outbox.writer import Totals
 
 
@@ -106,7 +106,7 @@ def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids:
     )
 
 
-def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: Leap, seal: Seal) -> Leap | None:
+def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
     """Gives the latest answers of a leap their new times; returns what is left of it, None where that is nothing."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT stored_wall_s AS s FROM answers WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",

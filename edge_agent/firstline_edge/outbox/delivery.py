@@ -22,14 +22,14 @@ from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.outbox.ages import LOOK_EVERY_S
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
-from firstline_edge.outbox.express import Express
 from firstline_edge.outbox.item import OutboxItem, expire
-from firstline_edge.outbox.order import Order
-from firstline_edge.outbox.pace import Pace, PaceSettings
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.priority import PriorityDelivery
+from firstline_edge.outbox.rate import DeliveryRate, RateSettings
+from firstline_edge.outbox.retries import RetryQueue
+from firstline_edge.outbox.timeline import LOOK_EVERY_S
 
 log = logger(__name__)
 
@@ -38,7 +38,7 @@ OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
-class Chain(Uplink, Protocol):
+class DeliveryLink(Uplink, Protocol):
     """What delivery needs of `cloud.chain.LinkChain`."""
 
     @property
@@ -74,7 +74,7 @@ class DeliverySettings:
     late_s: float = 5.0
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
-    pace: PaceSettings = field(default_factory=PaceSettings)
+    pace: RateSettings = field(default_factory=RateSettings)
 
 
 class Delivery:
@@ -100,7 +100,7 @@ class Delivery:
     def __init__(
         self,
         outbox: Outbox,
-        chain: Chain,
+        chain: DeliveryLink,
         merge: Merge,
         clock: Clock,
         rng: random.Random,
@@ -132,7 +132,7 @@ class Delivery:
         self._settings = settings
         self._recoveries = chain.recoveries
         self._itself: Backoffs[None] = Backoffs(clock, rng, base_s=settings.backoff_s, max_s=settings.backoff_max_s)
-        self._order = Order(
+        self._order = RetryQueue(
             outbox,
             retries if retries is not None else RetryBudget(clock),
             clock,
@@ -142,9 +142,9 @@ class Delivery:
             backoff_s=settings.backoff_s,
             backoff_max_s=settings.backoff_max_s,
         )
-        self._pace = Pace(clock, rng, settings.pace)
+        self._pace = DeliveryRate(clock, rng, settings.pace)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
-        self._express = Express(self._deliver, settings.concurrency)
+        self._express = PriorityDelivery(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
         """Works until it is cancelled."""

@@ -12,8 +12,8 @@ import orjson
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.ages import Leap
 from firstline_edge.outbox.item import FIXED_BYTES, RESTAMP_ROWS, StoredItem, restamp_request
+from firstline_edge.outbox.timeline import ClockJump
 from firstline_edge.outbox.writer import Totals
 
 _COLUMNS = (
@@ -116,7 +116,7 @@ def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[
     return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
 
 
-def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: Leap, seal: Seal) -> Leap | None:
+def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
     """Gives the latest promises of a leap their new times; returns what is left of it, None where that is nothing."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT created_wall_s AS s FROM items WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",

@@ -16,7 +16,7 @@ from typing import Protocol
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import answers, promises
-from firstline_edge.outbox.ages import Ages, Leap
+from firstline_edge.outbox.timeline import ClockJump, Timeline
 from firstline_edge.outbox.writer import GroupWriter, Totals
 
 log = logger(__name__)
@@ -25,7 +25,9 @@ log = logger(__name__)
 class _Restamp(Protocol):
     """One step of a leap in a table; returns what is left of it."""
 
-    def __call__(self, connection: sqlite3.Connection, totals: Totals, /, *, leap: Leap, seal: Seal) -> Leap | None: ...
+    def __call__(
+        self, connection: sqlite3.Connection, totals: Totals, /, *, leap: ClockJump, seal: Seal
+    ) -> ClockJump | None: ...
 
 
 class Restamping:
@@ -37,11 +39,11 @@ class Restamping:
         writer: commits the steps.
     """
 
-    def __init__(self, ages: Ages, seal: Seal, writer: GroupWriter) -> None:
+    def __init__(self, ages: Timeline, seal: Seal, writer: GroupWriter) -> None:
         self._ages = ages
         self._seal = seal
         self._writer = writer
-        self._owed: deque[tuple[_Restamp, Leap]] = deque()
+        self._owed: deque[tuple[_Restamp, ClockJump]] = deque()
         self._busy = False
 
     @property
@@ -63,7 +65,7 @@ class Restamping:
             self._busy = True
             self._writer.submit(partial(restamp, leap=leap, seal=self._seal)).add_done_callback(self._note)
 
-    def _note(self, done: asyncio.Future[Leap | None]) -> None:
+    def _note(self, done: asyncio.Future[ClockJump | None]) -> None:
         self._busy = False
         if done.cancelled() or done.exception() is not None:  # the writer has said why
             return

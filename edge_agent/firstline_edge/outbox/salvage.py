@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from firstline_edge.outbox.schema import PAGE_SIZES_BYTES
+from firstline_edge.outbox.database import PAGE_SIZES_BYTES
 
 Row = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.outbox.schema import empty_log
+from firstline_edge.outbox.database import empty_log
 
 log = logger(__name__)
 

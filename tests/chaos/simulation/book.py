@@ -28,8 +28,8 @@ from firstline_core.types import (
     Status,
     Tier,
 )
-from firstline_edge.outbox.ages import LEAST_LEAP_S
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.timeline import LEAST_JUMP_S
 
 # A device that has to answer alone may lack time or a free core; nothing else is an excuse.
 _HONEST = (DeadlineExceededError, QueueFullError)
@@ -325,12 +325,12 @@ class Book:
             return
         began_s = story.promised_s or story.asked_s
         age_s = self._clock.monotonic_s() - began_s
-        ahead = [jump for jump in self._plan.jumps if jump.by_s > LEAST_LEAP_S]
+        ahead = [jump for jump in self._plan.jumps if jump.by_s > LEAST_JUMP_S]
         shown = any(self._is_before_start(began_s, jump.at_s) for jump in ahead)
         # It was made before it was on the disk, and its caller was told after that.
         told_s = 3 * self._plan.fsync_s + 0.001
         # A life that takes no notice of a short jump stores all that comes after it so much too early.
-        unnoticed_s = sum(jump.by_s for jump in self._plan.jumps if 0 < jump.by_s <= LEAST_LEAP_S)
+        unnoticed_s = sum(jump.by_s for jump in self._plan.jumps if 0 < jump.by_s <= LEAST_JUMP_S)
         old = age_s >= self._plan.max_age_s - told_s - unnoticed_s or shown
         self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)
 

@@ -15,7 +15,7 @@ from chaos.simulation import models
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.disk import Disk
 from chaos.simulation.plan import Plan
-from chaos.simulation.wire import GatewayLink, Voice
+from chaos.simulation.wire import CorrectionPublisher, GatewayLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
@@ -32,7 +32,7 @@ from firstline_edge.models.held import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
 from firstline_edge.requests.rows import merge
 from firstline_edge.settings.settings import OutboxSection
@@ -45,7 +45,7 @@ _OPTIONS = CascadeOptions(limit_bytes=1 << 20, reserve_s=0.02)
 
 
 class _Promises:
-    """As `PatientOutbox`: tells the delivery of each promise that was made."""
+    """As `ReopeningOutbox`: tells the delivery of each promise that was made."""
 
     def __init__(self, outbox: Outbox, delivery: Delivery) -> None:
         self._outbox = outbox
@@ -121,7 +121,7 @@ class Device:
         await self._book.started(self.outbox)
         await chain.start()
         self._spawn(delivery.run())
-        self._spawn(Announcer(self.outbox, Voice(plan.mutes, clock, self._book), clock, rng).run())
+        self._spawn(Announcer(self.outbox, CorrectionPublisher(plan.mutes, clock, self._book), clock, rng).run())
         self.up = True
 
     async def kill(self) -> None:

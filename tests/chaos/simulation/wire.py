@@ -51,7 +51,7 @@ class GatewayLink(SimulatedLink):
         self._gateway.check_up()  # type: ignore[attr-defined]
 
 
-class Voice:
+class CorrectionPublisher:
     """The local broker: away in some stretches, and an acknowledgement may be lost with it.
 
     Args:

@@ -20,12 +20,12 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
-from firstline_edge.outbox.pace import PaceSettings
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
+from firstline_edge.outbox.rate import RateSettings
 from firstline_edge.requests import rows
 
 DOWN = errors.LinkDownError("refused")
-AT_ONCE = PaceSettings(begin_per_s=1e6, least_per_s=1e6)
+AT_ONCE = RateSettings(begin_per_s=1e6, least_per_s=1e6)
 """What is looked at here is in which order; how fast is in test_outbox_pace.py."""
 
 

@@ -53,7 +53,7 @@ _MIGRATIONS = (
     ALTER TABLE items ADD COLUMN asked INTEGER NOT NULL DEFAULT 1;
     CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
     """,
-    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended. Ages are
+    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended. Timeline are
     # taken from their columns before a seal is opened: damage to those shows in an index.
     "CREATE INDEX items_by_age ON items (created_wall_s);",
 )

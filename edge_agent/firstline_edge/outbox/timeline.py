@@ -16,7 +16,7 @@ from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, Clock
 
 LOOK_EVERY_S = 20.0
 """While something waits, that often at least somebody should `look` at the wall clock."""
-LEAST_LEAP_S = 60.0
+LEAST_JUMP_S = 60.0
 """Clocks are corrected by less all the time."""
 
 _APART_S = 0.001
@@ -24,7 +24,7 @@ _APART_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Leap:
+class ClockJump:
     """What this process stored from `from_s` to `until_s`, both included, belongs `by_s` later."""
 
     from_s: float
@@ -32,7 +32,7 @@ class Leap:
     by_s: float
 
 
-class Ages:
+class Timeline:
     """When each promise was made, oldest first.
 
     Args:
@@ -59,13 +59,13 @@ class Ages:
         """Now, on this process's timeline."""
         return self._began_wall_s + (self._clock.monotonic_s() - self._began_s)
 
-    def look(self) -> Leap | None:
+    def look(self) -> ClockJump | None:
         """Compares with the wall clock; what must be stored anew where it was set ahead, else None."""
         until_s = self.wall_s()
         by_s = self._clock.wall_s() - until_s
-        if by_s <= LEAST_LEAP_S:
+        if by_s <= LEAST_JUMP_S:
             return None
-        leap = Leap(self._began_wall_s, until_s, by_s)
+        leap = ClockJump(self._began_wall_s, until_s, by_s)
         self._began_wall_s += by_s
         self._born_s = {
             request_id: born_s - by_s if born_s < self._began_s else born_s

@@ -11,14 +11,14 @@ from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 
 log = logger(__name__)
 
 _RETRY_S = 30.0
 
 
-class PatientOutbox:
+class ReopeningOutbox:
     """An `Outbox` that is there as soon as the disk lets it be.
 
     Args:

@@ -16,13 +16,13 @@ from firstline_core.types import Reason
 from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.backoff import Backoffs
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.outbox.store import Outbox
+from firstline_edge.outbox.outbox import Outbox
 
 Model = tuple[str, str]
 """Name and version."""
 
 
-class Order:
+class RetryQueue:
     """Remembers what failed.
 
     Args:

@@ -19,7 +19,7 @@ _FORGET = 1.01  # by which the shortest time seen grows with each answer: the wa
 
 
 @dataclass(frozen=True, slots=True)
-class PaceSettings:
+class RateSettings:
     """How careful to be.
 
     Args:
@@ -39,7 +39,7 @@ class PaceSettings:
     slowest: float = 0.7
 
 
-class Pace:
+class DeliveryRate:
     """The rate of one device.
 
     Args:
@@ -48,7 +48,7 @@ class Pace:
         settings: how careful to be.
     """
 
-    def __init__(self, clock: Clock, rng: random.Random, settings: PaceSettings = PaceSettings()) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, settings: RateSettings = RateSettings()) -> None:
         self._clock = clock
         self._rng = rng
         self._settings = settings

@@ -11,7 +11,7 @@ from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.announcer import Announcer
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 
 class Broker:

@@ -8,23 +8,23 @@ from collections.abc import Iterator
 
 from firstline_core.types import InferResponse
 
-Ending = asyncio.Future[InferResponse | None]
+Completion = asyncio.Future[InferResponse | None]
 
 
-class Endings:
+class Completions:
     """The promises whose end somebody waits for. Nothing is kept for those who come later: they ask the outbox."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, set[Ending]] = {}
+        self._watched: dict[str, set[Completion]] = {}
 
     @contextlib.contextmanager
-    def watch(self, request_id: str) -> Iterator[Ending]:
+    def watch(self, request_id: str) -> Iterator[Completion]:
         """Waits from here on; look at the outbox only then, so that no end is missed in between.
 
         Yields:
             What will hold the final or expired answer, or None where the promise ended without any.
         """
-        ending: Ending = asyncio.get_running_loop().create_future()
+        ending: Completion = asyncio.get_running_loop().create_future()
         watching = self._watched.setdefault(request_id, set())
         watching.add(ending)
         try:

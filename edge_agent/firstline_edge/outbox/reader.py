@@ -15,15 +15,15 @@ from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
 from firstline_edge.outbox import answers, promises
+from firstline_edge.outbox.database import open_reader
 from firstline_edge.outbox.item import OutboxItem, StoredItem, unpack, unpack_answer, unpack_provisional
-from firstline_edge.outbox.schema import open_reader
 
 log = logger(__name__)
 
 _T = TypeVar("_T")
 
 
-class Reading:
+class OutboxReader:
     """Reads beside the writer, which it never waits for.
 
     Args:

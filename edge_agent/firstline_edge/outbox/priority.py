@@ -12,7 +12,7 @@ from firstline_edge.outbox.item import OutboxItem
 log = logger(__name__)
 
 
-class Express:
+class PriorityDelivery:
     """A few seats for those who need not queue. An async context manager, whose end ends what is being sent.
 
     The queue looks items up on the disk in steps, and what is sent here may come and go during one: so it leaves
@@ -36,7 +36,7 @@ class Express:
         self.under_way: set[str] = set()
         self.ended = asyncio.Event()
 
-    async def __aenter__(self) -> Express:
+    async def __aenter__(self) -> PriorityDelivery:
         self._tasks = await asyncio.TaskGroup().__aenter__()
         return self
 

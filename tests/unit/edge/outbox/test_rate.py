@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.outbox.pace import Pace, PaceSettings
+from firstline_edge.outbox.rate import DeliveryRate, RateSettings
 
-SETTINGS = PaceSettings()
+SETTINGS = RateSettings()
 
 
 class Line:
@@ -15,7 +15,7 @@ class Line:
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()
-        self.pace = Pace(self.clock, random.Random(1))
+        self.pace = DeliveryRate(self.clock, random.Random(1))
         self.sent_s: list[float] = []
 
     async def deliver(self, number: int, took_s: float = 0.05) -> None:
@@ -77,7 +77,7 @@ def test_the_gaps_of_two_devices_differ() -> None:
     clock = SimulatedClock()
     waits = set()
     for seed in range(10):
-        pace = Pace(clock, random.Random(seed), PaceSettings(burst=0))
+        pace = DeliveryRate(clock, random.Random(seed), RateSettings(burst=0))
         pace.sent()
         waits.add(pace.wait_s)
     assert len(waits) == 10

@@ -7,12 +7,12 @@ from pathlib import Path
 from support.escalations import request, response
 
 from firstline_core.types import Status
-from firstline_edge.outbox.endings import Endings
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 
 async def test_all_who_watch_are_told_and_forgotten() -> None:
-    endings = Endings()
+    endings = Completions()
     final = response(request())
     with endings.watch("a") as one, endings.watch("a") as other, endings.watch("b") as another:
         endings.tell("a", final)
@@ -25,7 +25,7 @@ async def test_all_who_watch_are_told_and_forgotten() -> None:
 
 
 async def test_the_outbox_tells_once_the_answer_is_stored(tmp_path: Path) -> None:
-    endings = Endings()
+    endings = Completions()
     outbox = Outbox(tmp_path / "outbox.db", endings=endings)
     asked = request()
     with endings.watch(asked.request_id) as ending:
@@ -40,7 +40,7 @@ async def test_the_outbox_tells_once_the_answer_is_stored(tmp_path: Path) -> Non
 
 
 async def test_a_promise_that_can_never_be_kept_is_told_too(tmp_path: Path) -> None:
-    endings = Endings()
+    endings = Completions()
     outbox = Outbox(tmp_path / "outbox.db", endings=endings)
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))

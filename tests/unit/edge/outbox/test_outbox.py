@@ -17,9 +17,9 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import answers, promises
+from firstline_edge.outbox.database import _MIGRATIONS, APPLICATION, PAGE_BYTES, SCHEMA_VERSION
 from firstline_edge.outbox.item import pack_response
-from firstline_edge.outbox.schema import _MIGRATIONS, APPLICATION, PAGE_BYTES, SCHEMA_VERSION
-from firstline_edge.outbox.store import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 
 DAY_S = 86_400.0

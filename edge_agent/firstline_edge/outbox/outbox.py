@@ -21,8 +21,7 @@ from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises
-from firstline_edge.outbox.ages import Ages
-from firstline_edge.outbox.endings import Endings
+from firstline_edge.outbox.completions import Completions
 from firstline_edge.outbox.item import (
     OutboxItem,
     StoredItem,
@@ -31,9 +30,10 @@ from firstline_edge.outbox.item import (
     pack_response,
     seal_answer,
 )
-from firstline_edge.outbox.reading import Reading
-from firstline_edge.outbox.replacement import open_or_replace
+from firstline_edge.outbox.reader import OutboxReader
+from firstline_edge.outbox.recovery import open_or_recover
 from firstline_edge.outbox.restamping import Restamping
+from firstline_edge.outbox.timeline import Timeline
 from firstline_edge.outbox.writer import GroupWriter, Totals, is_full
 from firstline_edge.settings.settings import OutboxSection
 
@@ -62,7 +62,7 @@ class Outbox:
         CapacityError: the disk refuses.
     """
 
-    _reading: Reading
+    _reading: OutboxReader
     _writer: GroupWriter
     _restamping: Restamping
 
@@ -72,7 +72,7 @@ class Outbox:
         limits: OutboxSection = _DEFAULTS,
         *,
         announcing: bool = False,
-        endings: Endings | None = None,
+        endings: Completions | None = None,
         seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
         writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
@@ -81,12 +81,12 @@ class Outbox:
         self._limits = limits
         self._seal = seal
         self._announcing = announcing
-        self._endings = endings if endings is not None else Endings()
+        self._endings = endings if endings is not None else Completions()
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self._to_announce = asyncio.Event()
         self._to_announce.set()  # what an earlier process left
-        self._ages = Ages(clock)
+        self._ages = Timeline(clock)
         self._make_writer = writer
         self._open()
 
@@ -222,7 +222,7 @@ class Outbox:
             self._endings.tell(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """See `Reading.answer`."""
+        """See `OutboxReader.answer`."""
         return await self._reading.answer(request_id, principal)
 
     async def wait_unannounced(self) -> None:
@@ -311,11 +311,11 @@ class Outbox:
 
     def _open(self) -> None:
         with contextlib.ExitStack() as undo:
-            opened = open_or_replace(self._path, self._seal)
+            opened = open_or_recover(self._path, self._seal)
             self._damage = opened.damage
             undo.callback(opened.connection.close)
             try:
-                self._reading = undo.enter_context(contextlib.closing(Reading(self._path, self._seal)))
+                self._reading = undo.enter_context(contextlib.closing(OutboxReader(self._path, self._seal)))
                 totals = self._learn(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error

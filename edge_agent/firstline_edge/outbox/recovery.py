@@ -20,9 +20,7 @@ from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox import salvage
-from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
-from firstline_edge.outbox.salvage import Row
-from firstline_edge.outbox.schema import (
+from firstline_edge.outbox.database import (
     LEAST_BYTES,
     DamagedError,
     accepted_frames,
@@ -30,6 +28,8 @@ from firstline_edge.outbox.schema import (
     make_private,
     open_writer,
 )
+from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
+from firstline_edge.outbox.salvage import Row
 
 log = logger(__name__)
 
@@ -54,7 +54,7 @@ class Opened:
     damage: str = ""
 
 
-def open_or_replace(path: Path, seal: Seal) -> Opened:
+def open_or_recover(path: Path, seal: Seal) -> Opened:
     """The outbox for writing, a fresh one where it is damaged or written with a key that is not here.
 
     Args:
