@@ -1,9 +1,9 @@
-"""What one call to a server behind costs the gateway: the gateway's own HTTP client beside httpx.
+"""CPU time of one call from the gateway to a server behind it: httpx over its own transport, and over aiohttp.
 
     python bench/behind.py [--calls N]
 
-Processor time of this process, which does nothing but call; the server is a process of its own that answers the same
-bytes to everything. Interleaved rounds, of which the least counts. Prints, and writes bench/results/behind.json.
+CPU time of this process, which only calls; the server is another process that answers each request with the same
+bytes. The rounds alternate, and the smallest figure counts. Prints, and writes bench/results/behind.json.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-import httpx
 import uvloop
 
 from bench.figures import Figure, report
-from firstline_core.protocol.http_client import HttpClient
+from firstline_core.protocol.http_client import ClientSettings, HttpClient
+from firstline_gateway.executors.oip.http_transport import Transport
 
 _ROUNDS = 7
 _BODIES_BYTES = {"1 KB": 1_000, "600 KB": 602_112}
@@ -32,7 +32,7 @@ Call = Callable[[bytes], Awaitable[int]]
 
 
 def main() -> int:
-    """Measures both."""
+    """Measures both transports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=500, help="in each round (default: %(default)s)")
     wanted = parser.parse_args()
@@ -47,28 +47,26 @@ def main() -> int:
 
 
 async def _measure(port: int, calls: int) -> list[Figure]:
-    url = f"http://127.0.0.1:{port}"
-    own, found = HttpClient(url, token="", tls=None, limit_bytes=1 << 26), []
-    async with httpx.AsyncClient(base_url=url) as general:
+    settings = ClientSettings(f"http://127.0.0.1:{port}", tls=False)
+    default = HttpClient(settings, limit_bytes=1 << 26)
+    chosen = HttpClient(settings, limit_bytes=1 << 26, transport=Transport(tls=False))
+    clients = {"httpx": default, "httpx over aiohttp, the gateway's choice": chosen}
+    headers, found = {"Content-Type": "application/octet-stream"}, []
 
-        async def by_own(body: bytes) -> int:
-            return (await own.exchange("POST", _PATH, {"Content-Type": "application/octet-stream"}, body, 10.0)).status
+    def by(client: HttpClient) -> Call:
+        async def call(body: bytes) -> int:
+            return (await client.exchange("POST", _PATH, headers, body, 10.0)).status
 
-        async def by_httpx(body: bytes) -> int:
-            return (await general.post(_PATH, content=body)).status_code
+        return call
 
-        for name, size_bytes in _BODIES_BYTES.items():
-            body = b"x" * size_bytes
-            least_us = {"own": float("inf"), "httpx": float("inf")}
-            for _ in range(_ROUNDS):
-                for client, call in (("own", by_own), ("httpx", by_httpx)):
-                    least_us[client] = min(least_us[client], await _round_us(call, body, calls))
-            found += [
-                Figure(f"{name}: a call by the gateway's own client", round(least_us["own"], 1), "us of a core"),
-                Figure(f"{name}: a call by httpx", round(least_us["httpx"], 1), "us of a core"),
-                Figure(f"{name}: httpx to the gateway's own", round(least_us["httpx"] / least_us["own"], 1), "times"),
-            ]
-    await own.close()
+    for size, size_bytes in _BODIES_BYTES.items():
+        body, least_us = b"x" * size_bytes, dict.fromkeys(clients, float("inf"))
+        for _ in range(_ROUNDS):
+            for name, client in clients.items():
+                least_us[name] = min(least_us[name], await _round_us(by(client), body, calls))
+        found += [Figure(f"{size}: a call by {name}", round(us, 1), "us of a core") for name, us in least_us.items()]
+    for client in clients.values():
+        await client.close()
     return found
 
 

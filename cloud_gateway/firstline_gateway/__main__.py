@@ -136,7 +136,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    import httpx
+    from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")
@@ -144,7 +144,8 @@ def _status(arguments: argparse.Namespace) -> int:
     verify = _believing(ca)
     found: dict[str, Any] = {"url": url, "live": False, "ready": False}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=_STATUS_TIMEOUT_S, verify=verify) as client:
+        settings = ClientSettings(url, headers=headers, tls=verify, timeout=_STATUS_TIMEOUT_S, use_environment=True)
+        with open_client(settings) as client:
             found["live"] = client.get("/v2/health/live").is_success
             found["ready"] = client.get("/v2/health/ready").is_success
             listed = client.get("/firstline/v1/models")
@@ -159,7 +160,7 @@ def _status(arguments: argparse.Namespace) -> int:
             tested = client.get("/firstline/v1/contracts")
             if tested.is_success:
                 found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+    except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
         found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
     if "error" in found:

@@ -20,13 +20,14 @@ from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.prediction import Prediction
 from firstline.client.sync_client import POLL_S, Inputs, T, check_job, check_time
 from firstline_core.errors import DeadlineExceededError
+from firstline_core.protocol.http_client import open_async_client
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 
 class AsyncClient(BaseClient[httpx.AsyncClient]):
     """`Client` for asyncio: the same calls, awaited."""
 
-    _kind = httpx.AsyncClient
+    _open = staticmethod(open_async_client)
 
     async def __aenter__(self) -> Self:
         return self

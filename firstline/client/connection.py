@@ -5,24 +5,24 @@ from __future__ import annotations
 import errno
 import ssl
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import httpx
 
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
+from firstline_core.protocol.http_client import ClientSettings, open_client
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
-_TRANSPORTS: dict[type, Any] = {httpx.Client: httpx.HTTPTransport, httpx.AsyncClient: httpx.AsyncHTTPTransport}
 
 
-class BaseClient(Generic[Http]):
-    """What both clients are made with, each over its kind of httpx client; `Client` says what the arguments are."""
-
-    _kind: type[Http]
+class BaseClient(ABC, Generic[Http]):
+    """What both clients are made with, each over its kind of httpx client; `Client` describes the arguments."""
 
     def __init__(
         self,
@@ -34,13 +34,20 @@ class BaseClient(Generic[Http]):
         socket: Path | str | None = None,
     ) -> None:
         self._socket = socket
-        self._http: Http = self._kind(
-            base_url=base_url(url),
+        settings = ClientSettings(
+            str(base_url(url)),
             headers=authorization(token),
+            tls=believing(ca_file),
+            use_environment=True,
             timeout=timeout_s,
-            verify=believing(ca_file),
-            transport=None if socket is None else _TRANSPORTS[self._kind](uds=str(socket)),
+            socket="" if socket is None else str(socket),
         )
+        self._http: Http = self._open(settings)
+
+    @staticmethod
+    @abstractmethod
+    def _open(settings: ClientSettings) -> Http:
+        """Returns the httpx client of this kind."""
 
     def patient_s(self, end_s: float) -> float:
         """How long a server may keep silent before `end_s`, on the monotonic clock, without being given up."""
@@ -52,6 +59,22 @@ class BaseClient(Generic[Http]):
     def url(self) -> str:
         """The tier's address, or its socket."""
         return str(self._http.base_url).rstrip("/") if self._socket is None else f"unix:{self._socket}"
+
+
+def open_gateway(url: str, headers: Mapping[str, str], ca_file: Path | None, timeout_s: float) -> httpx.Client:
+    """Returns a client of a gateway's fleet and registry APIs; the environment's proxies are not used.
+
+    Args:
+        url: of the gateway.
+        headers: sent with each request.
+        ca_file: CA certificate used to verify the gateway; None for the certificates that this system trusts.
+        timeout_s: the longest that the gateway may stay silent (seconds).
+
+    Raises:
+        ConfigError: the URL or the file cannot be used.
+    """
+    tls = ssl.create_default_context() if ca_file is None else believing(ca_file)
+    return open_client(ClientSettings(str(base_url(url)), headers=headers, tls=tls, timeout=timeout_s))
 
 
 def base_url(url: str) -> httpx.URL:

@@ -19,6 +19,7 @@ from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
 from firstline.client.prediction import Prediction
 from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError
+from firstline_core.protocol.http_client import open_client
 from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
 
 Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
@@ -46,7 +47,7 @@ class Client(BaseClient[httpx.Client]):
     `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
     """
 
-    _kind = httpx.Client
+    _open = staticmethod(open_client)
 
     def __enter__(self) -> Self:
         return self

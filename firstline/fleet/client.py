@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -182,11 +181,6 @@ def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float
     Raises:
         ConfigError: the URL, the key or the file is none.
     """
-    with httpx.Client(
-        base_url=connection.base_url(url),
-        headers={**connection.authorization(key), "Content-Type": "application/json"},
-        verify=ssl.create_default_context() if ca_file is None else connection.believing(ca_file),
-        timeout=timeout_s,
-        trust_env=False,
-    ) as client:
+    headers = {**connection.authorization(key), "Content-Type": "application/json"}
+    with connection.open_gateway(url, headers, ca_file, timeout_s) as client:
         yield Fleet(client)

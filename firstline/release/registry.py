@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,11 +218,5 @@ def open_registry(url: str, key: str, ca_file: Path | None = None) -> Iterator[R
     Raises:
         ConfigError: the URL, the key or the file is none.
     """
-    with httpx.Client(
-        base_url=connection.base_url(url),
-        headers=connection.authorization(key),
-        verify=ssl.create_default_context() if ca_file is None else connection.believing(ca_file),
-        timeout=_TIMEOUT_S,
-        trust_env=False,
-    ) as client:
+    with connection.open_gateway(url, connection.authorization(key), ca_file, _TIMEOUT_S) as client:
         yield Registry(client)

@@ -18,8 +18,7 @@ from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.protocol.topics import Topics
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.cloud.http_link import HttpLink
-from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import Link
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_gateway.gateway import Gateway

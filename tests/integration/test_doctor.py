@@ -95,8 +95,8 @@ async def test_the_gateways_bundles_are_compared_with_the_token(
         assert asked.url.path == "/firstline/v1/models"
         return httpx.Response(200, json=served)
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        [finding] = await served_findings("links[0]", client, "http://gateway/", edge_settings(tmp_path / "state"))
+    async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
+        [finding] = await served_findings("links[0]", client, edge_settings(tmp_path / "state"))
     assert finding.subject == "links[0] model digits 1"
     assert finding.state is (State.MISSING if says else State.OK)
     assert says in finding.detail

@@ -17,8 +17,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.http_link import HttpLink
-from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 

@@ -17,8 +17,7 @@ from bench.support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_edge.api.tokens import read_tokens
-from firstline_edge.cloud.http_link import HttpLink
-from firstline_edge.cloud.http_pool import HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 
 API_TOKEN = "press-hall-4-of-tuesday"  # the agent's own callers'
 SHORT = "/firstline/v1/models/digits/infer"

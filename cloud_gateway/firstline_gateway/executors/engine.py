@@ -23,7 +23,8 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
-from firstline_gateway.executors.oip.executor import OipExecutor, open_transports
+from firstline_gateway.executors.oip.executor import OipExecutor
+from firstline_gateway.executors.oip.http_transport import open_transports
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full

@@ -10,6 +10,7 @@ import httpx
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
+from firstline_core.protocol.http_client import HTTP_FAILURES
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.settings.settings import EdgeSettings
@@ -17,13 +18,12 @@ from firstline_edge.settings.settings import EdgeSettings
 _ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
 
 
-async def served_findings(subject: str, client: httpx.AsyncClient, url: str, settings: EdgeSettings) -> list[Finding]:
+async def served_findings(subject: str, client: httpx.AsyncClient, settings: EdgeSettings) -> list[Finding]:
     """One finding for each bundle that is held here and can be read.
 
     Args:
         subject: the link.
-        client: with the device's token.
-        url: the gateway's.
+        client: of the gateway, with the device's token.
         settings: whose models.directories are looked at.
     """
     held: list[tuple[Path, Manifest]] = []
@@ -35,9 +35,9 @@ async def served_findings(subject: str, client: httpx.AsyncClient, url: str, set
     if not held:
         return []
     try:
-        response = await client.get(f"{url.rstrip('/')}/firstline/v1/models")
+        response = await client.get("/firstline/v1/models")
         served = _digests(response.json()) if response.status_code == 200 else None
-    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+    except (*HTTP_FAILURES, ValueError, KeyError, TypeError, AttributeError):
         served = None
     if served is None:
         return [from_error(f"{subject} models", "the gateway does not say which models it serves")]

@@ -16,6 +16,7 @@ import httpx
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
@@ -213,14 +214,11 @@ async def _authorised(
     token = read_secret(section.token_file, "links.token_file")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        async with httpx.AsyncClient(
-            headers=headers,
-            verify=_tls(section, credentials),
-            proxy=section.proxy or None,
-            timeout=_TIMEOUT_S,
-            trust_env=False,
-        ) as client:
-            response = await client.get(f"{section.url.rstrip('/')}/v2")
+        client_settings = ClientSettings(
+            section.url, headers=headers, tls=_tls(section, credentials), proxy=section.proxy, timeout=_TIMEOUT_S
+        )
+        async with open_async_client(client_settings) as client:
+            response = await client.get("/v2")
             shows = credentials is not None and section.shows_identity
             finding = (
                 _certificate_finding(f"{subject} certificate", response)
@@ -229,8 +227,8 @@ async def _authorised(
             )
             findings = [finding]
             if finding.state is State.OK:
-                findings += await served_findings(subject, client, section.url, settings)
-    except (httpx.HTTPError, OSError) as error:
+                findings += await served_findings(subject, client, settings)
+    except (*HTTP_FAILURES, OSError) as error:
         return [from_error(f"{subject} token", f"the gateway did not answer: {error}")], None
     date = response.headers.get("date")
     try:

@@ -6,9 +6,8 @@ import argparse
 import contextlib
 import secrets
 
-import httpx
-
 from firstline_core.errors import CapacityError
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.api import erasure as purge
 from firstline_edge.api.tokens import first_token
@@ -57,14 +56,9 @@ def _erase(settings: EdgeSettings, places: list[str]) -> None:
     leave_proof(settings.state_dir, proof)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = httpx.post(
-            f"{url}/firstline/v1/purge",
-            json={"places": places, "proof": proof},
-            headers=headers,
-            timeout=_TIMEOUT_S,
-            trust_env=False,
-        )
-    except httpx.HTTPError as error:
+        with open_client(ClientSettings(url, headers=headers, timeout=_TIMEOUT_S)) as client:
+            reply = client.post("/firstline/v1/purge", json={"places": places, "proof": proof})
+    except HTTP_FAILURES as error:
         raise CapacityError(f"No agent answers at {url} ({error}); stop it, and purge again.") from error
     finally:
         proof_path(settings.state_dir).unlink(missing_ok=True)

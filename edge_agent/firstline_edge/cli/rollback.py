@@ -7,9 +7,8 @@ import contextlib
 import time
 from urllib.parse import quote
 
-import httpx
-
 from firstline_core.errors import CapacityError, RequestError
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_edge.api.tokens import first_token
 from firstline_edge.cli.output import say, say_json
@@ -71,13 +70,9 @@ def _ask(settings: EdgeSettings, url: str, what: str) -> None:
     token = first_token(settings.api.token_file, "api.token_file")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        reply = httpx.post(
-            f"{url}/firstline/v1/{what}/rollback",
-            headers=headers,
-            timeout=_TIMEOUT_S,
-            trust_env=False,
-        )
-    except httpx.HTTPError as error:
+        with open_client(ClientSettings(url, headers=headers, timeout=_TIMEOUT_S)) as client:
+            reply = client.post(f"/firstline/v1/{what}/rollback")
+    except HTTP_FAILURES as error:
         raise CapacityError(f"No agent answers at {url} ({error}); stop it, and roll back again.") from error
     if reply.status_code != 200:
         raise error_from(reply.status_code, reply.content)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import httpx
 import orjson
 
+from firstline_core.errors import ConfigError
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.telemetry.wording import counted
 from firstline_edge.api.tokens import first_token
@@ -71,8 +72,9 @@ def running(settings: EdgeSettings, url: str | None = None) -> tuple[str, dict[s
         )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        response = httpx.get(f"{url}/firstline/v1/status", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        with open_client(ClientSettings(url, headers=headers, timeout=_TIMEOUT_S)) as client:
+            response = client.get("/firstline/v1/status")
+    except (*HTTP_FAILURES, ConfigError) as error:
         raise UnreachableError(
             f"No agent answers at {url} ({error}); start it with `edge-agent run`, or name another with --url."
         ) from error

@@ -1,12 +1,16 @@
-"""The HTTP link: V2 with binary tensors over one pool of keep-alive connections, and one connection for probes.
+"""The HTTP link: V2 requests with binary tensors over connections that stay open.
 
-Probes have their own: in the pool they would wait behind requests, and a busy device would take its gateway for dead.
+Probes have a connection of their own: behind requests they would wait, and a busy device would report its gateway down.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Callable, Mapping
-from urllib.parse import quote
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import orjson
 from msgspec.structs import replace
@@ -17,23 +21,184 @@ from firstline_core.errors import (
     ConfigError,
     FirstlineError,
     ForbiddenError,
+    LinkError,
     PayloadTooLargeError,
     ProtocolError,
+    RemoteTimeoutError,
     RequestError,
     UnauthorizedError,
 )
+from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_body import header_length
+from firstline_core.protocol.http_client import ClientSettings, HttpClient, HttpReply
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response, encode_request
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.http_pool import Call, HttpLinkSettings, Pool, make_pool, tls_context
-from firstline_edge.cloud.link import ignore
+from firstline_edge.cloud.link import LinkBusyError, ignore
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.telemetry.link_traffic import count
 
 log = logger(__name__)
 
+USER_AGENT = "firstline-edge"
+
 _REFUSES_DEVICE = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLinkSettings:
+    """How to reach the gateway.
+
+    Args:
+        url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
+        token: the device's bearer token, "" for none.
+        token_file: read again when the gateway refuses the token; "" for none.
+        ca_file: CA certificates used to verify the gateway; None for the usual ones.
+        credentials: this device's own certificate and CA instead, if it has joined.
+        proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
+        connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
+            after a second (RFC 6298), below the usual deadline, so that another link still has time.
+        connections: the most that stay open.
+    """
+
+    url: str
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: Path | None = None
+    credentials: Credentials | None = field(default=None, repr=False)
+    proxy: str | None = None
+    connect_timeout_s: float = 1.5
+    connections: int = 16
+
+
+def client_settings(
+    settings: HttpLinkSettings, tls: ssl.SSLContext | None, connections: int, idle_s: float | None = None
+) -> ClientSettings:
+    """Returns the settings of an HTTP client for the gateway.
+
+    Args:
+        settings: how to reach it.
+        tls: see `tls_context`; one for all clients, because loading the authorities takes 50 ms.
+        connections: the most at the same moment.
+        idle_s: how long an unused connection stays open; None until the gateway closes it.
+
+    Raises:
+        ConfigError: a URL that cannot be used.
+    """
+    _check_url(settings.url)
+    return ClientSettings(
+        settings.url,
+        headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
+        tls=False if tls is None else tls,
+        proxy=settings.proxy or "",
+        connections=connections,
+        idle_s=idle_s,
+    )
+
+
+def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
+    """Returns the context that verifies the gateway and presents this device; None if there is nothing to verify.
+
+    Raises:
+        ConfigError: authorities that cannot be read.
+    """
+    if settings.credentials is not None:
+        return settings.credentials.context
+    if settings.ca_file is None and not settings.url.startswith("https:"):
+        return None
+    try:
+        if settings.ca_file is None:
+            import certifi  # the authorities that httpx uses as well
+
+            return ssl.create_default_context(cafile=certifi.where())
+        return ssl.create_default_context(cafile=settings.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = urlsplit(url)
+        known = parsed.scheme in ("http", "https") and bool(parsed.hostname) and (parsed.port or 1) > 0
+    except ValueError:
+        known = False
+    if not known or any(character.isspace() for character in url):
+        raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
+
+
+class _Pool:
+    """A limited number of connections to the gateway; requests wait for a free one here.
+
+    httpcore's own queue walks through all waiting requests whenever one of them comes or goes: with a thousand of
+    them, that takes seconds.
+    """
+
+    def __init__(
+        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits
+    ) -> None:
+        self._settings = settings
+        self._connections = connections
+        self._client = HttpClient(
+            client_settings(settings, tls, connections),
+            limit_bytes=limits.body_bytes,
+            connect_s=settings.connect_timeout_s,
+        )
+        self._free = asyncio.Semaphore(connections)
+
+    async def exchange(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float, *, payer: str = ""
+    ) -> HttpReply:
+        """See `HttpClient.exchange`.
+
+        Args:
+            method: e.g. POST.
+            path: below the gateway's URL.
+            headers: of this request.
+            body: b"" for none.
+            timeout_s: for the whole exchange, waiting included.
+            payer: name of the link whose traffic this is; "" to count nothing.
+
+        Raises:
+            LinkBusyError: no connection became free in time; nothing was sent.
+            LinkError: no answer, or not an HTTP answer.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        url = self._settings.url
+        try:
+            async with asyncio.timeout_at(ends_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            busy = f"All {self._connections} connections to {url} were busy for {timeout_s:.3g} s."
+            raise LinkBusyError(busy) from error
+
+        def count_bytes(sent: int, received: int) -> None:
+            if payer:
+                count(payer, sent=sent, received=received)
+
+        try:
+            left_s = ends_s - loop.time()
+            reply = await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
+        except RemoteTimeoutError as error:
+            raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
+        except LinkError as error:
+            raise type(error)(f"{url}: {error.message}.") from error
+        finally:
+            self._free.release()
+        if self._settings.credentials is not None and "date" in reply.headers:
+            self._settings.credentials.heard_date(reply.headers["date"])
+        return reply
+
+    async def drain(self) -> None:
+        """Closes the connections once the requests in progress have ended; no new one may begin."""
+        for _ in range(self._connections):
+            await self._free.acquire()
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.close()
 
 
 class HttpLink:
@@ -71,30 +236,41 @@ class HttpLink:
         path = f"/v2/models/{quote(request.model, safe='')}"
         if request.version:
             path += f"/versions/{quote(request.version, safe='')}"
-        call = Call("POST", f"{path}/infer", encoded, payer=self.name, trace=request.trace)
+        headers = headers_for(encoded) | (request.trace.headers() if request.trace is not None else {})
+
+        async def send(timeout_s: float) -> HttpReply:
+            sent = headers | self._authorization()
+            return await self._pool.exchange("POST", f"{path}/infer", sent, encoded.body, timeout_s, payer=self.name)
+
         sent_token = self._token
-        status, headers, body = await self._pool.exchange(call, self._token, timeout_s)
-        if status in _REFUSES_DEVICE and self._found_other_token(sent_token):
+        reply = await send(timeout_s)
+        if reply.status in _REFUSES_DEVICE and self._found_other_token(sent_token):
             left_s = timeout_s - (self._clock.monotonic_s() - now_s)
             if left_s > 0:
-                status, headers, body = await self._pool.exchange(call, self._token, left_s)
-        if status != 200:
-            raise _refusal(status, body, headers)
+                reply = await send(left_s)
+        if reply.status != 200:
+            raise _refusal(reply)
         try:
-            length = header_length(headers)
+            length = header_length(reply.headers)
         except RequestError as error:
             raise ProtocolError(error.message) from error
-        return decode_response(body, length, self._limits)
+        response = decode_response(reply.body, length, self._limits)
+        # Bytes that an earlier answer left on the connection are not this answer.
+        if response.answer is not None and response.answer.request_id != request.request_id:
+            raise ProtocolError(f"{self.address} answered request {response.answer.request_id}, not this one.")
+        return response
 
     async def probe(self, timeout_s: float) -> None:
         """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
-        status, _, body = await self._probing_pool.exchange(Call("GET", "/v2/health/live"), self._token, timeout_s)
+        reply = await self._probing_pool.exchange("GET", "/v2/health/live", self._authorization(), b"", timeout_s)
         try:
-            live = orjson.loads(body)
+            live = orjson.loads(reply.body)
         except orjson.JSONDecodeError:
             live = None
-        if status != 200 or not isinstance(live, dict) or live.get("live") is not True:
-            raise ProtocolError(f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {status}).")
+        if reply.status != 200 or not isinstance(live, dict) or live.get("live") is not True:
+            raise ProtocolError(
+                f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
+            )
 
     async def renewed(self) -> None:
         """Makes new connections from now on; returns once what is under way on the old ones has ended."""
@@ -107,10 +283,15 @@ class HttpLink:
         await self._pool.close()
         await self._probing_pool.close()
 
-    def _make_pools(self) -> tuple[Pool, Pool]:
-        kept = (self._settings.connections, 1)
-        requests, probes = (make_pool(self._settings, connections, self._tls, self._limits) for connections in kept)
-        return requests, probes
+    def _make_pools(self) -> tuple[_Pool, _Pool]:
+        """For requests, and for probes."""
+        return (
+            _Pool(self._settings, self._settings.connections, self._tls, self._limits),
+            _Pool(self._settings, 1, self._tls, self._limits),
+        )
+
+    def _authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _found_other_token(self, refused: str) -> bool:
         """Whether there is another token than the refused one: somebody may have put a new one into the file."""
@@ -122,21 +303,21 @@ class HttpLink:
         return self._token != refused
 
 
-def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> FirstlineError:
+def _refusal(reply: HttpReply) -> FirstlineError:
     """What a status other than 200 says.
 
     A proxy or a captive portal also says 404: without one of our codes that is no judgement of the request, and
     must not end a promise that the outbox keeps. Nor must a key that may do something else only: for this device it
     is as good as none, and its operator's to mend.
     """
-    error = error_from(status, body, headers)
+    error = error_from(reply.status, reply.body, reply.headers)
     if isinstance(error, ForbiddenError):
         return UnauthorizedError(error.message)
     try:
-        said = orjson.loads(body)
+        said = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
         said = None
     ours = isinstance(said, dict) and said.get("code") in BY_CODE
     if ours or isinstance(error, UnauthorizedError | PayloadTooLargeError) or not isinstance(error, RequestError):
         return error
-    return ProtocolError(f"HTTP status {status}, but not from a Firstline gateway: {error.message}")
+    return ProtocolError(f"HTTP status {reply.status}, but not from a Firstline gateway: {error.message}")

@@ -20,14 +20,13 @@ from firstline_core.storage.secrets import read_secret
 from firstline_core.types import InferResponse
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
-from firstline_edge.cloud.http_link import HttpLink
-from firstline_edge.cloud.http_pool import HttpLinkSettings
 from firstline_edge.cloud.link import LinkReport
 from firstline_edge.cloud.retry_budget import RetryBudget, RetrySettings
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 
 if TYPE_CHECKING:
+    from firstline_edge.cloud.http_link import HttpLink
     from firstline_edge.cloud.mqtt_link import MqttLink
 
 Birth = Callable[[], Mapping[str, object]]
@@ -152,6 +151,9 @@ def make_http_link(
     Raises:
         ConfigError: see `open_links`.
     """
+    # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
+    from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
+
     return HttpLink(
         HttpLinkSettings(
             url=section.url,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 
 from firstline_core.errors import ConfigError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.storage.secrets import read_secret
-from firstline_edge.cloud.http_pool import USER_AGENT, HttpLinkSettings, tls_context
+from firstline_edge.cloud.http_link import HttpLinkSettings, client_settings, tls_context
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 
@@ -21,6 +23,8 @@ _TIMEOUT_S = 20.0
 # Of silence: a byte in so many seconds keeps a download alive.
 _SILENCE_S = 30.0
 _PART_BYTES = 16 * 1024
+_BLOCKING_TIMEOUT_S = 5.0
+_CONNECTIONS, _IDLE_S = 4, 5.0
 
 
 class FleetHttp:
@@ -37,48 +41,33 @@ class FleetHttp:
     def __init__(self, section: LinkSection, credentials: Credentials | None) -> None:
         self._section = section
         self._credentials = credentials if section.shows_identity else None
-        settings = HttpLinkSettings(
+        link = HttpLinkSettings(
             url=section.url,
             ca_file=Path(section.tls_ca_file) if section.tls_ca_file else None,
             credentials=self._credentials,
-        )
-        self._tls = tls_context(settings)
-        read_secret(section.token_file, "links.token_file")
-        self._client = httpx.AsyncClient(
-            base_url=section.url,
-            verify=False if self._tls is None else self._tls,
             proxy=section.proxy or None,
-            trust_env=False,
-            headers=self._headers(),
-            limits=httpx.Limits(max_connections=4, max_keepalive_connections=1),
         )
-
-    def _headers(self) -> dict[str, str]:
-        """The token is read anew for each client and each request: somebody may have put a new one into the file."""
-        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-        token = read_secret(self._section.token_file, "links.token_file")
-        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+        read_secret(section.token_file, "links.token_file")
+        self._settings = client_settings(link, tls_context(link), _CONNECTIONS, idle_s=_IDLE_S)
+        self._client = open_async_client(self._settings)
 
     def blocking_client(self) -> httpx.Client:
-        """The same for whoever blocks in a thread of its own, and closes it.
+        """Returns a client for a thread that may block; the caller closes it.
 
         Raises:
             LinkDownError: the token cannot be read now.
         """
-        return httpx.Client(
-            base_url=self._section.url,
-            verify=False if self._tls is None else self._tls,
-            proxy=self._section.proxy or None,
-            trust_env=False,
-            headers=self._headers_now(),
-        )
+        client = open_client(replace(self._settings, timeout=_BLOCKING_TIMEOUT_S))
+        client.headers.update(self._authorization())
+        return client
 
-    def _headers_now(self) -> dict[str, str]:
-        """The same once the agent runs: whoever exchanges the token may be at it."""
+    def _authorization(self) -> dict[str, str]:
+        """The token is read again for each request, because it may have been replaced in the file."""
         try:
-            return self._headers()
+            token = read_secret(self._section.token_file, "links.token_file")
         except ConfigError as error:
             raise LinkDownError(error.message) from error
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     async def ask(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
@@ -129,7 +118,7 @@ class FleetHttp:
             FirstlineError: as `ask`, also while the body is read.
         """
         url = self._section.url
-        own = {**self._headers_now(), **(headers or {})}
+        own = {**self._authorization(), **(headers or {})}
         try:
             timeout = httpx.Timeout(_SILENCE_S, connect=_TIMEOUT_S)
             async with self._client.stream(method, path, headers=own, content=content, timeout=timeout) as response:
@@ -145,7 +134,7 @@ class FleetHttp:
                 yield response
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"{url} went silent.") from error
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
+        except HTTP_FAILURES as error:
             raise LinkDownError(f"{url}: {str(error).rstrip('.') or type(error).__name__}.") from error
 
     async def close(self) -> None:

@@ -28,6 +28,7 @@ from firstline_core.protocol.enrolment import (
 )
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.http_body import read_body
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_edge.identity.tls import device_context, shown, unverified_context
@@ -97,14 +98,9 @@ async def renew(url: str, csr: str, context: ssl.SSLContext, *, proxy: str = "")
 
 @asynccontextmanager
 async def _client(url: str, context: ssl.SSLContext, proxy: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=url,
-        verify=context,
-        proxy=proxy or None,
-        headers={"Accept-Encoding": "identity", "User-Agent": "firstline-edge"},
-        timeout=_TIMEOUT_S,
-        trust_env=False,
-    ) as client:
+    headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
+    settings = ClientSettings(url, headers=headers, tls=context, proxy=proxy, timeout=_TIMEOUT_S)
+    async with open_async_client(settings) as client:
         yield client
 
 
@@ -123,7 +119,7 @@ async def _said(
             body = await read_body(response.aiter_raw(), response.headers, _LIMITS)
     except TimeoutError as error:
         raise RemoteTimeoutError(f"{url} did not answer within {_TIMEOUT_S:g} s.") from error
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+    except HTTP_FAILURES as error:
         said = str(error).rstrip(".") or type(error).__name__
         raise LinkDownError(f"{url} cannot be reached: {said}.") from error
     except PayloadTooLargeError as error:

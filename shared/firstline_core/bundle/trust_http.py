@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 
 from firstline_core.errors import LinkDownError, NotFoundError, RemoteTimeoutError
+from firstline_core.protocol.http_client import HTTP_FAILURES
 from firstline_core.protocol.http_errors import error_from
 
 TIMEOUT_S = 15.0
@@ -39,6 +40,6 @@ class HttpMetadata:
                 yield from response.iter_raw()
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"The registry did not answer within {TIMEOUT_S:g} s ({name}).") from error
-        except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
+        except HTTP_FAILURES as error:
             said = str(error).rstrip(".") or type(error).__name__
             raise LinkDownError(f"The registry cannot be reached for {name}: {said}.") from error

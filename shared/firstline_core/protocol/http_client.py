@@ -1,190 +1,194 @@
-"""HTTP/1.1 to one server, for one purpose: a body there, a body back, over connections that are kept.
+"""HTTP clients: every httpx client of both tiers and of the Python client is built here.
 
-httptools parses, as it does for the server's side. General clients spend three to twenty times as long on what is not
-needed here (`make escalation`): redirects, cookies, decoding, a lock for each step.
+`open_client` and `open_async_client` set what all of them share. `HttpClient` adds what inference needs: one time limit
+for the whole exchange, a bounded answer, and a retry where the server had closed an idle connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import httptools
+import httpx
 
-from firstline_core.errors import ConfigError, LinkDownError, LinkError, ProtocolError, RemoteTimeoutError
+from firstline_core.errors import (
+    ConfigError,
+    LinkDownError,
+    LinkError,
+    PayloadTooLargeError,
+    ProtocolError,
+    RemoteTimeoutError,
+)
+from firstline_core.protocol.http_body import read_body
+from firstline_core.protocol.limits import Limits
 
-_CONNECT_S = 2.0
-# Of what is no body: heads, trailers, and what goes with chunks, six bytes for each of a body in chunks of one.
-_HEAD_LIMIT_BYTES, _CHUNKS_COST = 1 << 16, 8
+USER_AGENT = "firstline"
+CONNECT_TIMEOUT_S = 2.0
+
+HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
+"""Everything that httpx raises when there is no usable answer."""
+
 _STALE_RETRIES = 2
-_TURNS_TO_CLOSE = 4
+_FIRST_LINE_BYTES = 50
+# aiohttp warns above 1 MiB that one write blocks the event loop, so larger bodies are written in parts.
+_WHOLE_BODY_BYTES, _PART_BYTES = 1 << 20, 1 << 18
 
 
-def _ignore(_sent: int, _received: int) -> None:
-    """Whom nobody listens to."""
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How to reach one server.
+
+    Args:
+        url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
+        headers: sent with each request.
+        tls: verifies the server and may present a client certificate; True uses httpx's default authorities; False
+            verifies nothing, for http:// and for the first contact with an authority.
+        proxy: URL of an HTTP proxy; "" for none.
+        use_environment: read proxies (HTTPS_PROXY, NO_PROXY) and SSL_CERT_FILE from the environment.
+        timeout: for each step of an exchange (seconds).
+        connections: the most at the same moment; None for no limit.
+        idle_s: how long an unused connection stays open; None until the server closes it.
+        socket: path of a Unix socket that is used instead of the host and port in `url`; "" for none.
+    """
+
+    url: str
+    headers: Mapping[str, str] | None = None
+    tls: ssl.SSLContext | bool = True
+    proxy: str = ""
+    use_environment: bool = False
+    timeout: httpx.Timeout | float | None = None
+    connections: int | None = 100
+    idle_s: float | None = 5.0
+    socket: str = ""
+
+
+def open_client(settings: ClientSettings) -> httpx.Client:
+    """Returns a blocking client; the caller closes it.
+
+    Raises:
+        ConfigError: a URL that cannot be used.
+    """
+    transport = httpx.HTTPTransport(uds=settings.socket) if settings.socket else None
+    return httpx.Client(**_arguments(settings), transport=transport)
+
+
+def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
+    """Returns a client for asyncio; the caller closes it.
+
+    Args:
+        settings: how to reach the server.
+        transport: sends the requests instead of httpx's own transport.
+
+    Raises:
+        ConfigError: a URL that cannot be used.
+    """
+    if settings.socket:
+        transport = httpx.AsyncHTTPTransport(uds=settings.socket)
+    return httpx.AsyncClient(**_arguments(settings), transport=transport)
+
+
+def _arguments(settings: ClientSettings) -> dict[str, Any]:
+    _check_url(settings.url)
+    limits = httpx.Limits(
+        max_connections=settings.connections,
+        max_keepalive_connections=settings.connections,
+        keepalive_expiry=settings.idle_s,
+    )
+    return {
+        "base_url": settings.url,
+        "headers": {"User-Agent": USER_AGENT, **(settings.headers or {})},
+        "verify": settings.tls,
+        "proxy": settings.proxy or None,
+        "trust_env": settings.use_environment,
+        "timeout": settings.timeout,
+        "limits": limits,
+    }
+
+
+def _check_url(url: str) -> None:
+    try:
+        httpx.URL(url).host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ConfigError(f"The URL {url!r} cannot be used: {error}.") from error
+
+
+def link_error(error: Exception) -> LinkError:
+    """Returns one of `HTTP_FAILURES` as an error of ours.
+
+    The message continues a sentence that begins with the server and has no period, e.g. "it cannot be reached (...)".
+    """
+    detail = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, httpx.ConnectTimeout):
+        return LinkDownError("it did not accept a connection in time")
+    if isinstance(error, httpx.TimeoutException):
+        return RemoteTimeoutError("it did not answer in time")
+    if isinstance(error, httpx.ConnectError | httpx.ProxyError):
+        return LinkDownError(f"it cannot be reached ({detail})")
+    if isinstance(error, httpx.NetworkError) or _is_disconnection(error):
+        return LinkDownError(f"it closed the connection ({detail})")
+    return ProtocolError(f"it does not speak HTTP/1.1 ({detail})")
+
+
+def _is_disconnection(error: Exception) -> bool:
+    # httpcore and h11 report a connection that ends before its answer as a fault of the protocol.
+    return isinstance(error, httpx.RemoteProtocolError) and ("disconnected" in str(error) or "closed" in str(error))
 
 
 class HttpReply(NamedTuple):
-    """Status, headers by their names in lower case, and body."""
+    """Status, headers and body of an answer."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: bytes
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time."""
+class _Progress:
+    """What the transport has done for one try: a listener for its `trace` extension."""
 
-    def __init__(self, limit_bytes: int, all_open: set[_Connection]) -> None:
-        self._limit_bytes = limit_bytes
-        self._all_open = all_open
-        self._transport: asyncio.Transport | None = None
-        self._answered: asyncio.Future[HttpReply] | None = None
-        self._reset()
-        self.reusable = True
-        self.received_bytes = 0  # of the answer to what was sent last
+    def __init__(self) -> None:
+        self.connecting = self.sent = False
 
-    def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[str, str] = {}
-        self._parts: list[bytes] = []
-        self._size_bytes = 0
-        self._ends_with_connection = False
+    async def __call__(self, event: str, _info: object) -> None:
+        if event.endswith("connect_tcp.started"):
+            self.connecting = True
+        elif event.endswith("send_request_headers.complete"):
+            self.sent = True
 
-    def send(self, parts: list[bytes]) -> asyncio.Future[HttpReply]:
-        """Sends a request; the answer is awaited before the next one."""
-        assert self._transport is not None  # noqa: S101 (it is connected when it is handed out)
-        self.received_bytes = 0
-        self._answered = asyncio.get_running_loop().create_future()
-        self._transport.writelines(parts)
-        return self._answered
 
-    def close(self) -> None:
-        self.reusable = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    # asyncio's side
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by what it can, not by its class
-        self._all_open.add(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._answered is None or self._answered.done():  # else it would be read as the next one's answer
-            self.close()
-            return
-        self.received_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(ProtocolError(f"it does not speak HTTP/1.1 ({error})"))
-        if self._answered.done():
-            return
-        if self.received_bytes - _CHUNKS_COST * self._size_bytes > _HEAD_LIMIT_BYTES:
-            self._fail(ProtocolError(f"its answer has more than {_HEAD_LIMIT_BYTES} bytes that are no body"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._all_open.discard(self)
-        if exc is None and self.reusable and self._ends_with_connection:
-            self.on_message_complete()
-        self._fail(LinkDownError(f"it closed the connection ({exc or 'without an answer'})"))
-
-    def _fail(self, error: LinkError) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(error)
-        self.close()
-
-    # httptools' side
-
-    def on_message_begin(self) -> None:
-        if self._answered is None or self._answered.done():
-            self.close()  # a second answer, with the first
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        declared = self._headers.get("content-length", "")
-        self._ends_with_connection = not declared and "transfer-encoding" not in self._headers
-        if declared.isdecimal() and int(declared[:18]) > self._limit_bytes:
-            self._fail_too_large()
-
-    def on_body(self, body: bytes) -> None:
-        self._size_bytes += len(body)
-        if self._size_bytes > self._limit_bytes:
-            self._fail_too_large()
-        else:
-            self._parts.append(body)
-
-    def _fail_too_large(self) -> None:
-        self._fail(ProtocolError(f"it answered with too much, more than {self._limit_bytes} bytes"))
-
-    def on_message_complete(self) -> None:
-        if self._answered is None or self._answered.done():
-            return
-        status = self._parser.get_status_code()
-        if status < 200:  # 100 Continue, which nobody asked for
-            self._headers.clear()
-            self._ends_with_connection = False
-            return
-        if not self._parser.should_keep_alive():
-            self.reusable = False
-        reply = HttpReply(status, self._headers, b"".join(self._parts))
-        self._reset()
-        self._answered.set_result(reply)
+def _ignore(_sent: int, _received: int) -> None:
+    """Counts nothing."""
 
 
 class HttpClient:
-    """Connections to one server. There are as many as there are requests at the same moment.
+    """Exchanges bounded bodies with one server, over connections that stay open.
 
     Args:
-        url: `http://HOST:PORT` or https; a path is kept as a prefix.
-        token: the bearer token, "" for none.
-        tls: whom to believe, for https.
+        settings: how to reach the server; `timeout` is not used.
         limit_bytes: the largest body of an answer.
-        user_agent: what this client calls itself.
-        connect_s: for TCP and TLS together.
+        connect_s: for TCP, TLS and the proxy together.
+        transport: see `open_async_client`.
 
     Raises:
-        ConfigError: a host's name that cannot be one.
+        ConfigError: a URL that cannot be used.
     """
 
     def __init__(
         self,
-        url: str,
+        settings: ClientSettings,
         *,
-        token: str,
-        tls: ssl.SSLContext | None,
         limit_bytes: int,
-        user_agent: str = "firstline-gateway",
-        connect_s: float = _CONNECT_S,
+        connect_s: float = CONNECT_TIMEOUT_S,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        self.url = url
-        try:
-            self._host = (parts.hostname or "").encode("idna").decode()
-        except UnicodeError as error:
-            raise ConfigError(f"The URL {url!r} names a host that cannot be: {error}.") from error
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = tls if parts.scheme == "https" else None
-        self._prefix = parts.path.rstrip("/")
-        self._common = (
-            f"Host: {self._authority(parts.port)}\r\nUser-Agent: {user_agent}\r\nAccept-Encoding: identity\r\n"
-        )
-        if token:
-            self._common += f"Authorization: Bearer {token}\r\n"
-        self._limit_bytes = limit_bytes
+        self.url = settings.url
+        self._limits = Limits(body_bytes=limit_bytes)
         self._connect_s = connect_s
-        self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
-
-    def _authority(self, port: int | None) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return host if port is None else f"{host}:{port}"
+        self._client = open_async_client(settings, transport)
+        self._client.headers["Accept-Encoding"] = "identity"
 
     async def exchange(
         self,
@@ -194,86 +198,77 @@ class HttpClient:
         body: bytes,
         timeout_s: float,
         *,
-        crossed: Callable[[int, int], None] = _ignore,
+        count: Callable[[int, int], None] = _ignore,
     ) -> HttpReply:
-        """Sends it and reads the answer; again on a fresh connection where a kept one had been closed.
+        """Sends a request and reads the answer; sends it again if the server had closed the idle connection.
 
         Args:
-            method: such as POST.
-            path: comes after the URL's own.
-            headers: beside those that every request has.
+            method: e.g. POST.
+            path: below the client's URL.
+            headers: in addition to those of the client.
             body: b"" for none.
-            timeout_s: for all of it.
-            crossed: told of each try, when it ends: the bytes that were sent, and those that came.
+            timeout_s: for the whole exchange.
+            count: called after each try with the bytes sent and received, heads included (estimated).
 
         Raises:
-            LinkError: there was no answer within `timeout_s`, or none that is HTTP; the message ends a sentence that
-                begins with the server.
+            LinkError: no answer within `timeout_s`, or not an HTTP answer; see `link_error` for the message.
         """
-        own = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}{own}Content-Length: {len(body)}\r\n\r\n"
-        request = [head.encode("latin-1"), body] if body else [head.encode("latin-1")]
+        # If the whole exchange has less time than a connection, the time of the whole exchange runs out.
+        timeout = httpx.Timeout(None, connect=self._connect_s if self._connect_s < timeout_s else None)
+        sent_headers = {**headers, "Content-Length": str(len(body))}
+
+        def request(progress: _Progress) -> httpx.Request:
+            content = body if len(body) <= _WHOLE_BODY_BYTES else _parts_of(body)
+            extensions = {"trace": progress}
+            return self._client.build_request(
+                method, path, headers=sent_headers, content=content, timeout=timeout, extensions=extensions
+            )
+
         try:
             async with asyncio.timeout(timeout_s):
                 for _ in range(_STALE_RETRIES):
-                    kept = self._take()
-                    if kept is None:
-                        break
+                    progress = _Progress()
                     try:
-                        return await self._send(kept, request, crossed)
-                    except LinkDownError:
-                        # It was closed while it was idle. What came after all, and was not answered, had no effect.
-                        if kept.received_bytes:
+                        return await self._send(request(progress), len(body), progress, count)
+                    except (httpx.NetworkError, httpx.RemoteProtocolError):
+                        if progress.connecting:  # not an idle connection: the server is at fault
                             raise
-                return await self._send(await self._connect(), request, crossed)
+                progress = _Progress()
+                return await self._send(request(progress), len(body), progress, count)
         except TimeoutError as error:
             raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+        except PayloadTooLargeError as error:
+            raise ProtocolError(f"it answered with too much, more than {self._limits.body_bytes} bytes") from error
+        except HTTP_FAILURES as error:
+            raise link_error(error) from error
 
     async def close(self) -> None:
-        """Closes all connections; what is under way fails."""
-        for _ in range(_TURNS_TO_CLOSE):  # of asyncio: what was given up while it connected is made, and then lost
-            for connection in tuple(self._open):
-                connection.close()
-            await asyncio.sleep(0)
-        while self._open:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        """Closes all connections; exchanges in progress fail."""
+        await self._client.aclose()
 
     async def _send(
-        self, connection: _Connection, request: list[bytes], crossed: Callable[[int, int], None]
+        self, request: httpx.Request, body_bytes: int, progress: _Progress, count: Callable[[int, int], None]
     ) -> HttpReply:
         try:
-            reply = await connection.send(request)
-        except BaseException:
-            connection.close()  # what is cut off here would be read as the next one's answer
-            raise
+            response = await self._client.send(request, stream=True)
         finally:
-            crossed(sum(map(len, request)), connection.received_bytes)
-        if connection.reusable:
-            self._idle.append(connection)
-        else:
-            connection.close()
-        return reply
+            if progress.sent:  # bytes that were sent in vain count as well
+                count(_head_bytes(request.headers.raw) + body_bytes, 0)
+        async with contextlib.aclosing(response):
+            if response.status_code < 200:
+                raise ProtocolError(f"it does not speak HTTP/1.1 (status {response.status_code})")
+            try:
+                answer = await read_body(response.aiter_raw(), response.headers, self._limits)
+            finally:
+                count(0, _head_bytes(response.headers.raw) + response.num_bytes_downloaded)
+        return HttpReply(response.status_code, response.headers, answer)
 
-    def _take(self) -> _Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.reusable:
-                return connection
-        return None
 
-    async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self._limit_bytes, self._open),
-                    self._host,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._host if self._tls is not None else None,
-                )
-        except TimeoutError as error:
-            raise LinkDownError(f"nobody answers on port {self._port}") from error
-        except OSError as error:  # ssl.SSLError is one
-            raise LinkDownError(f"it cannot be reached ({error.strerror or error})") from error
-        return connection
+async def _parts_of(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _PART_BYTES):
+        yield body[start : start + _PART_BYTES]
+
+
+def _head_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Bytes of a head on the wire, with a first line of average length."""
+    return _FIRST_LINE_BYTES + sum(len(name) + len(value) + 4 for name, value in headers)

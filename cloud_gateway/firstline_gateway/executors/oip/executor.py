@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +16,12 @@ import numpy as np
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
-    ConfigError,
     DeadlineExceededError,
     EngineUnavailableError,
     FirstlineError,
     InferenceError,
     RequestError,
 )
-from firstline_core.protocol.http_client import HttpClient
-from firstline_core.protocol.limits import Limits
-from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
@@ -186,20 +181,3 @@ class OipExecutor:
 
 def _one(parts: list[Probabilities]) -> Probabilities:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def open_transports(found: Oip, limits: Limits) -> dict[str, HttpClient]:
-    """The way to each configured server.
-
-    Raises:
-        ConfigError: the token or the authorities cannot be read.
-    """
-    token = read_secret(found.token_file, "oip.token_file")
-    tls = None
-    if any(url.startswith("https:") for url in found.endpoints):
-        try:
-            tls = ssl.create_default_context(cafile=found.ca_file or None)
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"oip.ca_file {found.ca_file} cannot be used: {error.strerror or error}.") from error
-    urls = [url.rstrip("/") for url in found.endpoints]
-    return {url: HttpClient(url, token=token, tls=tls, limit_bytes=limits.body_bytes) for url in urls}
