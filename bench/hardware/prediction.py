@@ -2,7 +2,7 @@
 
 Queries of both models arrive as a Poisson process at four tenths of what one server can do (every third time also at
 less and at more), are answered by the very models, and each is timed from when it was due. The prediction is made of
-the same arrivals (`replayed`); beside it stands that of other ones of the same rate, by the profile before the run
+the same arrivals (`replay`); beside it stands that of other ones of the same rate, by the profile before the run
 alone, which is what somebody who plans has.
 
 A shared machine is at one speed now and at another in a minute. So profiles, of points by themselves and at the
@@ -33,7 +33,7 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import queried
-from firstline_core.profile.predict import Stream, predict, replayed
+from firstline_core.profile.predict import Stream, predict, replay
 from firstline_core.profile.profile import Point
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions
@@ -225,7 +225,7 @@ def _predicted(
     points: Sequence[Point], arrivals_s: NDArray[np.float64], kinds: NDArray[np.intp]
 ) -> NDArray[np.float64]:
     """p50 and p99 in milliseconds, medians over the luck of nine."""
-    draws = (replayed(points, 1000 * arrivals_s, kinds, servers=1, seed=seed) for seed in range(9))
+    draws = (replay(points, 1000 * arrivals_s, kinds, servers=1, seed=seed) for seed in range(9))
     found: NDArray[np.float64] = np.median([np.quantile(drawn, (0.5, 0.99)) for drawn in draws], axis=0)
     return found
 

@@ -1,6 +1,6 @@
 """A device on simulated time: the agent's own cascade, router, cache, link chain, breakers and delivery.
 
-Put in are replayed models, an outbox in memory and a link that is not there; see `replay.py`, `promises.py` and
+Put in are replay models, an outbox in memory and a link that is not there; see `replay.py`, `promises.py` and
 `network.py`.
 """
 

@@ -1,4 +1,4 @@
-"""`firstline profile`: what a bundle's models cost on this machine."""
+"""`firstline profile`: measures the cost of a bundle's models on this machine or on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.paths import require_bundle
 from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
-from firstline.cli.profile_on import bundle_named, cancel_on, profile_on, refuse_said
+from firstline.cli.profile_on import bundle_named, cancel_on, profile_on
 from firstline.cli.rollout_options import Where
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
@@ -36,56 +36,73 @@ from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 
+BundleOption = Annotated[
+    Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False)
+]
+ThreadsOption = Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")]
+BatchesOption = Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")]
+ProvidersOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,...",
+        help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of the device's settings.",
+    ),
+]
+VariantOption = Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A fifth of the time.")]
+AloneOption = Annotated[
+    bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
+]
+AnewOption = Annotated[bool, typer.Option("--anew", help="Measure known points again.")]
+JoulesOption = Annotated[
+    float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
+]
+ThrottledOption = Annotated[
+    float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
+]
+SustainedOption = Annotated[
+    float, typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead of "
+        "reading the accuracy from the manifest.",
+    ),
+]
+LimitOption = Annotated[
+    int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
+]
+MachineOption = Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")]
+OnOption = Annotated[str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure, beside its work.")]
+VersionOption = Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the version that answers there.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")]
+CancelOption = Annotated[bool, typer.Option("--cancel", help="With --on: cancel the device's measurement.")]
+
 
 def profile_command(
-    bundle: Annotated[
-        Path,
-        typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False),
-    ],
+    bundle: BundleOption,
     *,
-    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = "",
-    batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = "",
-    providers: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of its settings.",
-        ),
-    ] = "",
-    variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
-    ] = False,
-    anew: Annotated[bool, typer.Option("--anew", help="Measure again what is known already.")] = False,
-    joules_per_core_second: Annotated[
-        float, typer.Option(min=0, help="Stated cost, for energy that nothing measures; 0: none.")
-    ] = 0.0,
-    throttled: Annotated[
-        float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
-    ] = 0.0,
-    sustained: Annotated[
-        float,
-        typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles."),
-    ] = 0.0,
+    threads: ThreadsOption = "",
+    batches: BatchesOption = "",
+    providers: ProvidersOption = "",
+    variant: VariantOption = None,
+    quick: QuickOption = False,
+    alone: AloneOption = False,
+    anew: AnewOption = False,
+    joules_per_core_second: JoulesOption = 0.0,
+    throttled: ThrottledOption = 0.0,
+    sustained: SustainedOption = 0.0,
     draw: DrawOption = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead "
-            "of what the manifest says of them.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
-    ] = None,
+    data: DataOption = None,
+    limit: LimitOption = None,
     beside: BesideOption = None,
-    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = "",
-    on: Annotated[str, typer.Option(metavar="DEVICE", help="A device of the fleet measures, beside its work.")] = "",
-    version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the one that answers there.")] = 0,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: until the device has measured.")] = True,
-    cancel: Annotated[bool, typer.Option("--cancel", help="With --on: the device is to measure no more.")] = False,
+    machine: MachineOption = "",
+    on: OnOption = "",
+    version: VersionOption = 0,
+    wait: WaitOption = True,
+    cancel: CancelOption = False,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
@@ -94,47 +111,10 @@ def profile_command(
     """Measure what each model of the bundle costs, here or --on a device: latency, throughput, memory, energy.
 
     Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
-    profiles/ beside the bundle at once: started again, it goes on where it was ended.
+    profiles/ beside the bundle at once. A command that was ended early resumes where it was.
     """
-    if on:
-        check_share(throttled)
-        refuse_said(
-            {
-                "--alone": alone,
-                "--machine": machine,
-                "--joules-per-core-second": joules_per_core_second,
-            }
-        )
-        if sustained:
-            raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
-        where, named = Where(gateway, key_file, ca), bundle_named(bundle)
-        if cancel:
-            cancel_on(on, named.name, where, output)
-            return
-        counts = _numbers(threads, "--threads", 0), _numbers(batches, "--batches", 1)
-        asked = ProfileAsked(
-            named.name,
-            version or named.version,
-            quick,
-            *counts,
-            anew,
-            variants=tuple(variant or ()),
-            providers=_providers(providers) if providers else (),
-            throttled_share=throttled,
-        )
-        known = accuracies(named.manifest) if named.manifest is not None else {}
-        if data is not None or limit is not None:
-            known = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
-        picture = picture_of(draw, beside, named.name, where)
-        if known or named.manifest is not None:  # else the device's bundle says it
-            _check_drawn(picture, known, asked.batches)
-        profile_on(on, asked, where, output, wait=wait, accuracy=known, picture=picture)
-        return
-    if cancel or version or not wait:
-        raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
-    opened = open_bundle(require_bundle(bundle))
-    picture = picture_of(draw, beside, opened.manifest.name, Where(gateway, key_file, ca))
-    wanted = ProfileOptions(
+    where = Where(gateway, key_file, ca)
+    options = ProfileOptions(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
         providers=_providers(providers) if providers else (CPU,),
@@ -146,17 +126,72 @@ def profile_command(
         throttled_share=throttled,
         sustained_s=60 * sustained,
     )
-    name = _named(machine) if machine else machine_name()
-    accuracy = _accuracy(opened, data, limit, wanted.variants)  # data that does not fit is told before the minute
-    _check_drawn(picture, accuracy, wanted.batches)
-    path = profile_path(bundle.resolve().parent, opened.manifest.name, name)
-    with progress("Profiling") as told:
+    if on:
+        _refuse_local_options(options, machine)
+        named = bundle_named(bundle)
+        if cancel:
+            cancel_on(on, named.name, where, output)
+            return
+        request = ProfileAsked(
+            named.name,
+            version or named.version,
+            quick,
+            tuple(options.threads),
+            _numbers(batches, "--batches", 1),
+            anew,
+            variants=tuple(options.variants),
+            providers=_providers(providers) if providers else (),
+            throttled_share=throttled,
+        )
+        accuracy = accuracies(named.manifest) if named.manifest is not None else {}
+        if data is not None or limit is not None:
+            accuracy = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
+        picture = picture_of(draw, beside, named.name, where)
+        if accuracy or named.manifest is not None:  # otherwise the device's bundle states it
+            _check_drawn(picture, accuracy, request.batches)
+        profile_on(on, request, where, output, wait=wait, accuracy=accuracy, picture=picture)
+        return
+    if cancel or version or not wait:
+        raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
+    opened = open_bundle(require_bundle(bundle))
+    picture = picture_of(draw, beside, opened.manifest.name, where)
+    accuracy = _accuracy(opened, data, limit, options.variants)  # fail before measuring if the data does not fit
+    _check_drawn(picture, accuracy, options.batches)
+    _profile_here(opened, _named(machine) if machine else machine_name(), options, accuracy, output, picture=picture)
+
+
+def _refuse_local_options(options: ProfileOptions, machine: str) -> None:
+    """Raises ConfigError for options that do not apply to a device."""
+    check_share(options.throttled_share)
+    local = {
+        "--alone": options.alone,
+        "--machine": machine,
+        "--joules-per-core-second": options.joules_per_core_s,
+    }
+    for option, stated in local.items():
+        if stated:
+            raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
+    if options.sustained_s:
+        raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
+
+
+def _profile_here(
+    bundle: Bundle,
+    machine: str,
+    options: ProfileOptions,
+    accuracy: dict[Sha256, float],
+    output: Output,
+    *,
+    picture: Picture | None,
+) -> None:
+    path = profile_path(bundle.path.resolve().parent, bundle.manifest.name, machine)
+    with progress("Profiling") as on_progress:
         found = measure_profile(
-            opened,
+            bundle,
             path,
-            wanted,
-            machine=name,
-            progress=lambda done, total, what: told(done, total),
+            options,
+            machine=machine,
+            progress=lambda done, total, what: on_progress(done, total),
             warn=lambda sentence: typer.echo(sentence, err=True),
         )
     print_profile(found, accuracy, output, picture, f"Written: {path}")
@@ -165,16 +200,16 @@ def profile_command(
 
 
 def _check_drawn(picture: Picture | None, accuracy: Mapping[Sha256, float], batches: Sequence[int]) -> None:
-    """What cannot be drawn is told before models run for a minute."""
+    """Fails before models run for a minute if the picture cannot be drawn."""
     if picture is None:
         return
     check_accuracy(accuracy)
     if batches and 1 not in batches:
-        raise ConfigError("--draw shows queries of one sample; let --batches have 1.")
+        raise ConfigError("--draw shows queries of one sample; include 1 in --batches.")
 
 
 def _accuracy(bundle: Bundle, data: Path | None, limit: int | None, variants: Sequence[str]) -> dict[Sha256, float]:
-    """As counted on the data; where there is none, as the manifest says."""
+    """Accuracy by model digest, counted on the data; without data, as the manifest states it."""
     if data is None:
         if limit is not None:
             raise ConfigError("--limit counts the images of --data; name that folder too.")
@@ -198,7 +233,7 @@ def _named(machine: str) -> str:
 def _providers(said: str) -> tuple[str, ...]:
     found = tuple(filter(None, said.split(",")))
     if not found:
-        raise ConfigError("--providers names none; leave it out for the processor alone.")
+        raise ConfigError("--providers names none; leave it out to use the processor only.")
     return found
 
 

@@ -64,17 +64,6 @@ def bundle_named(bundle: Path) -> Named:
     return Named(found.name, found.version, found)
 
 
-def refuse_said(options: Mapping[str, object]) -> None:
-    """What is said of a machine that measures here says nothing to a device.
-
-    Raises:
-        ConfigError: one of the options is said.
-    """
-    for option, said in options.items():
-        if said:
-            raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
-
-
 def profile_on(
     device: str,
     asked: ProfileAsked,

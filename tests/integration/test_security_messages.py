@@ -1,4 +1,4 @@
-"""Messages that are well formed and not honest: replayed, sent in another's name, or with another's response topic."""
+"""Messages that are well formed and not honest: replay, sent in another's name, or with another's response topic."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from support.profiles import point
 
 from firstline_core.profile.course import course
 from firstline_core.profile.distribution import distribution
-from firstline_core.profile.predict import Stream, highest, load_factors, predict, replayed, response_times, utilisation
+from firstline_core.profile.predict import Stream, highest, load_factors, predict, replay, response_times, utilisation
 from firstline_core.profile.profile import HALF_LOAD, Beside, Light
 
 LOADS = st.floats(0.1, 0.6)
@@ -101,7 +101,7 @@ def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
     among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
     slow = point(query_ms=9.0, variant="slow")
     arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0, 80.0, 90.0]), np.array([0, 0, 1, 0, 1, 0, 1, 1])
-    took = replayed([among, slow], arrivals_ms, kinds, servers=1, seed=0)
+    took = replay([among, slow], arrivals_ms, kinds, servers=1, seed=0)
     ends_ms = took + arrivals_ms
     assert took[0] == pytest.approx(2.0)
     assert np.diff(ends_ms[:4]).tolist() == pytest.approx([1.2, 9.0, 1.5])
@@ -126,9 +126,7 @@ def test_where_little_comes_a_query_takes_what_such_queries_took(other: str) -> 
     )
     slow = point(query_ms=1.0, variant="slow")
     arrivals_ms, kinds = np.array([0.0, 0.5, 100.0, 199.0, 300.0]), np.array([0, 0, 0, 0, 0])
-    took = replayed(
-        [light, slow], arrivals_ms, np.where(arrivals_ms == 199.0, other == "slow", kinds), servers=1, seed=0
-    )
+    took = replay([light, slow], arrivals_ms, np.where(arrivals_ms == 199.0, other == "slow", kinds), servers=1, seed=0)
     if other == "edge":
         assert took.tolist() == pytest.approx([3.0, 4.5, 3.0, 3.0, 3.0])
     else:
@@ -163,7 +161,7 @@ def test_where_no_light_load_was_measured_it_is_as_half_of_the_load() -> None:
 def test_what_another_model_costs_is_of_that_model_alone() -> None:
     among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
     arrivals_ms, kinds = np.array([0.0, 0.1, 0.2]), np.array([0, 1, 0])
-    took = replayed([among, point(query_ms=1.0, variant="third")], arrivals_ms, kinds, servers=1, seed=0)
+    took = replay([among, point(query_ms=1.0, variant="third")], arrivals_ms, kinds, servers=1, seed=0)
     assert took.tolist() == pytest.approx([1.0, 1.9, 2.8])
 
 
@@ -185,7 +183,7 @@ def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, qu
 
 def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
     cooled = replace(point(query_ms=1.0), queued=distribution([0.002]))
-    took = replayed([cooled], np.array([0.0, 0.5, 10.0]), np.zeros(3, np.intp), servers=1, seed=0)
+    took = replay([cooled], np.array([0.0, 0.5, 10.0]), np.zeros(3, np.intp), servers=1, seed=0)
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
@@ -193,20 +191,20 @@ def test_a_turn_that_was_measured_counts_for_all_though_nothing_else_was() -> No
     """The nearer the mix is to that which was measured: half of it is the other's, as there."""
     turned = replace(point(query_ms=1.0), beside=Beside("other", queued_turned_ms=1.5))
     other = point(query_ms=1.0, variant="other")
-    took = replayed([turned, other], np.array([0.0, 0.5, 0.6, 0.7]), np.array([1, 0, 0, 1]), servers=1, seed=0)
+    took = replay([turned, other], np.array([0.0, 0.5, 0.6, 0.7]), np.array([1, 0, 0, 1]), servers=1, seed=0)
     assert took.tolist() == pytest.approx([1.0, 2.0, 3.4, 4.3])
 
 
 def test_one_alone_is_no_load_and_none_is_nothing() -> None:
     asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
-    assert replayed([asleep], np.array([7.0]), np.zeros(1, np.intp), servers=1, seed=0).tolist() == pytest.approx([3.0])
-    assert replayed([asleep], np.empty(0), np.empty(0, np.intp), servers=1, seed=0).tolist() == []
+    assert replay([asleep], np.array([7.0]), np.zeros(1, np.intp), servers=1, seed=0).tolist() == pytest.approx([3.0])
+    assert replay([asleep], np.empty(0), np.empty(0, np.intp), servers=1, seed=0).tolist() == []
 
 
 def test_what_two_servers_share_is_half_the_load_of_each() -> None:
     asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
     arrivals_ms, kinds = np.arange(101) * 5.0, np.zeros(101, np.intp)
-    one, two = (replayed([asleep], arrivals_ms, kinds, servers=servers, seed=0)[-1] for servers in (1, 2))
+    one, two = (replay([asleep], arrivals_ms, kinds, servers=servers, seed=0)[-1] for servers in (1, 2))
     assert one == pytest.approx(2.0, rel=0.02) and two == pytest.approx(3.0, rel=0.02)
 
 
@@ -222,7 +220,7 @@ def test_the_highest_rate_is_beyond_where_the_machine_is_asleep(within_ms: float
 def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
     unknown = replace(point(query_ms=1.0), beside=Beside("other", queued_ms=2.0))
     other = point(query_ms=1.0, variant="other")
-    took = replayed([unknown, other], np.array([0.0, 0.5, 0.6, 50.0]), np.array([0, 1, 0, 1]), servers=1, seed=0)
+    took = replay([unknown, other], np.array([0.0, 0.5, 0.6, 50.0]), np.array([0, 1, 0, 1]), servers=1, seed=0)
     assert took.tolist() == pytest.approx([1.0, 1.5, 3.4, 1.0])
 
 

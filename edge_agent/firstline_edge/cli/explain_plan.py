@@ -20,7 +20,7 @@ from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
 from firstline_core.planning import split
 from firstline_core.planning.plan import Link, Plan, plan
-from firstline_core.planning.words import plan_lines
+from firstline_core.planning.text import plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile

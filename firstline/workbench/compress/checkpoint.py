@@ -1,7 +1,7 @@
-"""A training that is put down after every epoch, so that one that was ended goes on from there. Needs `[train]`.
+"""Saves a training after every epoch, so that it can be resumed. Needs `[train]`.
 
-One file for each training, called by the digest of all that the student depends on: whatever is not quite the same
-begins anew. PyTorch reads it as weights and plain values alone, so that the file can run nothing.
+Each training has one file, named by the digest of everything that the student depends on; a training that differs in
+anything starts over. PyTorch loads only weights and plain values from it, so the file cannot run code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _BLOCK_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """All that changes from epoch to epoch.
+    """The state that changes from epoch to epoch.
 
     Attributes:
         network: a torch.nn.Module.
         optimiser: of its parameters.
         schedule: of the optimiser's rate.
-        random: decides order and views.
+        random: source of order and views.
     """
 
     network: Any
@@ -40,8 +40,8 @@ class Training:
     schedule: Any
     random: np.random.Generator
 
-    def put_down(self, place: Path, epochs: int) -> None:
-        """Writes what is known after so many epochs, whole or not at all.
+    def save(self, place: Path, epochs: int) -> None:
+        """Writes the state after this number of epochs, atomically.
 
         Raises:
             ConfigError: it cannot be written.
@@ -64,14 +64,14 @@ class Training:
         except OSError as error:
             raise ConfigError(f"The training cannot be kept in {place}: {error.strerror or error}.") from error
 
-    def taken_up(self, place: Path) -> int:
-        """Goes on from there.
+    def resume(self, place: Path) -> int:
+        """Restores the state.
 
         Returns:
-            How many epochs are done; 0 where nothing was put down.
+            The number of finished epochs; 0 if there is no file.
 
         Raises:
-            ConfigError: the file is damaged, or none of ours.
+            ConfigError: the file is damaged or of something else.
         """
         torch = import_module("torch")
         try:
@@ -85,16 +85,16 @@ class Training:
         except FileNotFoundError:
             return 0
         except Exception as error:  # PyTorch raises whatever comes
-            raise ConfigError(f"{place} is damaged; remove it, and the training begins anew.") from error
+            raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
 
 
 def place_of(folder: Path, rows: Array, said: Iterable[bytes]) -> Path:
-    """Where one training is kept.
+    """Returns the file of a training.
 
     Args:
         folder: of all trainings.
         rows: (n, ...) that it learns from.
-        said: whatever else the student depends on.
+        said: everything else that the student depends on.
     """
     found = hashlib.sha256(f"{rows.dtype} {rows.shape}".encode())
     for first in range(0, len(rows), _BLOCK_ROWS):

@@ -1,11 +1,10 @@
-"""From a bundle and labelled images to candidates: made on one part, judged on another, certified on the third."""
+"""Makes candidates on one part of the data, judges them on another, and certifies them on the third."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,8 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from firstline.workbench.certify import Certification
-from firstline.workbench.compress.judge import Figures, Verdict, judge, outdone
-from firstline.workbench.compress.loss import loss
+from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.making import Candidate, Make, Told, Work, made_of
 from firstline.workbench.compress.parts import Parts, parted
 from firstline.workbench.compress.student import Lesson
@@ -31,11 +29,11 @@ from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 
 LOSS_DELTA = 0.05
-"""Of the bounds of what is lost, where nobody asks for a confidence."""
+"""Of the bounds of lost accuracy, without a required confidence."""
 
 
 class Promise(Struct, frozen=True):
-    """What is certified of every model."""
+    """The promise that every model is certified for."""
 
     epsilon: float
     delta: float
@@ -44,20 +42,20 @@ class Promise(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What was found.
+    """The result of a compression.
 
     Attributes:
-        source: what the candidates were made of.
+        source: the model that the candidates were made of.
+        target: the machine of latency and energy; None for this one, as the options say.
         max_loss: share of accuracy that may be lost.
-        loss_delta: of the candidates' bounds of what is lost, all together.
-        proved: whether these bounds decide, or what was seen.
-        target: the machine that latency and energy are of; None for this one, as the options say.
-        there: figures of all models of the bundle, the source among them.
-        unmeasured: those of them that did not run on the target, by id, and why; they are nobody's rivals.
-        certifications: by id, of the candidates; the promise holds for all of them together.
+        loss_delta: of the candidates' bounds of lost accuracy, for all of them together.
+        proved: whether these bounds decide, instead of the observed loss.
+        there: figures of all models of the bundle, the source included.
+        unmeasured: models of the bundle that did not run on the target, by id, and why; they are not compared.
+        certifications: of the candidates, by id; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
-        certified_accuracy: of every model, by id, on the rows that certify, which chose nothing.
-        waited_share: of a measurement that counts, in which other work had its core: the most; 0 where nobody counted.
+        certified_accuracy: of every model, by id, on the certifying rows, which chose nothing.
+        waited_share: largest share of a measurement in which other work had the core; 0 if it was not counted.
     """
 
     source: Model
@@ -76,10 +74,10 @@ class Compression:
 
 
 def source_of(manifest: Manifest, wanted: str = "") -> Model:
-    """The model to compress: the one named, else the first edge variant in FP32, else such a full model.
+    """Returns the model to compress: the wanted one, else the first edge variant in FP32, else the full model in FP32.
 
     Raises:
-        ConfigError: no such model, or none that these techniques take.
+        ConfigError: there is no such model, or it is not in FP32.
     """
     known = {model.id: model for model in manifest.models}
     if wanted and wanted not in known:
@@ -97,11 +95,11 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
 
 
 def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -> Promise:
-    """What the first certified variant promises of its kept answers; 5 % at 95 % where none does, or what is named.
+    """Returns the promise of the first certified variant, or 5 % at 95 %; stated values have precedence.
 
     Raises:
-        ConfigError: it promises something of the stream, or of each class, which is not proved of candidates, so that
-            nobody is given less than was promised without having said so.
+        ConfigError: the variant promises something about the stream or about each class, which is not proved for
+            candidates; the user has to state a promise, so that it is not weakened silently.
     """
     first = next((model for model in manifest.edge if model.certificate is not None), None)
     carried = first.certificate if first is not None else None
@@ -142,25 +140,25 @@ def compress(
 
     Args:
         bundle: with edge and full model.
-        dataset: labelled images, drawn from what will be asked, that no model was trained on.
-        folder: empty; becomes a copy of the bundle's files with the candidates' beside them.
+        dataset: labelled images from the field's distribution that no model was trained on.
+        folder: empty; becomes a copy of the bundle's files, with the candidates'.
         source: one of its models, see `source_of`.
         promise: see `promise_of`.
         max_loss: share of accuracy that may be lost.
-        confidence: with which no greater loss has to be proved, of all candidates together; None where what is seen
-            on the judging rows counts.
-        lesson: how a pruned student is taught; None for no student.
-        profile: of the machine that they are for, see `target.py`; None for this one, as the options say.
-        others: techniques beside ours, by name.
+        confidence: with which no greater loss has to be proved, for all candidates together; None if the loss on the
+            judging rows counts.
+        lesson: how a student is trained; None for no student.
+        profile: of the target machine, see `target.py`; None for this machine, as the options say.
+        others: additional techniques, by name.
         seed: of the parts.
-        checkpoints: where a training that was ended goes on from, see `checkpoint.py`; None for nowhere.
-        options: how all of them run, but for what a profile says.
-        told: what is being done.
-        progress: how much of it.
+        checkpoints: folder that a training is saved in and resumed from, see `checkpoint.py`; None for none.
+        options: how the models run, unless a profile says otherwise.
+        told: receives what is done next.
+        progress: receives how much of it is done.
 
     Raises:
-        ConfigError: the bundle has not both tiers, or not all of its files; data that does not fit or is too little;
-            a profile of another machine, on which no candidate can have run.
+        ConfigError: the bundle lacks a tier or a file; the data does not fit or is too little; no candidate can have
+            run on the profile's machine.
         ModelLoadError: a model of the bundle does not load here.
         OSError: the folder cannot be written.
     """
@@ -173,7 +171,7 @@ def compress(
     parts = parted(dataset, seed)
     with_all = _copied(bundle, folder)
     for model in manifest.models:
-        load_model(with_all, model, options).close()  # one that does not run here says so now, not after minutes
+        load_model(with_all, model, options).close()  # fail now, not after minutes
     data = {
         "seed": str(seed),
         "data_sha256": dataset.digest(),
@@ -205,80 +203,102 @@ def _judged(
     max_loss: float,
     confidence: float | None,
 ) -> Compression:
-    """Verdicts and certificates of what was made and can be measured."""
-    bundle, source, options = work.bundle, work.source, work.options
-    manifest = bundle.manifest
+    """Judges and certifies the candidates whose cost is known."""
+    bundle, manifest, options = work.bundle, work.bundle.manifest, work.options
     loss_delta = LOSS_DELTA if confidence is None else 1 - confidence
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
-    models = [*manifest.models, *new]
+    models, among = [*manifest.models, *new], max(len(new), 1)
     work.told("Judging")
     judged = gathered(bundle, models, parts.judge, options, work.progress)
     work.told("Certifying")
     rows = gathered(bundle, models, parts.certify, options, work.progress)
-    among, full = max(len(new), 1), manifest.full
-    prove = partial(
-        proved, bundle, epsilon=promise.epsilon, delta=promise.delta, contract=promise.contract, among=among
-    )
-    proofs = {model.id: prove(rows[model.id]) for model in models if full is None or model.id != full.id}
-    was_right = right(judged[source.id])
-    losses = {one.id: loss(right(judged[one.id]), was_right, delta=loss_delta, among=among) for one in new}
-
-    def figures(model: Model) -> Figures:
-        cost, proof = costs.known.get(model.id), proofs.get(model.id)
-        return Figures(
-            id=model.id,
-            accuracy=accuracy(judged[model.id]),
-            latency_ms=cost.latency_ms if cost else None,
-            size_bytes=model.artefact.size_bytes,
-            kept=proof.proof.kept if proof else None,
-            energy_mj=cost.energy_mj if cost else None,
-            ran=cost.ran if cost else "",
-            loss=losses.get(model.id),
-            waited_share=cost.waited_share if cost else 0.0,
+    proofs = {
+        model.id: proved(
+            bundle,
+            rows[model.id],
+            epsilon=promise.epsilon,
+            delta=promise.delta,
+            contract=promise.contract,
+            among=among,
         )
-
-    there = tuple(figures(model) for model in manifest.models)
-    promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
-    against = next(one for one in there if one.id == source.id)
-    rivals = [one for one in there if one.id in costs.known]
-    verdicts = {
-        one.id: (
-            mine := figures(one),
-            judge(mine, against, rivals, max_loss, promised=promised, proved=confidence is not None),
-        )
-        for one in new
+        for model in models
+        if manifest.full is None or model.id != manifest.full.id
     }
-    worse = outdone([mine for mine, verdict in verdicts.values() if verdict.accepted])
-    candidates = []
-    for one in made:
-        if one.model is not None and one.model.id in costs.unknown:
-            one = msgspec.structs.replace(one, failed=costs.unknown[one.model.id])  # noqa: PLW2901
-        elif one.model is not None:
-            mine, verdict = verdicts[one.model.id]
-            if why := worse.get(mine.id):
-                verdict = Verdict(False, (why,), verdict.times_better)
-            one = msgspec.structs.replace(one, figures=mine, verdict=verdict)  # noqa: PLW2901
-        candidates.append(one)
-    ids = {model.id for model in new}
+    was_right = right(judged[work.source.id])
+    losses = {one.id: loss(right(judged[one.id]), was_right, delta=loss_delta, among=among) for one in new}
+    figures = {
+        model.id: _figures(model, accuracy(judged[model.id]), costs, proofs.get(model.id), losses.get(model.id))
+        for model in models
+    }
+    verdicts = _verdicts(manifest, work.source, figures, new, costs, max_loss=max_loss, proved=confidence is not None)
     return Compression(
-        source,
+        work.source,
         target,
         promise,
         max_loss,
         loss_delta,
         confidence is not None,
-        there,
+        tuple(figures[model.id] for model in manifest.models),
         {model.id: costs.unknown[model.id] for model in manifest.models if model.id in costs.unknown},
-        tuple(candidates),
-        {name: proof for name, proof in proofs.items() if name in ids},
+        tuple(_with_verdict(one, figures, verdicts, costs) for one in made),
+        {one.id: proofs[one.id] for one in new},
         (len(parts.make), len(parts.judge), len(parts.certify)),
         {name: accuracy(evidence) for name, evidence in rows.items()},
         max((cost.waited_share for cost in costs.known.values()), default=0.0),
     )
 
 
+def _figures(
+    model: Model, accuracy_: float, costs: Costs, certification: Certification | None, lost: Loss | None
+) -> Figures:
+    cost = costs.known.get(model.id)
+    return Figures(
+        id=model.id,
+        accuracy=accuracy_,
+        latency_ms=cost.latency_ms if cost else None,
+        size_bytes=model.artefact.size_bytes,
+        kept=certification.proof.kept if certification else None,
+        energy_mj=cost.energy_mj if cost else None,
+        ran=cost.ran if cost else "",
+        loss=lost,
+        waited_share=cost.waited_share if cost else 0.0,
+    )
+
+
+def _verdicts(
+    manifest: Manifest,
+    source: Model,
+    figures: Mapping[str, Figures],
+    new: Sequence[Model],
+    costs: Costs,
+    *,
+    max_loss: float,
+    proved: bool,
+) -> dict[str, Verdict]:
+    """Verdicts by the candidates' ids; accepted ones that another dominates are refused."""
+    promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
+    rivals = [figures[model.id] for model in manifest.models if model.id in costs.known]
+    verdicts = {
+        one.id: judge(figures[one.id], figures[source.id], rivals, max_loss, promised=promised, proved=proved)
+        for one in new
+    }
+    for name, why in outdone([figures[name] for name, verdict in verdicts.items() if verdict.accepted]).items():
+        verdicts[name] = Verdict(False, (why,), verdicts[name].times_better)
+    return verdicts
+
+
+def _with_verdict(
+    one: Candidate, figures: Mapping[str, Figures], verdicts: Mapping[str, Verdict], costs: Costs
+) -> Candidate:
+    if one.model is None:
+        return one
+    if one.model.id in costs.unknown:
+        return msgspec.structs.replace(one, failed=costs.unknown[one.model.id])
+    return msgspec.structs.replace(one, figures=figures[one.model.id], verdict=verdicts[one.model.id])
+
+
 def _copied(bundle: Bundle, folder: Path) -> Bundle:
-    """All of its files, so that candidates can lie beside them."""
+    """Copies all files of the bundle."""
     for artefact in bundle.manifest.artefacts:
         if not bundle.file(artefact).is_file():
             raise ConfigError(
@@ -291,7 +311,7 @@ def _copied(bundle: Bundle, folder: Path) -> Bundle:
 
 
 def _whole(bundle: Bundle, models: Sequence[Model]) -> Bundle:
-    """The bundle with the candidates among its edge variants, as a process of its own finds it."""
+    """The bundle with the candidates as edge variants, readable by the processes that measure."""
     full = bundle.manifest.full
     edge = tuple(model for model in models if full is None or model.id != full.id)
     manifest = msgspec.structs.replace(bundle.manifest, edge=edge)

@@ -1,33 +1,33 @@
-"""Whether a candidate is better than what is there. Pure; the numbers come from `trial.py`.
+"""Judges whether a candidate is better than the models that exist. Pure; the numbers come from `trial.py`.
 
-The rule. A candidate must
-1. lose at most the stated points of accuracy against the model that it was made of: as was seen on the judging rows;
-   where a confidence is asked for, as they prove with it (`loss.py`);
-2. be certified where a variant that is there carries a valid certificate, or is certified on the same rows, and keep at
-   least nine tenths of what the best of them keeps there for the same promise: quantisation harms the score that routes
-   sooner than it harms the accuracy, and a variant without a certificate would end a promise that users were given;
-3. stand against every model that is there and as accurate as it, within the stated points: be better by a tenth or more
-   in latency, size or energy, and worse by more than a twentieth in none of the others, unless one gain is twofold.
+A candidate must
+1. lose at most the stated accuracy against the model that it was made of: as seen on the judging rows, or as proved on
+   them if a confidence is required (`Loss`);
+2. be certified if an existing variant carries a valid certificate or is certified on the same rows, and keep at least
+   nine tenths of what the best of them keeps there for the same promise: quantisation harms the score that routes
+   before it harms the accuracy;
+3. compared with every existing model that is as accurate within the stated loss, be better by a tenth or more in
+   latency, size or energy, and worse by more than a twentieth in none of the others, unless one gain is twofold.
 
-A tenth, because less is not worth a rollout to a fleet, and lies within what another day's measurement says. A
-twentieth, because that is what a careful measurement repeats to. Twofold, because a file of half the size may be the
-one that fits, and an answer in half the time the one that meets its deadline: whoever has that need makes the trade.
-Energy counts where both sides have it, both measured or both modelled. Latency counts where other work left both sides
-the core: a share of waiting beyond the twentieth would be read as harm, or hide it.
+Less than a tenth is not worth a rollout, and lies within the difference between two days. A twentieth is what a careful
+measurement repeats to. With a twofold gain a file may be the one that fits, or an answer the one that meets its
+deadline. Energy counts if both sides have it measured, or both modelled. Latency counts if other work left both sides
+the core.
 
-Of several that are accepted, one that another is no worse than in anything, and better in something, is not: two
-would go to a device where one does all.
+Of several accepted candidates, one is refused if another is no worse in anything and better in something.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
-from firstline.workbench.compress.loss import Loss
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 from firstline_core.profile.table import DISTURBED
+from firstline_core.routing import binomial
 
 GAIN = 1.1
 HARM = 1.05
@@ -35,18 +35,64 @@ WORTH_A_TRADE = 2.0
 KEEPS = 0.9
 
 
-class Figures(Struct, frozen=True):
-    """What was measured of one model.
+class Loss(Struct, frozen=True):
+    """Accuracy that a model loses against another one, on the same rows.
+
+    Only rows count that exactly one of them has right.
 
     Attributes:
-        accuracy: share of the judging part, in 0..1.
-        latency_ms: median of one row through the model; None of a model that is there and did not run on the target.
-        kept: share of the certifying part that a certificate keeps; 0 where nothing is certified, None where no
-            promise was asked for.
-        energy_mj: of one query; None where nobody looked.
-        ran: provider and threads, in words; "" where all ran as the options say.
-        loss: of accuracy, against the model that the candidates were made of; None of what was there before.
-        waited_share: of the time in which the latency was measured: what other work had of the core.
+        lost: rows that only the other model has right.
+        won: rows that only this model has right.
+        rows: number of rows.
+        seen: share of accuracy lost on these rows; negative if accuracy was gained.
+        at_most: upper bound of the share lost on the distribution of the rows; wrong with probability `delta` at most.
+        delta: see `at_most`; for all judged models together.
+    """
+
+    lost: int
+    won: int
+    rows: int
+    seen: float
+    at_most: float
+    delta: float
+
+
+def loss(right: NDArray[np.bool_], was_right: NDArray[np.bool_], *, delta: float, among: int = 1) -> Loss:
+    """Returns the loss of one model against another.
+
+    Args:
+        right: (n,) whether the model is right, n at least 1.
+        was_right: (n,) whether the other model is right on the same rows.
+        delta: probability that any of `among` such bounds is wrong.
+        among: number of models judged on these rows; the rows choose among them, so delta is split evenly.
+    """
+    lost, won = int((was_right & ~right).sum()), int((right & ~was_right).sum())
+    return Loss(
+        lost, won, len(right), (lost - won) / len(right), most_lost(lost, won, len(right), delta / among), delta
+    )
+
+
+def most_lost(lost: int, won: int, rows: int, level: float) -> float:
+    """Returns an upper bound of the share lost less the share won, exceeded with probability `level` at most.
+
+    Half of the level goes to the exact bound of each share (Clopper and Pearson 1934). It holds for any number of rows
+    and any two models, unlike the tighter score bounds (Tango 1998).
+    """
+    at_least_won = 1 - binomial.upper_bound(rows - won, rows, level / 2)
+    return binomial.upper_bound(lost, rows, level / 2) - at_least_won
+
+
+class Figures(Struct, frozen=True):
+    """Measured figures of one model.
+
+    Attributes:
+        accuracy: on the judging part, 0 to 1.
+        latency_ms: median of one row through the model; None for an existing model that did not run on the target.
+        kept: share of the certifying part that a certificate keeps; 0 if nothing is certified, None without a promise.
+        energy_mj: of one query; None if it was not measured.
+        ran: provider and threads, in words; "" if all models ran as the options say.
+        loss: of accuracy against the source of the candidates; None for existing models.
+        waited_share: share of the measuring time in which other work had the core.
     """
 
     id: str
@@ -65,12 +111,12 @@ class Figures(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """Of one candidate.
+    """The judgement of one candidate.
 
     Attributes:
-        reasons: a sentence each, with the numbers: of a refusal all that speaks against it, else what speaks for it.
-        times_better: by the id of each model that is there and ran on the target: how many times better in "latency",
-            "size" and "energy", as far as that is known; below 1 is worse.
+        reasons: sentences with numbers: everything against a refused candidate, else what is in favour of it.
+        times_better: by the id of each existing model that ran on the target: how many times better in "latency",
+            "size" and "energy", if known; below 1 is worse.
     """
 
     accepted: bool
@@ -87,15 +133,15 @@ def judge(
     promised: bool = False,
     proved: bool = False,
 ) -> Verdict:
-    """Applies the rule of the module.
+    """Applies the rule in the module's docstring.
 
     Args:
-        candidate: what was made.
-        source: what it was made of; its accuracy counts.
-        there: every model that is there already and ran on the target.
+        candidate: the figures to judge.
+        source: figures of the model that it was made of.
+        there: every existing model that ran on the target.
         max_loss: of accuracy, as a share: 2 points are 0.02.
-        promised: whether a variant that is there carries a valid certificate.
-        proved: whether it is not enough to have seen no greater loss; the candidate's `loss` has to prove it.
+        promised: whether an existing variant carries a valid certificate.
+        proved: whether the candidate's `loss` has to prove that no more is lost.
     """
     against: list[str] = []
     if candidate.accuracy < source.accuracy - max_loss - 1e-9:
@@ -114,30 +160,28 @@ def judge(
     times = {one.id: _compared(candidate, one) for one in there}
     rivals = [one for one in there if one.accuracy >= candidate.accuracy - max_loss - 1e-9]
     against += [
-        f"{_told(times[rival.id])} against {rival.id}: {fault}"
+        f"{_comparison(times[rival.id])} against {rival.id}: {fault}"
         for rival in rivals
         if (fault := _fault(times[rival.id]))
     ]
     unknown = _unknown(candidate, rivals)
     if against:
         return Verdict(False, (*against, *unknown), times)
-    return Verdict(True, (*(f"{_told(times[rival.id])} against {rival.id}" for rival in rivals), *unknown), times)
+    return Verdict(True, (*(f"{_comparison(times[rival.id])} against {rival.id}" for rival in rivals), *unknown), times)
 
 
 def outdone(accepted: Sequence[Figures]) -> dict[str, str]:
-    """Of several accepted candidates those to which another is no worse in anything: by their ids, the reason.
+    """Returns the accepted candidates that another one dominates, by id, with the reason.
 
-    Of two that are equal in all the first stays.
+    Of two equal candidates the first stays.
     """
     left, found = list(accepted), dict[str, str]()
     for mine in reversed(accepted):
         better = next((other for other in left if other is not mine and _outdoes(other, mine)), None)
         if better is not None:
             left.remove(mine)
-            found[mine.id] = (
-                f"{better.id} is as accurate, keeps as much, and is {_told(_compared(better, mine))}; one of them is "
-                "enough"
-            )
+            gains = _comparison(_compared(better, mine))
+            found[mine.id] = f"{better.id} is as accurate, keeps as much, and is {gains}; one of them is enough"
     return found
 
 
@@ -155,7 +199,7 @@ def _unproved(loss: Loss, source: Figures, max_loss: float) -> str:
 
 
 def _compared(candidate: Figures, rival: Figures) -> dict[str, float]:
-    """How many times better, by what; below 1 is worse."""
+    """How many times better by each measure; below 1 is worse."""
     ratios = {}
     if candidate.latency_known and rival.latency_known:
         ratios["latency"] = (rival.latency_ms or 0.0) / max(candidate.latency_ms or 0.0, 1e-9)
@@ -168,7 +212,7 @@ def _compared(candidate: Figures, rival: Figures) -> dict[str, float]:
 
 
 def _unknown(candidate: Figures, rivals: Sequence[Figures]) -> tuple[str, ...]:
-    """Against whom latency does not count, and why; nothing where that is nobody."""
+    """The models whose latency does not count, and why."""
     if all(one.latency_known for one in (candidate, *rivals)):
         return ()
     known = candidate.latency_known
@@ -190,6 +234,6 @@ def _fault(ratios: dict[str, float]) -> str:
     return ""
 
 
-def _told(ratios: dict[str, float]) -> str:
+def _comparison(ratios: dict[str, float]) -> str:
     words = {"latency": ("faster", "slower"), "size": ("smaller", "larger"), "energy": ("thriftier", "thirstier")}
     return ", ".join(f"{max(ratio, 1 / ratio):.2f} times {words[name][ratio < 1]}" for name, ratio in ratios.items())

@@ -1,14 +1,13 @@
-"""What each model costs on the machine that it is for, which a profile describes.
+"""The cost of each model on the machine that it is for, which a profile describes.
 
-Of this very machine the profile says which ways to run a model there are, and all models are measured here and now by
-the profile's own measuring, in turns: figures of another day would differ by more than the tenth that the judge asks.
+If the profile is of this machine, it names the ways to run a model, and all models are measured now, in turns, as
+profiles are: figures of another day differ by more than the tenth that the judge requires.
 
-Of another machine only what was measured there counts, point by point, by the models' digests; a model of the bundle
-that never ran there, which the machine may be too small for, is no rival on it. Nothing is scaled from
-here: int8 kernels differ between processors by several times (with VNNI or dot products, or without), so that the
-ratio of two machines for one model says little of another in another format.
+If it is of another machine, only points measured there count, by the models' digests; a model of the bundle that never
+ran there is not compared. Nothing is scaled from this machine: the speed of int8 kernels relative to fp32 differs
+between processors by several times.
 
-Latency is of one row, as the judge reads it everywhere: a batch makes a device's single request wait.
+Latency is of one row: a batch makes a device's single request wait.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
+from firstline_core.planning.quickest import quickest
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import Key, Point, Profile, Refused
@@ -35,19 +35,17 @@ ROUNDS = 3
 POINT_S = 1.0
 TRIES = 3
 """Times that a point is measured at most, where other work disturbs it; the least disturbed counts."""
-_AS_GOOD = 1.05
-"""More threads have to be quicker by more than this: threads are other models' too."""
 _TFLITE = "tflite"
 
 Measure = Callable[[Job], Point | Refused]
 
 
 class Target(Struct, frozen=True):
-    """For whom.
+    """The machine that the candidates are for.
 
     Attributes:
         machine: its name.
-        here: whether it is this very machine.
+        here: whether it is this machine.
     """
 
     machine: str
@@ -55,13 +53,13 @@ class Target(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """Of one row on the target.
+    """Cost of one row on the target.
 
     Attributes:
         latency_ms: median of the model and its postprocessing.
-        energy_mj: of the whole query, decoding included; None where nobody looked.
+        energy_mj: of the whole query, decoding included; None if it was not measured.
         ran: provider and threads, in words.
-        waited_share: of the measuring time, in which other work had the core; 0 where nobody counted.
+        waited_share: share of the measuring time in which other work had the core; 0 if it was not counted.
     """
 
     latency_ms: float
@@ -72,14 +70,14 @@ class Cost(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """By the models' ids; of each, it is either known, or said why not."""
+    """Costs by model id, and for the other models why they are unknown."""
 
     known: dict[str, Cost]
     unknown: dict[str, str] = field(default_factory=dict)
 
 
 def target_of(profile: Profile, manifest: Manifest, tree: Tree) -> Target:
-    """Whether the profile is of this machine; and if not, whether it can know any candidate.
+    """Returns whether the profile is of this machine.
 
     Args:
         profile: of the target.
@@ -87,11 +85,11 @@ def target_of(profile: Profile, manifest: Manifest, tree: Tree) -> Target:
         tree: this machine's kernel files.
 
     Raises:
-        ConfigError: another machine's, on which nothing but the bundle's own models ran.
+        ConfigError: it is of another machine on which no candidate ran.
     """
     if profile.fingerprint == describe_device(tree, tree.root).fingerprint:
         return Target(profile.machine, True)
-    ran = {point.key.model_digest for point in profile.points if _single(point)}
+    ran = {point.key.model_digest for point in profile.points if point.key.of_one_row}
     if ran <= {model.digest for model in manifest.models}:
         raise ConfigError(
             f"The profile is of '{profile.machine}', which is not this machine with this software, and times of one do "
@@ -103,12 +101,12 @@ def target_of(profile: Profile, manifest: Manifest, tree: Tree) -> Target:
 
 
 def read_costs(models: Iterable[Model], profile: Profile) -> Costs:
-    """What another machine's profile says of the models."""
+    """Returns the costs that another machine's profile contains."""
     found = Costs({})
     for model in models:
-        points = [point for point in profile.points if point.key.model_digest == model.digest and _single(point)]
+        points = [point for point in profile.points if point.key.model_digest == model.digest and point.key.of_one_row]
         if points:
-            found.known[model.id] = _cost([_leader(_calm(points))])
+            found.known[model.id] = _cost([_fastest(_undisturbed(points))])
         else:
             found.unknown[model.id] = f"it never ran on '{profile.machine}': its profile has no model of this digest"
     return found
@@ -124,19 +122,19 @@ def measured_costs(
     measure: Measure = measure_in_process,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Costs:
-    """Measures every model here, each in its own best way, in turns.
+    """Measures every model here in its fastest way, in turns.
 
-    One round through all ways says which is a model's best; the figures are of the rounds after it, so that no luck
-    of the choice is in them.
+    A first round chooses each model's way; only the rounds after it count, so that the choice does not favour lucky
+    measurements.
 
     Args:
         bundle: its folder has the files, and its manifest all of the models.
         models: at least one.
-        profile: of this machine; it says which providers and threads there are, and what a core-second costs.
-        rounds: that count; of these only what other work did not disturb, where there is such.
+        profile: of this machine; it names providers and threads, and the cost of a core-second.
+        rounds: number of rounds that count; undisturbed ones if there are any.
         seconds: of each point.
-        measure: how a point is measured: by a process of its own.
-        progress: told how many points are done, of how many.
+        measure: measures a point.
+        progress: receives the number of measured points and their total.
     """
     joules = stated_joules(profile.points)
     found, best = Costs({}), dict[str, tuple[str, int]]()
@@ -160,7 +158,7 @@ def measured_costs(
         tried = [point(model, way) for way in ways]
         ran = [one for one in tried if isinstance(one, Point)]
         if ran:
-            leader = _leader(_calm(ran)).key
+            leader = _fastest(_undisturbed(ran)).key
             best[model.id] = (leader.provider, leader.threads)
         else:
             found.unknown[model.id] = next(one.reason for one in tried if isinstance(one, Refused))
@@ -174,12 +172,14 @@ def measured_costs(
                 found.unknown[model.id] = one.reason
             else:
                 taken.setdefault(model.id, []).append(one)
-    found.known.update({name: _cost(_calm(points)) for name, points in taken.items() if name not in found.unknown})
+    found.known.update(
+        {name: _cost(_undisturbed(points)) for name, points in taken.items() if name not in found.unknown}
+    )
     return found
 
 
 def stated_joules(points: Iterable[Point]) -> float:
-    """What the machine's owner stated of a core-second, as modelled energy implies it; 0 where none is modelled."""
+    """Returns the stated joules of a core-second that modelled energies imply; 0 if none is modelled."""
     return next(
         (
             point.energy_mj.value / point.processor_ms
@@ -191,8 +191,8 @@ def stated_joules(points: Iterable[Point]) -> float:
 
 
 def _ways(model: Model, profile: Profile) -> list[tuple[str, int]]:
-    """Providers and threads in which the profile ran models of this runtime; where none did, the processor."""
-    keys = [point.key for point in profile.points if _single(point)]
+    """Providers and threads that the profile has for models of this runtime; the processor if it has none."""
+    keys = [point.key for point in profile.points if point.key.of_one_row]
     mine = [key for key in keys if (key.provider == _TFLITE) == (model.runtime == "tflite")]
     ways = [(key.provider, key.threads) for key in mine]
     others = [(_TFLITE if model.runtime == "tflite" else CPU, key.threads) for key in keys]
@@ -200,7 +200,7 @@ def _ways(model: Model, profile: Profile) -> list[tuple[str, int]]:
 
 
 def _least_disturbed(measure: Callable[[], Point | Refused]) -> Point | Refused:
-    """Measures once more, up to a few times, where other work had the core."""
+    """Repeats a measurement up to a few times while other work disturbs it; the least disturbed one counts."""
     best = measure()
     for _ in range(TRIES - 1):
         if isinstance(best, Refused) or best.waited_share <= DISTURBED:
@@ -211,24 +211,17 @@ def _least_disturbed(measure: Callable[[], Point | Refused]) -> Point | Refused:
     return best
 
 
-def _calm(points: Sequence[Point]) -> Sequence[Point]:
-    """Those that other work did not disturb; all, where that is none."""
+def _undisturbed(points: Sequence[Point]) -> Sequence[Point]:
+    """The undisturbed points, or all points if there are none."""
     return [point for point in points if point.waited_share <= DISTURBED] or points
 
 
-def _single(point: Point) -> bool:
-    return point.key.batch == 1 and point.key.condition == "warm"
-
-
-def _leader(points: Sequence[Point]) -> Point:
-    """The quickest way; of those that are as good, the one with the fewest threads."""
-    quickest_ms = min(point.run.p50_ms for point in points)
-    near = [point for point in points if point.run.p50_ms <= _AS_GOOD * quickest_ms]
-    return min(near, key=lambda point: (point.key.threads or 1024, point.run.p50_ms))
+def _fastest(points: Sequence[Point]) -> Point:
+    return quickest(points, lambda point: (point.run.p50_ms, point.key.threads))
 
 
 def _cost(points: Sequence[Point]) -> Cost:
-    """The middle of several measurements of one way."""
+    """The median of several measurements of one way to run a model."""
     key = points[0].key
     threads = f"{key.threads or 'any'} thread{'s' if key.threads != 1 else ''}"
     return Cost(
@@ -240,7 +233,7 @@ def _cost(points: Sequence[Point]) -> Cost:
 
 
 def _energy(readings: Sequence[Reading]) -> Reading:
-    """The middle, where all are of one kind."""
+    """The median, if all readings are of one kind."""
     for kind in (Measured, Modelled):
         alike = [one for one in readings if isinstance(one, kind)]
         if len(alike) == len(readings):

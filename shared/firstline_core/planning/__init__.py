@@ -1,6 +1,6 @@
-"""What a device had best do, reckoned from what was measured: pure functions of documents.
+"""Plans how a device should run a bundle, from measurements: pure functions of documents.
 
-plan     how to run a bundle here: variant, provider, threads, batch, and which way to the full model's answer
-split    a full model cut in two: what it costs by link, and from which bandwidth on which way wins
-words    a plan in sentences
+plan     variant, provider, threads and batch, and the fastest way to the full model's answer
+split    the cost of a full model cut in two, by link, and the bandwidths at which each way is the fastest
+text     a plan as text
 """

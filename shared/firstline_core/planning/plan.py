@@ -1,7 +1,7 @@
-"""How a device had best run a bundle: a pure function of what was measured of it. It changes nothing by itself.
+"""Plans how a device should run a bundle: a pure function of measurements that changes nothing.
 
-Everything that is planned has its figures beside it, and what nobody measured is said so, in `open`: a plan is no
-better than its profile. Which variant may answer is not for a plan to decide: each does so under its own certificate.
+A plan contains the figures that it is based on, and lists in `open` what was not measured. It does not decide which
+variant may answer: each answers under its own certificate.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Candidate(Struct, frozen=True):
 
     Attributes:
         row_ms, worst_ms: of one request back to back, median and 99th percentile.
-        kept: share of answers that its certificate lets it keep; None where it has no valid one.
-        expected_ms: a row, the time for those that go on to the full model included; None where that is not known.
+        kept: share of answers that its certificate keeps; None without a valid one.
+        expected_ms: time of a row, escalations to the full model included; None if unknown.
     """
 
     variant: str
@@ -40,7 +40,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """What one provider runs of the planned variant, by the runtime's own profiler."""
+    """The operators of the planned variant that one provider runs, by the runtime's profiler."""
 
     provider: str
     kinds: tuple[str, ...]
@@ -49,12 +49,12 @@ class Share(Struct, frozen=True):
 
 
 class Carried(Struct, frozen=True):
-    """What travels when a row goes on, and so where the full model's preprocessing runs.
+    """The form in which an escalated row is sent, and so where the full model's preprocessing runs.
 
     Attributes:
-        form: the input as it came, which the gateway prepares; or the full model's tensor, prepared here.
+        form: the encoded input, which the gateway preprocesses; or the full model's tensor, preprocessed here.
         encoded_bytes, tensor_bytes: of a row.
-        prepare_ms: that preparing a row for the full model takes, on the machine that the figures are of.
+        prepare_ms: time to preprocess a row for the full model, on the measured machine.
     """
 
     form: Literal["encoded", "tensor"]
@@ -67,9 +67,9 @@ class FullModel(Struct, frozen=True):
     """The ways to the full model's answer.
 
     Attributes:
-        way: the best one over the stated link; None where no bandwidth is stated.
-        latency_ms: of it.
-        by_bandwidth: all that win somewhere.
+        way: the fastest one over the stated link; None without a bandwidth.
+        latency_ms: of that way.
+        by_bandwidth: all ways that are the fastest at some bandwidth.
     """
 
     way: Way | None
@@ -81,13 +81,13 @@ class Plan(Struct, frozen=True):
     """How to run one bundle on one device.
 
     Attributes:
-        chosen: how edge answers are computed; None where no variant was measured here.
-        others: what it was chosen from, the best first.
-        batch: the smallest that is nearly as good as the best; None where no other than one row was measured.
-        partition: who runs which operators; empty where nobody looked.
-        throttled_ms: median of a row under sustained load; None where that was not measured.
-        carried, full: None where nothing was measured of the full model.
-        open: what was not measured or does not hold, in sentences.
+        chosen: how edge answers are computed; None if no variant was measured here.
+        others: other candidates, best first.
+        batch: the smallest batch that is nearly as fast as the best; None if only one row was measured.
+        partition: which provider runs which operators; empty if it was not measured.
+        throttled_ms: median of a row under sustained load; None if it was not measured.
+        carried, full: None if nothing was measured of the full model.
+        open: what was not measured or is not valid, in sentences.
     """
 
     bundle: str
@@ -104,7 +104,7 @@ class Plan(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """What is known of the way to the gateway; None where it is not."""
+    """The link to the gateway; None for unknown values."""
 
     bytes_per_s: float | None = None
     round_trip_ms: float | None = None
@@ -117,23 +117,23 @@ def plan(
     splits: Splits | None = None,
     link: Link = Link(),  # noqa: B008 (frozen)
 ) -> Plan:
-    """The best of what was measured.
+    """Returns the best measured way to run a bundle.
 
     Args:
-        manifest: the bundle's.
-        profile: of the bundle on this machine; None where there is none.
-        catalogue: of this device, for what really works here; None where nobody looked.
-        splits: of the full model; None where nobody measured them.
-        link: as stated.
+        manifest: of the bundle.
+        profile: of the bundle on this machine; None if there is none.
+        catalogue: of this device, for the providers that work; None if unknown.
+        splits: of the full model; None if they were not measured.
+        link: to the gateway.
     """
-    said: list[str] = []
-    points = _usable(manifest, profile, catalogue, said)
-    full = _full(manifest, points, splits, link, said)
+    notes: list[str] = []
+    points = _usable(manifest, profile, catalogue, notes)
+    full = _full(manifest, points, splits, link, notes)
     costs_ms = full.latency_ms if full is not None else None
     found = [
         _candidate(manifest, point, costs_ms) for point in points if _is_edge(manifest, point) and point.key.of_one_row
     ]
-    ranked = _ranked(manifest, found, said)
+    ranked = _ranked(manifest, found, notes)
     chosen = ranked[0] if ranked else None
     own = [point for point in points if chosen is not None and _same(point.key, chosen)]
     point = next((one for one in own if one.key.of_one_row), None)
@@ -143,26 +143,26 @@ def plan(
         profile.machine if profile is not None else "",
         chosen,
         tuple(ranked[1:]),
-        _batch(own, said),
-        _partition(point, said),
-        _throttled(own, said),
-        _carried(manifest, points, splits, said),
+        _batch(own, notes),
+        _partition(point, notes),
+        _throttled(own, notes),
+        _carried(manifest, points, splits, notes),
         full,
-        tuple(dict.fromkeys(said)),
+        tuple(dict.fromkeys(notes)),
     )
 
 
-def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | None, said: list[str]) -> list[Point]:
-    """The points that hold here, of these very models."""
+def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | None, notes: list[str]) -> list[Point]:
+    """The points of this bundle's models with providers that work here."""
     if profile is None:
-        said.append(
+        notes.append(
             "No profile: the bundle's first variant that loads answers, as configured. Make one on this device."
         )
         return []
     if catalogue is None or not catalogue.measured:
-        said.append("Which providers really work here was not tried: edge-agent hardware --measure.")
+        notes.append("Which providers really work here was not tried: edge-agent hardware --measure.")
     if catalogue is not None and profile.fingerprint != catalogue.fingerprint:
-        said.append(
+        notes.append(
             f"The profile is of '{profile.machine}', another machine or other software: its figures may differ."
         )
     digests = {model.digest: model for model in manifest.models}
@@ -170,18 +170,18 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
     for point in profile.points:
         model = digests.get(point.key.model_digest)
         if model is None:
-            said.append(f"The profile's '{point.key.variant}' is not this bundle's: it is passed over.")
+            notes.append(f"The profile's '{point.key.variant}' is not this bundle's: it is passed over.")
         elif (reason := _broken(model, point.key, catalogue)) is not None:
-            said.append(f"{point.key.provider} is passed over: {reason}")
+            notes.append(f"{point.key.provider} is passed over: {reason}")
         else:
             usable.append(point)
     measured = {point.key.model_digest for point in usable}
-    said += [f"Variant '{model.id}' was not measured here." for model in manifest.edge if model.digest not in measured]
+    notes += [f"Variant '{model.id}' was not measured here." for model in manifest.edge if model.digest not in measured]
     return usable
 
 
 def _broken(model: Model, key: Key, catalogue: Catalogue | None) -> str | None:
-    """Why this provider does not work here; None where it does, or nobody tried."""
+    """Why this provider does not work here; None if it works or was not tried."""
     engine = catalogue.engine(model.runtime, key.provider) if catalogue is not None else None
     return engine.reason if engine is not None and not engine.works else None
 
@@ -212,8 +212,8 @@ def _candidate(manifest: Manifest, point: Point, full_ms: float | None) -> Candi
     )
 
 
-def _ranked(manifest: Manifest, found: Sequence[Candidate], said: list[str]) -> list[Candidate]:
-    """The best first: by expected time where that is known of every variant, else by the bundle's order."""
+def _ranked(manifest: Manifest, found: Sequence[Candidate], notes: list[str]) -> list[Candidate]:
+    """Best first: by expected time if it is known for every variant, else by the bundle's order."""
     each: dict[str, list[Candidate]] = {}
     for one in found:
         each.setdefault(one.variant, []).append(one)
@@ -224,7 +224,7 @@ def _ranked(manifest: Manifest, found: Sequence[Candidate], said: list[str]) -> 
     else:
         leaders.sort(key=lambda one: order.index(one.variant))
         if len(leaders) > 1:
-            said.append(
+            notes.append(
                 "What an escalation takes, or what a variant keeps, is not known: the bundle's own order decides "
                 "between variants, the profile between ways to run each."
             )
@@ -232,21 +232,21 @@ def _ranked(manifest: Manifest, found: Sequence[Candidate], said: list[str]) -> 
     return [*leaders, *rest]
 
 
-def _batch(own: Sequence[Point], said: list[str]) -> int | None:
+def _batch(own: Sequence[Point], notes: list[str]) -> int | None:
     warm = [point for point in own if point.key.condition == "warm"]
     spot = sweet_spot(warm)
     if spot is None or len(warm) < 2:
         if own:
-            said.append("No batch of several rows was measured: profile --batches 1,4,16.")
+            notes.append("No batch of several rows was measured: profile --batches 1,4,16.")
         return None
     return spot.key.batch
 
 
-def _partition(point: Point | None, said: list[str]) -> tuple[Share, ...]:
+def _partition(point: Point | None, notes: list[str]) -> tuple[Share, ...]:
     if point is None:
         return ()
     if not point.operators:
-        said.append(
+        notes.append(
             f"Which operators run where was not measured: {(point.operators_absent or 'nobody looked').rstrip('.')}."
         )
         return ()
@@ -263,10 +263,10 @@ def _partition(point: Point | None, said: list[str]) -> tuple[Share, ...]:
     )
 
 
-def _throttled(own: Sequence[Point], said: list[str]) -> float | None:
+def _throttled(own: Sequence[Point], notes: list[str]) -> float | None:
     hot = [point for point in own if point.key.batch == 1 and point.key.condition != "warm"]
     if own and not hot:
-        said.append("How it runs under sustained load was not measured: profile --sustained 10.")
+        notes.append("How it runs under sustained load was not measured: profile --sustained 10.")
     return max((point.query.p50_ms for point in hot), default=None)
 
 
@@ -276,8 +276,8 @@ def _full_point(manifest: Manifest, points: Iterable[Point]) -> Point | None:
     return min(of, key=lambda point: point.query.p50_ms, default=None)
 
 
-def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None, said: list[str]) -> Carried | None:
-    """The smaller of both forms; a tensor only where it is less, for the gateway prepares rows no slower."""
+def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None, notes: list[str]) -> Carried | None:
+    """The smaller form; the encoded input if they are equal, because the gateway is no slower at preprocessing."""
     if manifest.full is None:
         return None
     point = _full_point(manifest, points)
@@ -285,33 +285,33 @@ def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None,
         encoded, tensor, ms = point.moved.received_bytes, point.moved.input_bytes, point.prepare.p50_ms
         return Carried("tensor" if tensor < encoded else "encoded", encoded, tensor, ms)
     if splits is not None and splits.model_digest == manifest.full.digest:
-        said.append("How large the full model's input tensor is was not measured here.")
+        notes.append("How large the full model's input tensor is was not measured here.")
         return Carried("encoded", splits.input_bytes, None, splits.prepare_ms)
-    said.append("The full model was not measured: what travels is the input as it came.")
+    notes.append("The full model was not measured: what travels is the input as it came.")
     return None
 
 
 def _full(
-    manifest: Manifest, points: Sequence[Point], splits: Splits | None, link: Link, said: list[str]
+    manifest: Manifest, points: Sequence[Point], splits: Splits | None, link: Link, notes: list[str]
 ) -> FullModel | None:
     if manifest.full is None:
         return None
     if splits is None:
-        said.append("Splits of the full model were not measured: firstline split.")
+        notes.append("Splits of the full model were not measured: firstline split.")
         return None
     if splits.model_digest != manifest.full.digest:
-        said.append("The splits that were given are of another full model: they are passed over.")
+        notes.append("The splits that were given are of another full model: they are passed over.")
         return None
     point, slowdown = _full_point(manifest, points), 1.0
     if point is None:
-        said.append("The full model was not measured here: this device is taken to be as quick as where it was split.")
+        notes.append("The full model was not measured here: this device is taken to be as quick as where it was split.")
     else:
         slowdown = point.query.p50_ms / (splits.prepare_ms + splits.model_ms)
     if link.round_trip_ms is None:
-        said.append("The round trip to the gateway is not stated: it is taken for 0 ms, which flatters the gateway.")
+        notes.append("The round trip to the gateway is not stated: it is taken for 0 ms, which flatters the gateway.")
     of = ways(splits, Surroundings(link.round_trip_ms or 0.0, slowdown))
     if link.bytes_per_s is None:
-        said.append("The bandwidth to the gateway is not stated: the best way is told by bandwidth.")
+        notes.append("The bandwidth to the gateway is not stated: the best way is told by bandwidth.")
         return FullModel(None, None, tuple(stretches(of)))
     way = best(of, link.bytes_per_s)
     return FullModel(way, way.latency_ms(link.bytes_per_s), tuple(stretches(of)))

@@ -1,4 +1,4 @@
-"""Of several ways to run one model, which: with how many threads, by which provider."""
+"""Chooses the provider and the number of threads to run a model with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 _AS_GOOD = 1.05
-"""A way with more threads has to be quicker by more than this: threads are other models' too."""
+"""More threads have to be faster by more than this, because other models need threads too."""
 
 Way = TypeVar("Way")
 
 
 def quickest(ways: Iterable[Way], costs: Callable[[Way], tuple[float, int]]) -> Way:
-    """The quickest way; of those that are as good, the one with the fewest threads.
+    """Returns the fastest way; of those that are nearly as fast, the one with the fewest threads.
 
     Args:
         ways: at least one.
-        costs: milliseconds of a row, and threads (0 for as many as the runtime likes).
+        costs: milliseconds of a row, and threads (0 for the runtime's default).
     """
     listed = [(*costs(way), way) for way in ways]
     least_ms = min(ms for ms, _, _ in listed)

@@ -1,19 +1,18 @@
-"""A full model cut in two: head on the device, tail in the cloud, and between them a checkpoint that travels.
+"""The document about a full model cut in two: head on the device, tail in the cloud, a checkpoint sent between them.
 
-What was measured of it, as a document, and what it comes to over a link. With B the link's bytes per second, the full
-model's answer takes
+With B the link's bytes per second, the full model's answer takes
 
     on the device       s (prepare + model)
     sending the input   g (prepare + model) + round trip + input / B
     split               s (prepare + head + pack) + g (unpack + tail) + round trip + checkpoint / B
 
-where s and g say how many times slower than the measured machine the device and the gateway are. It is the sum that
-Neurosurgeon minimises over the layers of a network (Kang et al., "Neurosurgeon: Collaborative Intelligence Between the
-Cloud and Mobile Edge", ASPLOS 2017, https://doi.org/10.1145/3037697.3037698, algorithm 1), and a round trip. Each way
-is a line over 1 / B, so that the best one by bandwidth is the lower envelope of a few lines, and is told exactly.
+where s and g are the slowdowns of device and gateway over the measured machine. This is the sum that Neurosurgeon
+minimises over the layers of a network (Kang et al., "Neurosurgeon: Collaborative Intelligence Between the Cloud and
+Mobile Edge", ASPLOS 2017, https://doi.org/10.1145/3037697.3037698, algorithm 1), plus a round trip. Each way is a line
+over 1 / B, so the fastest way by bandwidth is the exact lower envelope of a few lines.
 
-That a cut wins is not to be expected of a network that was not made for it: few have a natural bottleneck, a place that
-is early and narrow; early tensors are larger than a compressed image, and late ones leave the cloud little to do
+A network that was not made for it seldom gains from a cut: few have a bottleneck that is early and narrow; early
+tensors are larger than a compressed image, and late ones leave the cloud little to do
 (Matsubara, Levorato and Restuccia, "Split Computing and Early Exiting for Deep Learning Applications: Survey and
 Research Challenges", ACM Computing Surveys 55(5), 2022, https://doi.org/10.1145/3527155). So it is measured first.
 """
@@ -40,19 +39,18 @@ _Amount = Annotated[float, Meta(ge=0, le=1e12)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
 
 FormName = Literal["fp32", "fp16", "int8", "native"]
-"""fp32: as it is. fp16: halved. int8: 256 steps a channel and row. native: the model's own integers, without loss."""
+"""fp32: unchanged. fp16: halved. int8: 256 steps by channel and row. native: the model's own integers, lossless."""
 
 
 class Form(Struct, frozen=True):
-    """One way to write a checkpoint down.
+    """One encoding of a checkpoint.
 
     Attributes:
-        raw_bytes: of its numbers, a row.
+        raw_bytes: of a row's numbers.
         sent_bytes: of the same, compressed; mean over rows.
         pack_ms, unpack_ms: median, on the measured machine.
-        disagreement: share of rows for which the tail says another class than the whole model.
-        accuracy_loss: share of rows that the whole model has right, less those through the checkpoint; None where the
-            data has no labels.
+        disagreement: share of rows for which the tail gives another class than the whole model.
+        accuracy_loss: accuracy of the whole model less that through the checkpoint; None without labels.
     """
 
     name: FormName
@@ -68,8 +66,8 @@ class Cut(Struct, frozen=True):
     """One place to cut.
 
     Attributes:
-        tensor: the only one that crosses it.
-        shape: of it, of one row.
+        tensor: the only tensor that crosses it.
+        shape: of the tensor, of one row.
         head_ms, tail_ms: median of one row, on the measured machine.
     """
 
@@ -81,15 +79,15 @@ class Cut(Struct, frozen=True):
 
 
 class Splits(Struct, frozen=True):
-    """What was measured of one full model.
+    """The measured cuts of one full model.
 
     Attributes:
-        model_digest: of the model and its processing, `Model.digest`; others do not hold.
+        model_digest: of the model and its processing, `Model.digest`; the cuts are valid for no other one.
         prepare_ms: decoding and preprocessing a row, median.
         model_ms: the whole model, with its postprocessing, median.
         input_bytes: of an encoded input, mean.
-        rows: that all this was measured on.
-        points: places at which one tensor alone crosses; `cuts` are those worth measuring.
+        rows: number of measured rows.
+        points: number of places that only one tensor crosses; `cuts` are the promising ones.
     """
 
     bundle: Name
@@ -108,12 +106,12 @@ class Splits(Struct, frozen=True):
 
 
 class Surroundings(NamedTuple):
-    """Where the two halves would run.
+    """The environment of the two halves.
 
     Attributes:
         round_trip_ms: of a message without a body.
-        device_slowdown, gateway_slowdown: times slower than the measured machine.
-        most_disagreement: that a checkpoint may cause.
+        device_slowdown, gateway_slowdown: time over that of the measured machine.
+        most_disagreement: largest disagreement that a checkpoint may cause.
     """
 
     round_trip_ms: float = 0.0
@@ -126,10 +124,10 @@ class Way(Struct, frozen=True):
     """One way to the full model's answer: a line over seconds per byte.
 
     Attributes:
-        kind: where the model runs; "input" is in the cloud, on the input as it came.
-        tensor, form: of a split's checkpoint; "" elsewhere.
-        fixed_ms: over a link of endless bandwidth.
-        sent_bytes: that cross the link.
+        kind: where the model runs; "input" is in the cloud, on the encoded input.
+        tensor, form: of a split's checkpoint; "" for other kinds.
+        fixed_ms: time over a link of infinite bandwidth.
+        sent_bytes: bytes that cross the link.
     """
 
     kind: Literal["device", "input", "split"]
@@ -139,14 +137,14 @@ class Way(Struct, frozen=True):
     form: str = ""
 
     def latency_ms(self, bytes_per_s: float) -> float:
-        """What a row takes over a link of this bandwidth; what sends nothing needs no link."""
+        """Returns the time of a row over a link of this bandwidth."""
         if not self.sent_bytes:
             return self.fixed_ms
         return self.fixed_ms + (1000 * self.sent_bytes / bytes_per_s if bytes_per_s > 0 else math.inf)
 
 
 class Stretch(Struct, frozen=True):
-    """A way, and between which bandwidths it is the best one."""
+    """A way, and the bandwidths between which it is the fastest."""
 
     way: Way
     from_bytes_per_s: float
@@ -154,7 +152,7 @@ class Stretch(Struct, frozen=True):
 
 
 def ways(splits: Splits, around: Surroundings) -> list[Way]:
-    """All that there are: the whole model on either side, and each cut in each form that loses little enough."""
+    """Returns all ways: the whole model on either side, and each cut in each form with little enough disagreement."""
     s, g = around.device_slowdown, around.gateway_slowdown
     whole_ms = splits.prepare_ms + splits.model_ms
     found = [
@@ -172,7 +170,7 @@ def ways(splits: Splits, around: Surroundings) -> list[Way]:
 
 
 def best(of: Iterable[Way], bytes_per_s: float) -> Way:
-    """The quickest one over a link of this bandwidth; the first of those that are equal.
+    """Returns the fastest way over a link of this bandwidth; the first of equal ones.
 
     Raises:
         ValueError: there is none.
@@ -181,12 +179,12 @@ def best(of: Iterable[Way], bytes_per_s: float) -> Way:
 
 
 def stretches(of: Sequence[Way]) -> list[Stretch]:
-    """Which way is the best at which bandwidth, from the narrowest link to the widest: the lower envelope of the lines.
+    """Returns the fastest way by bandwidth, from the narrowest link to the widest: the lower envelope of the lines.
 
     Raises:
         ValueError: there is no way.
     """
-    # Over x = 1 / B: at the widest link (x = 0) the least fixed time wins, and then only ever what sends less.
+    # Over x = 1 / B: the smallest fixed time is the fastest at x = 0; from there only ways that send less follow.
     way = min(of, key=lambda way: (way.fixed_ms, way.sent_bytes))
     found, x = [], 0.0
     while True:
@@ -217,7 +215,7 @@ def decode(content: bytes, where: str) -> Splits:
 
     Args:
         content: JSON, at most `LIMIT_BYTES`.
-        where: whence it came, for the error.
+        where: its source, for the error.
 
     Raises:
         ProtocolError: too long, not JSON, something else, or of a newer format.

@@ -1,9 +1,9 @@
-"""How quick queries were one after the other: a machine has slow moments, and queries of one moment share them.
+"""The order in which queries were slow: a machine has slow moments that queries share.
 
-A distribution forgets the order. But where slow queries follow each other a queue gathers that no draws of one by one
-make, and the longest waits are of such moments. So the order is kept, and a simulation goes along it: a trace-driven
-one (Law, Simulation Modeling and Analysis, section 6.1), or a bootstrap of one block (Künsch, Annals of Statistics
-17(3), 1989).
+A distribution does not contain the order. When slow queries follow each other, a queue builds up that independent draws
+do not produce, and the longest waits occur then. A simulation therefore follows the measured order: it is trace-driven
+(Law, Simulation Modeling and Analysis, section 6.1), or a bootstrap of one block (Künsch, Annals of Statistics 17(3),
+1989).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from firstline_core.profile.distribution import Milliseconds
 
 MOST = 4_096
-"""Queries that are kept; of more, every so many-th."""
+"""Most queries that are stored; of more, evenly spaced ones."""
 _STEPS = 256
 _AROUND = 4
 
@@ -27,9 +27,9 @@ class Course(Struct, frozen=True):
     """Queries under load, in their order.
 
     Attributes:
-        span_ms: in which they came, about evenly.
-        ranks: of each one byte, where it stood among those of its kind (that waited, or had not to): in 256ths from the
-            quickest to the slowest.
+        span_ms: time in which they came, about evenly.
+        ranks: one byte for each query: its rank among queries of its kind (that waited, or did not), in 256ths from the
+            fastest to the slowest.
     """
 
     span_ms: Milliseconds
@@ -37,18 +37,18 @@ class Course(Struct, frozen=True):
 
     @property
     def queries_per_ms(self) -> float:
-        """How fine it is."""
+        """The resolution of the course."""
         return len(self.ranks) / max(self.span_ms, 1e-6)
 
     def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-        """Luck of queries, 0 to 1 as quantiles take it, that come along this course; it begins anew at its end.
+        """Returns the quantile shares (0 to 1) of queries that arrive along this course, which repeats at its end.
 
-        Each has that of one of the queries around its moment, by chance: they share the moment, and not each other's
-        own bad luck, which queries that come at once would otherwise all have.
+        Each query takes the rank of a random neighbour of its moment, so that simultaneous queries share the moment but
+        not one outlier.
 
         Args:
-            at_ms: (n,) when each comes.
-            random: where the course is entered, and luck beside it.
+            at_ms: (n,) arrival times.
+            random: source of the starting place and of the neighbours.
         """
         count, queries = len(self.ranks), len(at_ms)
         places = (at_ms / max(self.span_ms, 1e-6) + random.random()) % 1 * count
@@ -58,11 +58,11 @@ class Course(Struct, frozen=True):
 
 
 def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Course:
-    """What was measured, in the form that is kept.
+    """Returns the course of measured queries.
 
     Args:
         times: of each query, in their order.
-        waited: whether it had to wait; those that had are another kind.
+        waited: whether it had to wait; those that had to are ranked separately.
         span_s: from before the first to after the last.
     """
     every = -(-len(times) // MOST)

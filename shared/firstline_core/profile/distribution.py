@@ -1,4 +1,4 @@
-"""A sample of durations in a bounded form, from which times can be drawn again."""
+"""A sample of durations in bounded form, from which durations can be drawn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 STEPS = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
 STALL = 5.0
-"""Medians from which on a query stalled: beyond what the model, the caches and the clock explain."""
+"""A query of more medians stalled: model, caches and clock do not explain it."""
 _DIGITS = 5
-_STEEPEST = 1e4  # of the last step: as good as its end alone
+_STEEPEST = 1e4  # power of the last step
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -23,9 +23,9 @@ class Distribution(Struct, frozen=True):
     """Durations.
 
     Attributes:
-        count: how many were measured.
-        mean_ms: of all of them.
-        quantiles_ms: at the shares 0, 1/200, ..., 1: the first is the shortest that was seen, the last the longest.
+        count: number of measured durations.
+        mean_ms: their mean.
+        quantiles_ms: at the shares 0, 1/200, ..., 1; the first is the shortest duration, the last the longest.
     """
 
     count: Annotated[int, Meta(ge=1, le=2**53)]
@@ -50,19 +50,19 @@ class Distribution(Struct, frozen=True):
 
     @property
     def usual_ms(self) -> float:
-        """The mean, what is longer than `STALL` medians counted as that: a few dozen queries tell it."""
+        """The mean with longer durations counted as `STALL` medians, so that a few dozen queries suffice."""
         steps = np.minimum(self.quantiles_ms, STALL * self.p50_ms)
         return float((steps[:-1] + steps[1:]).mean() / 2)
 
     def quantile_ms(self, share: float) -> float:
-        """The duration that this share (0 to 1) does not exceed, interpolated between the steps."""
+        """Returns the quantile at a share (0 to 1), interpolated between the steps."""
         return float(self.at(np.array([share]))[0])
 
     def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Durations at these shares; at random shares, durations as random as those that were measured.
+        """Returns the durations at these shares; uniformly random shares give random durations of this distribution.
 
-        Straight between the steps, but for the last one: there one stall among thousands would count for half of its
-        queries. It rises by the power of the share that leaves the mean of all what was measured.
+        The interpolation is linear except in the last step, where one stall among thousands would count for half of the
+        step's queries. There it follows the power of the share that preserves the measured mean.
         """
         last = shares * STEPS - (STEPS - 1)
         below, longest = self.quantiles_ms[-2:]
@@ -80,7 +80,7 @@ class Distribution(Struct, frozen=True):
 
 
 def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution:
-    """What was measured, summed up.
+    """Returns the distribution of measured durations.
 
     Args:
         seconds: at least one duration.
@@ -93,5 +93,5 @@ def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution
 
 
 def _rounded(value: float) -> float:
-    """To as many digits as a clock is worth; monotonic, so quantiles stay in order."""
+    """Rounds to the precision of a clock; monotonic, so quantiles stay in order."""
     return float(f"{value:.{_DIGITS}g}")

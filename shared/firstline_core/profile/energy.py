@@ -1,4 +1,4 @@
-"""What queries take of energy: as sensors measured it, as stated costs model it, or not known."""
+"""The energy of queries: measured by sensors, modelled from stated costs, or absent."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from firstline_core.routing.tariff import Tariff
 
 _WHOLE = "psys"
 _BETWEEN_S = 0.2
-"""Readings take a millisecond: they are taken between queries, and not often."""
+"""Shortest time between two readings, which take a millisecond each."""
 
 
 class EnergyMeter:
-    """From its making to `per_query`. What is measured is the whole device's, at rest included.
+    """Measures the energy of the whole device, its idle power included, from its creation to `per_query`.
 
     Args:
         tree: the kernel's files.
-        joules_per_core_s: that a busy core takes beyond the idle device, as its owner states it; 0 where nobody does.
+        joules_per_core_s: stated energy of a busy core beyond the idle device; 0 if not stated.
     """
 
     def __init__(self, tree: Tree, joules_per_core_s: float) -> None:
@@ -31,17 +31,17 @@ class EnergyMeter:
         self._latest = self._began
 
     def look(self) -> None:
-        """Reads the sensors where the last reading is old enough; call it between queries."""
+        """Reads the sensors if the last reading is old enough; call it between queries."""
         now_s = time.monotonic()
         if now_s - self._latest.at_s >= _BETWEEN_S:
             self._read(now_s)
 
     def per_query(self, queries: int, processor_s: float) -> Reading:
-        """Millijoules of each.
+        """Returns the millijoules of a query.
 
         Args:
-            queries: since this was made, back to back.
-            processor_s: of all cores, that they took.
+            queries: number of queries since the creation, back to back.
+            processor_s: their processor time, of all cores.
         """
         self._read(time.monotonic())
         wall_s = self._latest.at_s - self._began.at_s
@@ -61,23 +61,23 @@ class EnergyMeter:
 
 
 def as_stated(energy: Reading, joules_per_core_s: float, processor_ms: float) -> Reading:
-    """Millijoules of a query by another stated cost; what is measured stays, and all does where no cost is stated.
+    """Returns the millijoules of a query by a stated cost; measured energy stays, and without a cost everything does.
 
     Args:
-        energy: as it is known.
-        joules_per_core_s: that a busy core takes beyond the idle device; 0 for not stated.
-        processor_ms: of all cores, that a query takes.
+        energy: the present reading.
+        joules_per_core_s: stated energy of a busy core beyond the idle device; 0 if not stated.
+        processor_ms: processor time of a query, of all cores.
     """
     if isinstance(energy, Measured) or joules_per_core_s <= 0:
         return energy
     said = f"stated {joules_per_core_s:g} J a core-second, with the process's measured processor time"
     if isinstance(energy, Modelled) and energy.source == said:
-        return energy  # of more digits than the time that is kept
+        return energy  # it has more digits than the stored time
     return Modelled(joules_per_core_s * processor_ms, said)
 
 
 def joules(before: Snapshot, after: Snapshot) -> Reading:
-    """What counters say was taken between two readings: of the platform, else of all packages together."""
+    """Returns the energy between two readings of the counters: of the platform, else of all packages together."""
     names = [_WHOLE] if _WHOLE in after.energy_j else [name for name in after.energy_j if "/" not in name]
     total, sources = 0.0, []
     for name in names:

@@ -17,7 +17,7 @@ from firstline_core.storage.files import set_aside, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
-"""Files of one folder that are read, in the order of their names."""
+"""Most files of a folder that are read, in the order of their names."""
 
 
 def profile_path(folder: Path, bundle: str, machine: str) -> Path:

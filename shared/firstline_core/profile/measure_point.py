@@ -47,16 +47,16 @@ from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 
 _SHARES = {"query": 0.2, "loaded": 0.3, "light": 0.1, "beside": 0.25, "server": 0.1, "operators": 0.05}
-"""Of a point's seconds: what a service meets most has the most samples."""
+"""Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
 _FEWEST = 5
 _LIGHT_LOAD = 0.1
-"""Less would be few queries in the seconds there are; what comes even more seldom takes longer yet."""
+"""A lighter load would give too few queries in the time; even rarer queries take longer still."""
 _LIGHT_QUERIES = 8
 _LIGHT_LONGER = 4.0
-"""Times the seconds there are, that so many queries may take under a light load."""
+"""Times of the given seconds that these queries may take."""
 ESCALATED = 0.2
-"""Of the queries of an edge variant and the full model together, the full model's, where one is measured beside the
-other: a model that is seldom asked is slower, as its threads have slept for longer."""
+"""Share of the full model's queries when it is measured together with an edge variant: rarely used models are slower,
+because their threads have slept for longer."""
 _TRACED_RUNS = 50
 _ROOM_FACTOR = 4.0
 """Free memory over the size of its file that a second model needs."""
@@ -67,17 +67,17 @@ _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", 
 
 
 class Job(Struct, frozen=True):
-    """What to measure.
+    """The point to measure.
 
     Attributes:
         bundle: its folder, whose files were checked.
-        seconds: to measure for, about; to load the model and to run it at least a few times come beside.
-        joules_per_core_s: as stated; 0 where nobody does.
+        seconds: time to measure, about, beyond loading the model and a few runs.
+        joules_per_core_s: stated energy of a busy core; 0 if not stated.
         root: where the kernel's files begin.
-        alone: nothing else runs here, so that this process need not give way.
-        beside: id of a model of the bundle that takes turns with it, for `Point.beside`; "" for none.
-        share: of the time for which this process runs, as whoever started it has it (`throttled.held_back`).
-        heat_s: before it is measured, at most (`throttled.heat`).
+        alone: nothing else runs here; measure at normal priority.
+        beside: id of another model of the bundle for `Point.beside`; "" for none.
+        share: share of the time for which this process runs (`point_process.stopped_for_a_share`).
+        heat_s: longest full load before measuring (`heating.heat_up`).
     """
 
     bundle: str
@@ -92,7 +92,7 @@ class Job(Struct, frozen=True):
 
 
 class _Times(Struct):
-    """Seconds of queries, in parts, in their order."""
+    """Seconds of the parts of queries, in their order."""
 
     prepare: list[float] = msgspec.field(default_factory=list)
     run: list[float] = msgspec.field(default_factory=list)
@@ -102,10 +102,10 @@ class _Times(Struct):
 
 
 def measure(job: Job) -> Point:
-    """Measures it, in this process.
+    """Measures the point in this process.
 
     Raises:
-        FirstlineError: the model does not load or run here, or no input of it is typical.
+        FirstlineError: the model does not load or run here, or has no typical input.
     """
     tree = Tree(Path(job.root))
     heated_s = heat_up(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
@@ -189,7 +189,7 @@ def _options(key: Key) -> RuntimeOptions:
 
 
 def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
-    """A query: the bundle's golden inputs again and again; where it has none, noise."""
+    """Returns a query: the bundle's golden inputs, repeated; noise if it has none."""
     manifest: Manifest = bundle.manifest
     golden = manifest.golden
     if golden is not None and bundle.file(golden.artefact).is_file():
@@ -205,7 +205,7 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
 
 
 def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], None]:
-    """One query, which notes what it took."""
+    """Returns a query that records its times."""
 
     def query() -> None:
         began_s = time.perf_counter()
@@ -219,7 +219,7 @@ def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], N
 
 
 def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light | None:
-    """Under a light load; None where queries are too long for these seconds."""
+    """Times under a light load; None if queries are too long for the time."""
     if _LIGHT_QUERIES * query_s / _LIGHT_LOAD > _LIGHT_LONGER * seconds:
         return None
     found = scenarios.loaded((query,), query_s, seconds, load=_LIGHT_LOAD, least=_LIGHT_QUERIES)
@@ -228,7 +228,7 @@ def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light |
 
 
 def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job) -> Beside | None:
-    """Queries among those of another model; None where there is no other one, or no room for it."""
+    """Times among queries of another model; None if there is no other one, or no memory for it."""
     other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
     if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
         return None
@@ -256,7 +256,7 @@ def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job)
 
 
 def _own_share(bundle: Bundle, variant: str, other: str) -> float:
-    """Of the queries of both, the variant's: one in five is the full model's, and edge variants are equals."""
+    """The variant's share of the queries: one in five is the full model's, and edge variants share evenly."""
     full = bundle.manifest.full.id if bundle.manifest.full is not None else ""
     return 1 - ESCALATED if other == full else ESCALATED if variant == full else 0.5
 
@@ -339,13 +339,13 @@ def has_room(size_bytes: int, tree: Tree) -> bool:
 
 
 def main() -> int:
-    """Does what the module's docstring says; what cannot be measured is one sentence on stderr, and exit code 1."""
+    """Runs the command in the module's docstring; a failure is one sentence on stderr, and exit code 1."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     with suppress(OSError):  # the kernel ends this process first if memory runs out
         Path("/proc/self/oom_score_adj").write_text("1000")
     if not job.alone:
         use_lowest_priority()
-    keep_freed_memory()  # as whoever serves has it: a new process is otherwise slower, or quicker
+    keep_freed_memory()  # as in the agent: otherwise a new process is slower or faster
     try:
         point = measure(job)
     except (FirstlineError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a machine has to have for a point to be measured on it, known before it is."""
+"""Memory and cores that a point needs, estimated before it is measured."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from firstline_core.hardware.readings import measured
 from firstline_core.profile.profile import Key, Profile
 
 LOADING_COPIES = 3
-"""While ONNX Runtime loads a model, its file, what is parsed of it and the weights as they are used are all there."""
+"""While ONNX Runtime loads a model, memory holds the file, the parsed model and the prepared weights."""
 
 
 class Need(Struct, frozen=True):
-    """Of one point.
+    """Needs of one point.
 
     Attributes:
         point: its name.
-        memory_bytes: that loading the model takes.
+        memory_bytes: to load the model.
         cores: that its runs keep busy.
-        heats: it is to be measured hot, so that heat is no reason to wait.
+        heats: whether it is measured hot, so that heat is no reason to wait.
     """
 
     point: str
@@ -29,12 +29,12 @@ class Need(Struct, frozen=True):
 
 
 def need(key: Key, model: Model, profile: Profile | None, usable_cores: float) -> Need:
-    """What a point needs.
+    """Returns the needs of a point.
 
     Args:
         key: of the point.
         model: that it measures.
-        profile: what is known of it so far.
+        profile: earlier points; None if there are none.
         usable_cores: of the machine.
     """
     cores = min(float(key.threads), usable_cores) if key.threads else usable_cores
@@ -43,7 +43,7 @@ def need(key: Key, model: Model, profile: Profile | None, usable_cores: float) -
 
 
 def loading_bytes(model: Model, profile: Profile | None) -> float:
-    """Memory that loading it takes, at least: the peak that was measured, else by its files."""
+    """Returns the memory that loading a model takes: the measured peak, else an estimate by its files."""
     points = profile.points if profile is not None else ()
     own = (point for point in points if point.key.model_digest == model.digest and point.key.of_one_row)
     peaks = (measured(point.peak_memory_bytes) for point in own)
@@ -51,5 +51,5 @@ def loading_bytes(model: Model, profile: Profile | None) -> float:
 
 
 def files_bytes(model: Model) -> int:
-    """Of a model's artefacts together."""
+    """Returns the size of a model's artefacts together."""
     return sum(artefact.size_bytes for artefact in model.artefacts)

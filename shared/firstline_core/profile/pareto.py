@@ -1,7 +1,4 @@
-"""Which points are worth having: the Pareto front of latency, accuracy and energy. Pure.
-
-A point is on the front where no other one is at least as good in everything and better in something.
-"""
+"""The Pareto front of latency, accuracy and energy: points that no other point dominates. Pure."""
 
 from __future__ import annotations
 
@@ -14,22 +11,22 @@ from firstline_core.profile.profile import Condition, Key, Point
 from firstline_core.storage.artefact import Sha256
 
 ACCURACY = "accuracy"
-"""Its name among a model's measured figures, in the manifest."""
+"""Its name among the measured figures of a model, in the manifest."""
 
 
 def accuracies(manifest: Manifest) -> dict[Sha256, float]:
-    """Shares of right answers by `Model.digest`, as far as the bundle's manifest has them."""
+    """Returns the accuracies in the bundle's manifest, by `Model.digest`."""
     said = {model.digest: model.measured.get(ACCURACY, -1.0) for model in manifest.models}
     return {digest: share for digest, share in said.items() if 0 <= share <= 1}
 
 
 class Front(NamedTuple):
-    """What was compared.
+    """A Pareto front.
 
     Attributes:
         candidates: points of one sample whose model's accuracy is known, in their order.
-        keys: of those on the front.
-        by_energy: whether energy was compared: it is known of every candidate, and in the same way.
+        keys: of the points on the front.
+        by_energy: whether energy was compared: all candidates have it, in the same way.
     """
 
     candidates: tuple[Point, ...]
@@ -38,11 +35,11 @@ class Front(NamedTuple):
 
 
 def front(points: Iterable[Point], accuracy: Mapping[Sha256, float], condition: Condition = "warm") -> Front:
-    """The points of one machine that are worth having.
+    """Returns the Pareto front of one machine.
 
     Args:
-        points: of one machine; of other conditions and with more than a sample a query they are passed over.
-        accuracy: share of right answers, by `Model.digest`.
+        points: of one machine; those of other conditions or with several samples a query are ignored.
+        accuracy: by `Model.digest`.
         condition: of the machine.
     """
     found = tuple(
@@ -64,7 +61,7 @@ def _comparable(energy: Sequence[Reading]) -> bool:
 
 
 def _costs(point: Point, accuracy: float, by_energy: bool) -> tuple[float, ...]:
-    """The less, the better."""
+    """Costs, of which less is better."""
     energy = point.energy_mj
     return point.query.p50_ms, -accuracy, energy.value if by_energy and not isinstance(energy, Absent) else 0.0
 

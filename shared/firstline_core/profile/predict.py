@@ -1,9 +1,9 @@
-"""What a mixed load will take, of the profile's whole distributions: first come, first served, simulated. Pure.
+"""Predicts response times of a mixed load by simulation, first come, first served. Pure.
 
-A p99 follows from no p50 and p99 of what is mixed, so that queries are simulated one by one, with the slow moments that
-were measured (`course`). The same seed draws the same arrivals and enters the course at the same place for every
-alternative (common random numbers: Law, Simulation Modeling and Analysis, section 11.2): two predictions then differ
-by what was changed more than by chance.
+The p99 of a mix does not follow from the p50 and p99 of its parts, so queries are simulated one by one, with the slow
+moments that were measured (`course`). The same seed draws the same arrivals and enters the course at the same place for
+every alternative (common random numbers: Law, Simulation Modeling and Analysis, section 11.2), so that two predictions
+differ by what was changed more than by chance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from firstline_core.profile.profile import HALF_LOAD, Point
 Times = NDArray[np.float64]
 
 QUERIES = 20_000
-"""Of which p99 leaves 200 beyond it."""
+"""Number of simulated queries; 200 of them lie beyond p99."""
 _WARM_UP = 0.1
 _LEAST_LOAD = 0.001
 _STEP = 0.9
@@ -38,8 +38,8 @@ class Stream(NamedTuple):
     """Queries of one kind, as a Poisson process.
 
     Attributes:
-        point: what one takes.
-        rate_per_s: how many come.
+        point: times of a query.
+        rate_per_s: arrival rate.
     """
 
     point: Point
@@ -47,11 +47,11 @@ class Stream(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """From when a query comes to its answer.
+    """Response times, from the arrival of a query to its answer.
 
     Attributes:
-        utilisation: what comes, as a share of what servers can do that never rest; from 1 on the queue grows without
-            end, and the times are of the simulated span.
+        utilisation: load as a share of what servers that never rest can do; from 1 on the queue grows without bound,
+            and the times are those of the simulated span.
     """
 
     p50_ms: float
@@ -61,13 +61,13 @@ class Prediction(NamedTuple):
 
 
 def predict(streams: Sequence[Stream], *, servers: int = 1, queries: int = QUERIES, seed: int = 0) -> Prediction:
-    """What the streams together will take.
+    """Predicts the response times of several streams together.
 
     Args:
         streams: at least one.
-        servers: how many queries run at once; points should have been measured with as many threads as each has.
-        queries: to simulate.
-        seed: of arrivals and luck.
+        servers: number of queries that run at once; points should be measured with the threads that each has.
+        queries: number of simulated queries.
+        seed: of arrivals and service times.
     """
     rates = np.array([stream.rate_per_s for stream in streams])
     total_per_s = float(rates.sum())
@@ -76,18 +76,18 @@ def predict(streams: Sequence[Stream], *, servers: int = 1, queries: int = QUERI
     random = np.random.default_rng(seed)
     arrivals_ms = 1000 * np.cumsum(random.exponential(1 / total_per_s, queries))
     kinds = np.searchsorted(np.cumsum(rates / total_per_s)[:-1], random.random(queries), side="right")
-    found = replayed([stream.point for stream in streams], arrivals_ms, kinds, servers=servers, seed=seed)
+    found = replay([stream.point for stream in streams], arrivals_ms, kinds, servers=servers, seed=seed)
     kept = found[int(_WARM_UP * queries) :]
     p50_ms, p99_ms = np.quantile(kept, (0.5, 0.99))
     return Prediction(float(p50_ms), float(p99_ms), float(kept.mean()), utilisation(streams, servers=servers))
 
 
 def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
-    """See `Prediction`. Where a queue grows no server rests, so that queries take what `replayed` has at full load.
+    """Returns the utilisation, see `Prediction`; it is of queries at full load, because a growing queue allows no rest.
 
     Args:
         streams: at least one.
-        servers: how many queries run at once.
+        servers: number of queries that run at once.
     """
     rates = [stream.rate_per_s for stream in streams]
     return _utilisation([stream.point for stream in streams], rates, servers)
@@ -96,23 +96,23 @@ def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
 def _utilisation(points: Sequence[Point], rates_per_s: Sequence[float], servers: int) -> float:
     busy_ms_per_s = 0.0
     for rate_per_s, one in zip(rates_per_s, _mixed(points, rates_per_s), strict=True):
-        taken = one.waited(load=1.0)
+        time = one.waited(load=1.0)
         after = rates_per_s[one.beside] / sum(rates_per_s) if one.beside is not None else 0.0
-        usual = after * taken.after_beside + (1 - after) * taken.elsewhere
-        busy_ms_per_s += rate_per_s * taken.alone.mean_ms * usual
+        usual = after * time.after_beside + (1 - after) * time.elsewhere
+        busy_ms_per_s += rate_per_s * time.alone.mean_ms * usual
     return busy_ms_per_s / 1000 / servers
 
 
 def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) -> float:
-    """The most by which the streams' rates may be multiplied so that p99 is within a bound, to 1 %; 0 where nothing is.
+    """Returns the largest factor of the streams' rates that keeps p99 within a bound, to 1 %; 0 if there is none.
 
-    Lower rates may break it: what comes seldom finds the machine asleep. Where only rates between them keep it, whose
-    highest is less than a ninth more than their lowest, they may be missed.
+    Lower rates may break the bound, because rare queries find the machine asleep. A range of valid rates whose highest
+    is less than a ninth above its lowest may be missed.
 
     Args:
-        streams: at least one, and a query of one of them takes some time.
+        streams: at least one, with a query that takes some time.
         within_ms: the bound.
-        servers: how many queries run at once.
+        servers: number of queries that run at once.
     """
 
     def keeps(factor: float) -> bool:
@@ -131,22 +131,21 @@ def highest(streams: Sequence[Stream], within_ms: float, *, servers: int = 1) ->
     return low
 
 
-def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp], *, servers: int, seed: int) -> Times:
-    """Milliseconds of each query of given arrivals.
+def replay(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp], *, servers: int, seed: int) -> Times:
+    """Returns the response time of each query of given arrivals, in milliseconds.
 
     Args:
-        points: what a query of each kind takes: as `rested` where a server was free. Where it had to wait, as `queued`
-            (`query` where that is not known); among several kinds as many times that as `beside` says, and as many as
-            `load_factors` says of how many come.
+        points: times of each kind of query: `rested` if a server was free; if it had to wait, `queued` (`query` if that
+            is unknown). Both are scaled by `beside` among several kinds, and by `load_factors`.
         arrivals_ms: (n,) ascending.
-        kinds: (n,) places in `points`.
-        servers: how many queries run at once.
-        seed: of luck.
+        kinds: (n,) indices of `points`.
+        servers: number of queries that run at once.
+        seed: of the service times.
     """
     if not len(arrivals_ms):
         return np.empty(0)
-    shares = _luck(points, arrivals_ms, np.random.default_rng([seed, 1]))
-    # Of several servers each has a query before of its own, which is of another kind as often as the one that came.
+    shares = _quantile_shares(points, arrivals_ms, np.random.default_rng([seed, 1]))
+    # Each of several servers has its own previous query, which is of another kind as often as the previous arrival.
     before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
     counts = np.bincount(kinds, minlength=len(points)).tolist()
@@ -155,63 +154,65 @@ def replayed(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp
     for kind, one in enumerate(_mixed(points, counts)):
         of_kind = kinds == kind
         turned = before[of_kind] == (-2 if one.beside is None else one.beside)
-        for found, taken in ((free, one.free(load)), (waited, one.waited(load))):
-            factors = np.where(turned, taken.after_beside, taken.elsewhere)
-            found[of_kind] = taken.alone.at(shares[of_kind]) * factors
+        for found, time in ((free, one.free(load)), (waited, one.waited(load))):
+            factors = np.where(turned, time.after_beside, time.elsewhere)
+            found[of_kind] = time.alone.at(shares[of_kind]) * factors
     return response_times(arrivals_ms, waited, free, servers)
 
 
-def _luck(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
-    """Of each query, 0 to 1. All go along one course, the finest: a slow moment is the machine's."""
+def _quantile_shares(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
+    """Quantile shares (0 to 1); all queries follow the finest course, because slow moments are the machine's."""
     courses = [point.course for point in points if point.course is not None]
     if not courses:
         return random.random(len(arrivals_ms))
     return max(courses, key=lambda course: course.queries_per_ms).shares(arrivals_ms, random)
 
 
-class _Taken(NamedTuple):
-    """What a query takes by itself, at half load; how many times that here, after the model beside it, and else."""
+class _ServiceTime(NamedTuple):
+    """Time of a query at half load, with the factors after a query of the other model, and after any other query."""
 
     alone: Distribution
     after_beside: float = 1.0
     elsewhere: float = 1.0
 
 
-class _InMix(NamedTuple):
-    """A point among others.
+class _MixedPoint(NamedTuple):
+    """A point in a mix.
 
     Attributes:
-        beside: the place of the model that it was measured beside; None where that is not in the mix.
-        weight: how far it is as it was there, 0 to 1: by that model's part of what keeps servers busy.
+        beside: index of the model that it was measured with; None if that is not in the mix.
+        weight: how similar the mix is to that measurement, 0 to 1, by that model's share of the busy time.
     """
 
     point: Point
     beside: int | None = None
     weight: float = 0.0
 
-    def free(self, load: float) -> _Taken:
-        """Of a query that finds a server free."""
+    def free(self, load: float) -> _ServiceTime:
+        """Service time of a query that finds a server free."""
         beside = self.point.beside
         own_ms, other_ms = (beside.rested_ms, beside.rested_turned_ms) if beside is not None else (None, None)
-        return self._taken(self.point.rested, own_ms, other_ms, load_factors(load, self.point).rested)
+        return self._service_time(self.point.rested, own_ms, other_ms, load_factors(load, self.point).rested)
 
-    def waited(self, load: float) -> _Taken:
-        """Of a query that has to wait."""
+    def waited(self, load: float) -> _ServiceTime:
+        """Service time of a query that has to wait."""
         beside = self.point.beside
         own_ms, other_ms = (beside.queued_ms, beside.queued_turned_ms) if beside is not None else (None, None)
         alone = self.point.queued or self.point.query
-        return self._taken(alone, own_ms, other_ms, load_factors(load, self.point).queued)
+        return self._service_time(alone, own_ms, other_ms, load_factors(load, self.point).queued)
 
-    def _taken(self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float) -> _Taken:
+    def _service_time(
+        self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float
+    ) -> _ServiceTime:
         if self.beside is None:
-            return _Taken(alone, at_load, at_load)
+            return _ServiceTime(alone, at_load, at_load)
         own = _ratio(own_ms, alone.usual_ms, unknown=_ratio(other_ms, alone.usual_ms))
         other = _ratio(other_ms, alone.usual_ms, unknown=own)
-        return _Taken(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
+        return _ServiceTime(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
 
 
-def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
-    """Each point among the others, by how often each comes."""
+def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_MixedPoint]:
+    """Each point in the mix that the rates define."""
     places = {point.key.variant: place for place, point in enumerate(points)}
     busy = [rate * point.query.mean_ms for rate, point in zip(rates, points, strict=True)]
     found = []
@@ -219,24 +220,24 @@ def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_InMix]:
         beside = point.beside
         other = places.get(beside.variant) if beside is not None else None
         if beside is None or other is None or other == own or not busy[other]:
-            found.append(_InMix(point))
+            found.append(_MixedPoint(point))
             continue
         own_share = beside.own_share
         others_ms = (1 - own_share) * points[other].query.mean_ms
         both_ms = own_share * point.query.mean_ms + others_ms
         there = others_ms / both_ms if others_ms > 0 else 1.0
-        found.append(_InMix(point, other, min(1.0, busy[other] / sum(busy) / there)))
+        found.append(_MixedPoint(point, other, min(1.0, busy[other] / sum(busy) / there)))
     return found
 
 
 def response_times(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:
-    """How long each query is there, first come, first served.
+    """Returns the response time of each query, first come, first served.
 
     Args:
         arrivals: (n,) ascending.
-        waited: (n,) that it is served for where it had to wait.
-        free: (n,) likewise where a server was free when it came.
-        servers: that serve one query each.
+        waited: (n,) service time if the query had to wait.
+        free: (n,) service time if a server was free.
+        servers: number of servers.
     """
     free_at = [0.0] * servers
     found = np.empty_like(arrivals)

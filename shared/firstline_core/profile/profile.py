@@ -1,20 +1,20 @@
-"""The document: what each variant of a bundle costs on one machine. Structs and their JSON; no I/O.
+"""The profile document: the cost of each variant of a bundle on one machine. Structs and JSON, no I/O.
 
-A point is one variant with one provider, number of threads and batch size, in one condition of the machine. Its
-scenarios are after those of MLPerf Inference (Reddi et al., "MLPerf Inference Benchmark", ISCA 2020, section IV.B; its
-rules: https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc#scenarios):
+A point is one variant with one provider, number of threads and batch size, in one condition of the machine. The
+scenarios follow MLPerf Inference (Reddi et al., "MLPerf Inference Benchmark", ISCA 2020, section IV.B; rules:
+https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc#scenarios):
 
-SingleStream    one query of one sample after the other, each as soon as the one before is answered; told by the 90th
-                percentile of the latency.
-MultiStream     the same with eight samples a query, told by the 99th; here with whatever batch the point has.
-Server          queries of one sample, as a Poisson process; told by the highest rate at which the 99th percentile of
-                the latency stays within a bound that the rules state for each benchmark, and that is stated here in
-                medians of a query. From when a query is due, whether or not the machine was free.
-Offline         all samples are there at once, in one query of 24,576 or more; told by samples per second. Here they are
-                worked off in queries of the batch, back to back.
+SingleStream    queries of one sample, each as soon as the previous one is answered; result: 90th percentile of the
+                latency.
+MultiStream     the same with eight samples a query; result: 99th percentile. Here with the batch of the point.
+Server          queries of one sample as a Poisson process; result: the highest rate at which the 99th percentile of the
+                latency stays within a bound. The rules state the bound for each benchmark; here it is stated in medians
+                of a query. Latency counts from the due time, whether or not the machine was free.
+Offline         all samples in one query of 24,576 or more; result: samples per second. Here they are processed in
+                queries of the batch, back to back.
 
-These are no MLPerf results: the rules ask for ten minutes of each, LoadGen's own queries, and samples that are not the
-same few again and again. A reader passes over fields that it does not know.
+These are not MLPerf results: the rules require ten minutes of each scenario, LoadGen's own queries, and more distinct
+samples. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ POINTS = 512
 """Most points of one profile."""
 REASON_CHARACTERS = 500
 HALF_LOAD = 0.5
-"""The load of `Point.rested`, `Point.queued` and `Point.beside`: of what keeps a server busy, asked back to back."""
+"""The load of `Point.rested`, `Point.queued` and `Point.beside`, as a share of the rate back to back."""
 OPERATORS = 24
 """Most kinds of operators of one point."""
 
 Condition = Literal["warm", "sustained", "emulated"]
-"""warm: short runs on a machine at rest, past the first runs; what is asked for where nobody says otherwise. Throttled:
-sustained is after minutes of full load, as the board itself throttles; emulated is with a share of processor time,
-because the machine does not throttle."""
+"""warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
+the board itself throttles. emulated: with a share of processor time, for a machine that does not throttle."""
 
 Text = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -54,13 +53,13 @@ Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Key(Struct, frozen=True, order=True):
-    """Which point: what tells it from the other points of one machine.
+    """Identifies a point among those of one machine.
 
     Attributes:
         variant: the model's id in the bundle.
         model_digest: of its bytes and its processing, `Model.digest`.
-        provider: that was asked for, "CPUExecutionProvider"; for TFLite "tflite".
-        threads: that one run may use; 0 leaves it to the runtime.
+        provider: the requested provider, "CPUExecutionProvider"; for TFLite "tflite".
+        threads: threads of a run; 0 for the runtime's default.
         batch: rows of a query.
     """
 
@@ -73,7 +72,7 @@ class Key(Struct, frozen=True, order=True):
 
     @property
     def of_one_row(self) -> bool:
-        """Whether a query is one row, and nothing held the machine back."""
+        """Whether a query is one row, on a machine that is not throttled."""
         return self.batch == 1 and self.condition == "warm"
 
 
@@ -81,9 +80,9 @@ class Server(Struct, frozen=True):
     """Queries as a Poisson process, after MLPerf's Server scenario.
 
     Attributes:
-        rate_per_s: the highest that was tried and kept the bound; 0 where none did.
+        rate_per_s: the highest rate tried that kept the bound; 0 if none did.
         bound_ms: for the 99th percentile.
-        latency: at that rate, or at the lowest that was tried; from when a query was due to its answer.
+        latency: at that rate, or at the lowest one tried; from the due time of a query to its answer.
     """
 
     rate_per_s: Amount
@@ -92,15 +91,15 @@ class Server(Struct, frozen=True):
 
 
 class Beside(Struct, frozen=True):
-    """Queries under load as `rested` and `queued`, among another model's: rests are others, and so are the caches.
+    """Times as `rested` and `queued` while queries of another model are interleaved: rests and caches differ.
 
-    `Distribution.usual_ms` of each; None where there were too few.
+    `Distribution.usual_ms` of each; None if there were too few queries.
 
     Attributes:
         variant: the other model's id.
         rested_ms, queued_ms: after a query of this model.
-        rested_turned_ms, queued_turned_ms: after one of the other.
-        own_share: of the queries there, those of this model.
+        rested_turned_ms, queued_turned_ms: after a query of the other model.
+        own_share: share of the queries that are of this model.
     """
 
     variant: Name
@@ -112,18 +111,18 @@ class Beside(Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether any of the times is."""
+        """Whether any of the times is known."""
         times = (self.rested_ms, self.queued_ms, self.rested_turned_ms, self.queued_turned_ms)
         return any(each is not None for each in times)
 
 
 class Light(Struct, frozen=True):
-    """Queries as `Point.rested` and `Point.queued`, under a light load: what rests longer is slower to wake.
+    """Times as `Point.rested` and `Point.queued` under a light load: after a longer rest a machine is slower to wake.
 
-    `Distribution.usual_ms` of each; None where there were too few.
+    `Distribution.usual_ms` of each; None if there were too few queries.
 
     Attributes:
-        load: as a share of what keeps a server busy that answers back to back; of the point itself it is `HALF_LOAD`.
+        load: as a share of the rate back to back; that of the point itself is `HALF_LOAD`.
     """
 
     load: Annotated[float, Meta(gt=0, lt=HALF_LOAD)]
@@ -132,13 +131,13 @@ class Light(Struct, frozen=True):
 
 
 class WarmUp(Struct, frozen=True):
-    """From nothing to steady.
+    """The time from nothing to steady queries.
 
     Attributes:
-        load_ms: to read the files and make the runtime ready; its own first run of zeros is part of it.
+        load_ms: to read the files and prepare the runtime, including its own first run of zeros.
         first_ms: the first query.
-        queries: before they were steady: from then on, the median of five is within a tenth of the steady median.
-        total_ms: that those took.
+        queries: number before the steady ones: from there on the median of five is within a tenth of the steady median.
+        total_ms: time of those queries.
     """
 
     load_ms: Milliseconds
@@ -151,10 +150,10 @@ class Moved(Struct, frozen=True):
     """Bytes of one query.
 
     Attributes:
-        received_bytes: as it came: encoded images, say.
-        input_bytes: as the model takes it.
-        output_bytes: as the model gives it.
-        weights_bytes: of the model's file: read from memory once a query, where no cache holds them.
+        received_bytes: as received, such as encoded images.
+        input_bytes: the model's input.
+        output_bytes: the model's output.
+        weights_bytes: of the model's file, which is read from memory once a query if no cache holds it.
     """
 
     received_bytes: Count
@@ -167,10 +166,10 @@ class Operator(Struct, frozen=True):
     """All nodes of one kind.
 
     Attributes:
-        kind: as the runtime names it, "Conv".
-        nodes: how many there are.
-        query_ms: that they take together, mean over queries, with the runtime's profiler on.
-        provider: that ran them.
+        kind: the runtime's name, "Conv".
+        nodes: their number.
+        query_ms: their time together, mean over queries, with the runtime's profiler on.
+        provider: the provider that ran them.
     """
 
     kind: Annotated[str, Meta(max_length=64)]
@@ -183,34 +182,32 @@ class Point(Struct, frozen=True):
     """One point.
 
     Attributes:
-        key: which.
-        runtime: name and version of what ran it, "onnxruntime 1.23.2".
-        ran_on: the provider that really executed it.
+        key: identifies it.
+        runtime: name and version of the runtime, "onnxruntime 1.23.2".
+        ran_on: the provider that executed it.
         query: SingleStream: from an encoded query to probabilities, back to back.
-        rested: the same after a rest of two queries in the mean, from when it was due: threads sleep, timers are late.
-        queued: of the queries between such rests, each from the end of the one before: a rest cools more than one query
-            warms. None where none had to wait, as in profiles of before it was measured.
-        light: under a lighter load. Of one row and a warm machine; None elsewhere, where queries take too long for
-            that, and in profiles of before it was measured.
-        course: of `rested` and `queued`, in which order they were slow. Of one row and a warm machine; None elsewhere,
-            and in profiles of before it was kept.
-        beside: of batch 1 alone; None where it was not measured, as in profiles of before it was.
-        prepare: of `query`: decoding and preprocessing.
-        run: of `query`: the model and its postprocessing.
+        rested: the same after a rest of two queries on average, from the due time: threads sleep and timers are late.
+        queued: queries between such rests, each from the end of the previous one: one query does not undo a rest. None
+            if no query had to wait.
+        light: under a lighter load; of one row on a warm machine, and only if queries are short enough.
+        course: the order in which `rested` and `queued` were slow; of one row on a warm machine.
+        beside: of batch 1 only; None if it was not measured.
+        prepare: part of `query`: decoding and preprocessing.
+        run: part of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
-        server: of batch 1 alone; None where it was not measured.
-        peak_memory_bytes: how much more memory the process had at most than before it loaded the model.
-        processor_ms: of all cores, a query back to back.
-        operators: the dearest first; empty where `operators_absent` says why.
-        energy_mj: a query back to back takes, in millijoules.
-        processor_share: of the time for which an emulated point's process ran; 1 elsewhere.
-        heated_s: for which every core was busy before a sustained point was measured; 0 elsewhere.
-        heat_limit_s: for which it might have been at most; less is enough where heat has settled. 0 likewise.
-        alone: measured at the priority of a service, as nothing else ran there; else at the lowest.
-        given_s: to measure for; the more, the more queries tell of it.
-        seconds: that it took to measure all this.
-        waited_share: of them, in which the measuring thread waited for a core that others had: near 0, or the times
-            tell of the machine's other work.
+        server: of batch 1 only; None if it was not measured.
+        peak_memory_bytes: peak memory of the process beyond that before it loaded the model.
+        processor_ms: processor time of all cores for a query, back to back.
+        operators: slowest kinds first; empty if `operators_absent` says why.
+        energy_mj: energy of a query back to back, in millijoules.
+        processor_share: share of the time for which an emulated point's process ran; 1 for other points.
+        heated_s: time for which every core was busy before a sustained point; 0 for other points.
+        heat_limit_s: longest such time; less is enough if the temperature settles.
+        alone: measured at the priority of a service, because nothing else ran there; otherwise at the lowest.
+        given_s: time given to measure; more time means more queries.
+        seconds: time that measuring took.
+        waited_share: share of it in which the measuring thread waited for a core; if it is not near 0, the times
+            include effects of other work.
     """
 
     key: Key
@@ -243,7 +240,7 @@ class Point(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """A point that could not be measured here, and why."""
+    """A point that could not be measured here, with the reason."""
 
     key: Key
     runtime: Text
@@ -254,12 +251,12 @@ class Profile(Struct, frozen=True):
     """All points of one bundle on one machine.
 
     Attributes:
-        bundle, version: for people; what holds is told by the digests in the points' keys.
-        machine: the name of the machine, and of the profile's file.
-        fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one do not hold.
-        accuracy: shares of right answers by `Model.digest`, as the bundle's manifest said them.
-        outdated: points that hold until they are measured anew, as somebody asked for.
-        hardware: what it is; None where nobody looked.
+        bundle, version: for people; validity is decided by the digests in the points' keys.
+        machine: name of the machine and of the profile's file.
+        fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one are invalid.
+        accuracy: share of right answers by `Model.digest`, as stated in the bundle's manifest.
+        outdated: points that are to be measured again, and are valid until then.
+        hardware: its catalogue; None if unknown.
         made_s: wall time of the latest point.
         agent_version: of Firstline.
     """
@@ -285,7 +282,7 @@ class Profile(Struct, frozen=True):
     def point(
         self, model_digest: str, *, threads: int, batch: int = 1, provider: str = "", condition: Condition = "warm"
     ) -> Point | None:
-        """The point of this very model; any provider where none is named; None where it was not measured."""
+        """Returns the point of this model, of any provider if none is named; None if it was not measured."""
         wanted = (model_digest, threads, batch, condition)
         for point in self.points:
             key = point.key
@@ -296,11 +293,11 @@ class Profile(Struct, frozen=True):
 
 
 def sweet_spot(points: Iterable[Point], share: float = 0.95) -> Point | None:
-    """The smallest batch that is nearly as good as the best: a larger one only makes people wait.
+    """Returns the smallest batch that is nearly as fast as the best one: a larger batch only adds latency.
 
     Args:
         points: of one variant, provider, number of threads and condition.
-        share: of the highest rate of samples.
+        share: required share of the highest rate of samples.
     """
     found = sorted(points, key=lambda point: point.key.batch)
     most = max((point.offline_per_s for point in found), default=0.0)

@@ -1,4 +1,4 @@
-"""Scenarios after MLPerf's, over something that answers queries, each in the seconds that it is given."""
+"""Query scenarios after MLPerf's, each for a given number of seconds."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Query = Callable[[], None]
 
 _MOST = 20_000
 _LOADS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Of the Server scenario, as shares of what back to back queries make busy: the highest that keeps the bound."""
+"""Loads of the Server scenario, as shares of the rate back to back; the highest that keeps the bound counts."""
 _BOUND = 5.0
-"""The Server scenario's bound for p99, in medians of a query: MLPerf states one for each model, which is not known."""
+"""The Server scenario's bound for p99, in medians of a query; MLPerf states one for each of its models."""
 _STEADY_QUERIES = 5
 _STEADY = 0.1
 
 
 def single_stream(query: Query, seconds: float, *, least: int = 5, between: Query = lambda: None) -> None:
-    """One query after the other, as long as there is time, and some in any case; `between` is called beside them."""
+    """Runs queries back to back for some seconds, at least `least` of them; calls `between` after each."""
     until_s = time.perf_counter() + seconds
     done = 0
     while done < least or (done < _MOST and time.perf_counter() < until_s):
@@ -36,10 +36,10 @@ class Loaded(NamedTuple):
     """Queries under load, in their order.
 
     Attributes:
-        seconds: of each; from when it was due where it found the server free, else from the end of the one before.
-        waited: which had to wait.
-        kinds: which of those that were asked for; of several models, say.
-        span_s: in which all came.
+        seconds: of each, from its due time if the server was free, else from the end of the previous one.
+        waited: whether it had to wait.
+        kinds: its kind, such as one of several models.
+        span_s: time in which all arrived.
     """
 
     seconds: list[float]
@@ -48,12 +48,12 @@ class Loaded(NamedTuple):
     span_s: float
 
     def of(self, *, waited: bool, turned: bool | None = None) -> list[float]:
-        """Seconds of queries of the first kind.
+        """Returns the seconds of queries of the first kind.
 
         Args:
-            waited: those that had to wait, which take longer than back to back, for one query does not warm what a
-                rest cooled; or those that found the server free.
-            turned: those right after a query of another kind, or after one of their own; None does not ask.
+            waited: those that had to wait, or those that found the server free. The former take longer than back to
+                back, because one query does not undo a rest.
+            turned: those right after a query of another kind, or after one of their own; None for both.
         """
         return [
             took
@@ -73,15 +73,15 @@ def loaded(
     shares: Sequence[float] | None = None,
     least: int = 5,
 ) -> Loaded:
-    """Queries as a Poisson process.
+    """Runs queries as a Poisson process.
 
     Args:
         queries: one kind or several.
-        query_s: that one takes back to back, mean over queries as they come.
-        seconds: to measure for.
-        load: how many come, as a share of what keeps a server busy that answers back to back.
-        shares: of each kind; None for as many queries of each.
-        least: queries that find the server free, in any case.
+        query_s: mean time of a query back to back, over the kinds.
+        seconds: time to measure.
+        load: arrival rate, as a share of the rate back to back.
+        shares: of each kind; None for equal shares.
+        least: smallest number of queries that find the server free.
     """
     rate_per_s = load / query_s
     took_s: list[float] = []
@@ -90,7 +90,7 @@ def loaded(
     began_s = ended_s = time.perf_counter()
     due_s, until_s, rested = ended_s + random.expovariate(rate_per_s), ended_s + seconds, 0
     while ended_s < until_s or rested < least:
-        if ended_s >= until_s:  # whatever has gathered by now: a rest comes first
+        if ended_s >= until_s:  # drop the backlog, so that a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
         (kind,) = random.choices(range(len(queries)), shares)  # noqa: S311 (no secret)
         _wait_until(due_s)
@@ -105,11 +105,11 @@ def loaded(
 
 
 def server(query: Query, query_s: float, seconds: float) -> Server:
-    """Queries as a Poisson process, at ever lower rates until the bound is kept.
+    """Runs queries as a Poisson process, at decreasing rates until the bound is kept.
 
     Args:
         query: of one sample.
-        query_s: that it takes, the median.
+        query_s: its median time.
         seconds: for all rates together, about.
     """
     bound_s = _BOUND * query_s
@@ -125,7 +125,7 @@ def server(query: Query, query_s: float, seconds: float) -> Server:
 
 
 def steady_from(seconds: Sequence[float], steady_s: float) -> int:
-    """How many queries there are before they are steady: the median of five is within a tenth from there."""
+    """Returns the number of queries before the steady ones, of which the median of five is within a tenth."""
     for at in range(max(len(seconds) - _STEADY_QUERIES + 1, 0)):
         if abs(median(seconds[at : at + _STEADY_QUERIES]) - steady_s) <= _STEADY * steady_s:
             return at

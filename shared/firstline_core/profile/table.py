@@ -1,4 +1,4 @@
-"""A profile in lines of text."""
+"""A profile as lines of text."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMNS = (
 _OPERATORS = 3
 _UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
 DISTURBED = 0.05
-"""A measurement that waited for a core for more of its time tells of other work too."""
+"""A measurement that waited for a core for a larger share of its time is disturbed by other work."""
 
 
 def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[tuple[str, ...]]:
-    """One row a point, as `COLUMNS` head them; the batch from which more would only make people wait has a star."""
+    """Returns one row for each point, with the columns `COLUMNS`; a star marks the sweet spot of the batches."""
     best = {point.key for point in _sweet_spots(profile)}
     worth = front(profile.points, accuracy).keys
     return [
@@ -32,11 +32,11 @@ def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[
 
 
 def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
-    """The whole profile.
+    """Yields the lines of a profile.
 
     Args:
-        profile: what was measured.
-        accuracy: share of right answers, by `Model.digest`, as the bundle says; of none where there is no bundle.
+        profile: the profile.
+        accuracy: share of right answers by `Model.digest`, as the bundle states it; empty without a bundle.
     """
     hardware = profile.hardware
     board = f" ({hardware.board or hardware.processor.model})" if hardware is not None else ""
@@ -55,7 +55,7 @@ def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN)
 
 
 def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
-    """What a table has no room for: the dearest operators, what was refused, what the figures are."""
+    """Yields what the table does not contain: the slowest operators, refused points, notes on the figures."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
         point = next(one for one in _ordered(profile) if one.key.variant == variant)
@@ -80,7 +80,7 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
 
 
 def _ordered(profile: Profile) -> list[Point]:
-    """What is warm first, by model, threads and batch; in the file those come last that were measured last."""
+    """Warm points first, by model, threads and batch; the file has them in the order of measuring."""
     variants = list(dict.fromkeys(point.key.variant for point in profile.points))
 
     def place(point: Point) -> tuple[object, ...]:
@@ -109,7 +109,7 @@ def _row(point: Point, best: bool) -> tuple[str, ...]:
 
 
 def _condition(point: Point) -> str:
-    """Of points that are throttled; most are not."""
+    """The condition of a throttled point."""
     if point.key.condition == "emulated":
         return f", {100 * point.processor_share:.3g} %"
     return f", {point.heated_s:.0f} s hot" if point.key.condition == "sustained" else ""

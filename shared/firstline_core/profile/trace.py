@@ -1,4 +1,4 @@
-"""What each kind of operator took, out of ONNX Runtime's own trace."""
+"""Time by kind of operator, from ONNX Runtime's trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Details(Struct):
 
 
 class _Event(Struct):
-    """One of the trace: https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html."""
+    """An event of the trace: https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html."""
 
     name: str
     dur: Annotated[float, Meta(ge=0)] = 0.0
@@ -31,14 +31,14 @@ class _Event(Struct):
 
 
 def operators(trace: bytes, skip_runs: int = 1) -> tuple[Operator, ...]:
-    """The kinds of operators, the dearest first.
+    """Returns the kinds of operators, slowest first.
 
     Args:
-        trace: as `OnnxRuntime.end_trace` left it.
-        skip_runs: the first ones, which allocate.
+        trace: written by `OnnxRuntime.end_trace`.
+        skip_runs: number of first runs, which allocate.
 
     Raises:
-        ProtocolError: it is none, or of no run beyond those.
+        ProtocolError: it is no trace, or has no further run.
     """
     if len(trace) > LIMIT_BYTES:
         raise ProtocolError(f"ONNX Runtime's trace has {len(trace)} bytes; at most {LIMIT_BYTES} are read.")
@@ -50,7 +50,7 @@ def operators(trace: bytes, skip_runs: int = 1) -> tuple[Operator, ...]:
     spent_us: dict[tuple[str, str], float] = defaultdict(float)
     nodes: dict[tuple[str, str], set[str]] = defaultdict(set)
     for event in events:
-        if event.name == _RUN:  # told at its end, after its operators
+        if event.name == _RUN:  # comes after the events of its operators
             runs += 1
         elif event.cat == "Node" and event.name.endswith(_KERNEL) and runs >= skip_runs:
             kind = (event.args.op_name[:64], event.args.provider[:64])

@@ -9,7 +9,7 @@ from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Process
 from firstline_core.hardware.readings import Absent, Modelled
 from firstline_core.planning.plan import Link, plan
 from firstline_core.planning.split import Cut, Form, Splits
-from firstline_core.planning.words import plan_lines
+from firstline_core.planning.text import plan_lines
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp
 

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.compress import sensitivity, techniques
-from firstline.workbench.compress.judge import Figures
-from firstline.workbench.compress.loss import most_lost
+from firstline.workbench.compress.judge import Figures, most_lost
 from firstline.workbench.compress.making import free_name
 from firstline.workbench.compress.parts import parted
 from firstline.workbench.compress.pruning import pairs, prune
@@ -355,11 +354,11 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--train", "0"), "A student is cut from an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
-        (("--keep", "0.5"), "--keep says what a student is; --train says for how many epochs"),
-        (("--depth", "0.5"), "--depth says what a student is; --train says for how many epochs"),
+        (("--keep", "0.5"), "--keep describes a student; --train says for how many epochs"),
+        (("--depth", "0.5"), "--depth describes a student; --train says for how many epochs"),
         (("--student", "edge-onnx", "--train", "0"), "is a copy of it; teach it, or keep less"),
-        (("--prefer", "energy"), "--prefer energy orders by what is measured of energy, which --for PROFILE has done"),
-        (("--checkpoints", "somewhere"), "--checkpoints keeps a training; --train says for how many epochs"),
+        (("--prefer", "energy"), "--prefer energy orders by measured energy, which needs --for PROFILE"),
+        (("--checkpoints", "somewhere"), "--checkpoints saves a training; --train says for how many epochs"),
         (("--limit", "50"), "give 100 or more"),
     ],
 )

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge, outdone
-from firstline.workbench.compress.loss import Loss
+from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, Loss, judge, outdone
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 
 SOURCE = Figures("source", accuracy=0.9, latency_ms=10.0, size_bytes=1000, kept=0.8)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline.workbench.compress.loss import loss, most_lost
+from firstline.workbench.compress.judge import loss, most_lost
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 

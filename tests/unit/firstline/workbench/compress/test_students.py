@@ -165,7 +165,7 @@ def test_normalising_changes_nothing_and_folds_away(tmp_path: Path) -> None:
     import torch
 
     from firstline.workbench.compress import distilling
-    from firstline.workbench.compress.normalising import folded, normalised
+    from firstline.workbench.compress.distilling import folded, normalised
 
     network = distilling._onnx2torch().convert(onnx.load(_deep(tmp_path / "m.onnx")))
     rows = torch.from_numpy(_images(30))
@@ -215,7 +215,7 @@ def test_a_training_that_was_ended_goes_on_to_the_same_student(tmp_path: Path) -
         taught("ended", rows, lesson, ends_after=4)
     assert said == []
     assert taught("resumed", rows, lesson) == undisturbed
-    assert (said, done) == (["The training goes on after epoch 4 of 6"], [5, 6])
+    assert (said, done) == (["The training continues after epoch 4 of 6"], [5, 6])
     assert taught("again", rows, lesson) == undisturbed
     assert done == []  # nothing was left to be learnt
     # What is not quite the same begins anew.
@@ -226,7 +226,7 @@ def test_a_training_that_was_ended_goes_on_to_the_same_student(tmp_path: Path) -
     assert len(files) == 3
     for file in files:
         file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"training-\w+\.pt is damaged; remove it, and the training begins anew"):
+    with pytest.raises(ConfigError, match=r"training-\w+\.pt is damaged; remove it to start the training over"):
         taught("damaged", rows, lesson)
 
 

@@ -1,4 +1,4 @@
-"""A plan in sentences, with the figures that made it."""
+"""A plan as text, with its figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 6
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """The plan, line by line; what is open comes last."""
+    """Returns the lines of a plan; open questions come last."""
     lines = [f"{plan.bundle} {plan.version}{f' on {plan.machine}' if plan.machine else ''}"]
     if plan.chosen is not None:
         lines.append(f"  run       {_candidate(plan.chosen)}")
@@ -35,13 +35,13 @@ def plan_lines(plan: Plan) -> list[str]:
         )
     if (full := plan.full) is not None:
         if full.way is not None and full.latency_ms is not None:
-            lines.append(f"  full      {way_words(full.way)}: {full.latency_ms:.3g} ms over the stated link")
-        lines += [f"  by link   {between(stretch)}: {way_words(stretch.way)}" for stretch in full.by_bandwidth]
+            lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")
+        lines += [f"  by link   {between(stretch)}: {describe_way(stretch.way)}" for stretch in full.by_bandwidth]
     return lines + [f"  open      {sentence}" for sentence in plan.open]
 
 
-def way_words(way: Way) -> str:
-    """A way to the full model's answer, in words."""
+def describe_way(way: Way) -> str:
+    """Describes a way to the full model's answer."""
     if way.kind == "device":
         return "the whole model on the device"
     if way.kind == "input":
@@ -50,7 +50,7 @@ def way_words(way: Way) -> str:
 
 
 def between(stretch: Stretch) -> str:
-    """Bandwidths, in words."""
+    """Describes the bandwidths of a stretch."""
     low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
     if low <= 0:
         return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
