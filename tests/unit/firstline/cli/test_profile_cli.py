@@ -132,7 +132,7 @@ def test_a_picture_without_points_is_refused_before_anything_is_measured(folder:
     _right(tmp_path)
     options = ["--batches", "8", "--draw", str(tmp_path / "front.svg")]
     found = CliRunner().invoke(app, ["profile", str(tmp_path / "bundle"), *options])
-    assert found.exit_code == 2 and "let --batches have 1" in found.output
+    assert found.exit_code == 2 and "include 1 in --batches" in found.output
     assert not (tmp_path / "profiles").exists()
 
 
