@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from firstline.cli.output import confidence, percent, print_table, table
-from firstline.workbench.certify import Certification
+from firstline.workbench.certify import Certification, certify_bundle
 from firstline.workbench.contracts import (
     GroupsProof,
     KeptContract,
@@ -22,7 +22,6 @@ from firstline.workbench.contracts import (
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.groups import read_groups
-from firstline.workbench.selection import ScoreName
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
@@ -55,8 +54,8 @@ GroupsOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the options ask for; `plain` is the contract on all kept answers together."""
+class ContractRequest:
+    """The contract that the options describe; `plain` is the contract on all accepted edge answers together."""
 
     scope: Scope
     by: By | None
@@ -69,39 +68,37 @@ class Wish:
     def check(self, contract: KeptContract, out: Path | None) -> None:
         """Raises ConfigError for options that do not go together."""
         if self.scope is Scope.STREAM and (self.by is not None or self.groups is not None or contract == "harm"):
-            raise ConfigError("--contract stream is on all answers alike; leave out --by, --groups and --loss.")
+            raise ConfigError("--contract stream is about all answers together; leave out --by, --groups and --loss.")
         if self.by is not None and self.groups is not None:
             raise ConfigError("--by class and --groups are two ways to form groups; name one of them.")
         if self.groups is not None and out is not None:
             raise ConfigError(
-                "--out does not go with --groups: a device knows no input's group. For a bundle of one group's own, "
-                "certify on that group's data alone."
+                "--out does not go with --groups: a device does not know the group of an input. For a bundle for one "
+                "group, certify on the data of that group alone."
             )
 
-    def prove(
-        self,
-        bundle: Bundle,
-        evidence: Evidence,
-        dataset: Dataset,
-        *,
-        epsilon: float,
-        delta: float,
-        contract: KeptContract,
-        score: ScoreName,
-        seed: int,
-        select_fraction: float | None,
-    ) -> Certification:
-        """What the rows prove of it.
+    def prove(self, bundle: Bundle, evidence: Evidence, dataset: Dataset, terms: Terms) -> Certification:
+        """Returns what the rows prove about this contract.
 
         Raises:
             ConfigError: arguments out of range, or groups that do not fit the data.
         """
-        terms = Terms(epsilon, delta, contract, score, seed, select_fraction)
         if self.scope is Scope.STREAM:
             return certify_stream_bundle(bundle, evidence, terms)
-        if self.groups is None:
+        if self.groups is not None:
+            return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
+        if self.by is not None:
             return certify_classes(bundle, evidence, terms)
-        return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
+        return certify_bundle(
+            bundle,
+            evidence,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+            contract=terms.contract,
+            score=terms.score,
+            seed=terms.seed,
+            select_fraction=terms.select_fraction,
+        )
 
 
 def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:

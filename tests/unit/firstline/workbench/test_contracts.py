@@ -192,10 +192,10 @@ def test_of_hundreds_of_groups_those_without_proof_do_not_fill_pages(capsys: pyt
 
 def test_what_does_not_go_together_gets_a_sentence(tmp_path: Path) -> None:
     for arguments, says in (
-        (("--contract", "stream", "--by", "class"), "on all answers alike"),
-        (("--contract", "stream", "--loss", "harm"), "on all answers alike"),
+        (("--contract", "stream", "--by", "class"), "about all answers together"),
+        (("--contract", "stream", "--loss", "harm"), "about all answers together"),
         (("--by", "class", "--groups", tmp_path / "g"), "name one of them"),
-        (("--groups", tmp_path / "g", "--out", tmp_path / "x"), "a device knows no input's group"),
+        (("--groups", tmp_path / "g", "--out", tmp_path / "x"), "a device does not know the group of an input"),
     ):
         assert says in _run("--epsilon", 0.05, *arguments, code=2).stderr
     table = ["certify", "--scores", "-", "--epsilon", "0.1", "--delta", "0.1", "--by", "class"]
