@@ -1,4 +1,4 @@
-"""What `firstline compress` says of what it found."""
+"""The output of `firstline compress`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def print_found(found: Compression) -> None:
 
 
 def print_order(edge: Sequence[Model], taken: Collection[str], prefer: Preference) -> None:
-    """Says of what is taken and does not stand first which devices it does not reach."""
+    """Says for each taken variant that is not the first one which devices do not get it."""
     names = [model.id for model in edge]
     others = ", ".join(one for one in Preference if one is not prefer)
     for position, name in enumerate(names):
@@ -115,7 +115,7 @@ def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
 
 
 def _milliseconds(figures: Figures) -> str:
-    """With a question mark where other work disturbed it."""
+    """With a question mark if other work disturbed it."""
     if figures.latency_ms is None:
         return "-"
     return f"{figures.latency_ms:.4g}{'' if figures.latency_known else ' ?'}"
@@ -128,7 +128,7 @@ def _energy(reading: Reading | None) -> str:
 
 
 def _of_target(found: Compression, target: Target) -> str:
-    """Whence latency and energy come."""
+    """The source of latency and energy."""
     said = [
         f"Latency is of '{target.machine}', "
         + ("measured now, in turns, each model in its best way." if target.here else "as its profile has it.")

@@ -1,4 +1,4 @@
-"""`firstline model profile`: what models cost on machines, kept by a gateway; `firstline profile` measures it."""
+"""`firstline model profile`: stores, lists and shows profiles on a gateway; `firstline profile` measures them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from firstline_core.profile.pareto import accuracies
 from firstline_core.telemetry.wording import counted
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Keep what models cost on machines, list and show it."
+    no_args_is_help=True, rich_markup_mode=None, help="Store, list and show the profiles of models on machines."
 )
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
@@ -35,7 +35,7 @@ def push(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have the gateway keep a profile, in the place of the one before of that bundle, version and machine."""
+    """Store a profile on the gateway, replacing that of the same bundle, version and machine."""
     profile = profile_in(file)
     with fleet_at(gateway, key_file, ca) as fleet:
         kept = fleet.profiles.put(profile)
@@ -56,7 +56,7 @@ def list_profiles(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the profiles that the gateway keeps."""
+    """List the profiles on the gateway."""
     with fleet_at(gateway, key_file, ca) as fleet:
         found = list(fleet.profiles.all(bundle, machine))
     if output is Output.JSON:
@@ -88,7 +88,7 @@ def show(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Print a profile, as it was measured."""
+    """Print a profile."""
     named, where = bundle_named(bundle), Where(gateway, key_file, ca)
     accuracy = accuracies(named.manifest) if named.manifest is not None else {}
     picture = picture_of(draw, beside, named.name, where)
@@ -108,7 +108,7 @@ def remove(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have the gateway forget a profile."""
+    """Delete a profile from the gateway."""
     with fleet_at(gateway, key_file, ca) as fleet:
         fleet.profiles.remove(bundle, version, machine)
     if output is Output.JSON:

@@ -1,4 +1,4 @@
-"""A profile that a command line names: a file, or one that a gateway keeps."""
+"""Reads a profile that a command line names: a file, or one that is stored by a gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def profile_in(file: Path) -> Profile:
 
 
 def profile_named(said: str, bundle: str, where: Where) -> Profile:
-    """A file's, else one that the gateway keeps.
+    """Returns the profile in a file, else one that the gateway stores.
 
     Args:
         said: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
@@ -43,7 +43,7 @@ def profile_named(said: str, bundle: str, where: Where) -> Profile:
 
     Raises:
         ConfigError: there is no such file, and no gateway is asked, or it keeps none.
-        FirstlineError: what the gateway said.
+        FirstlineError: the gateway refuses.
     """
     file = Path(said)
     parts = said.split("/")
@@ -76,7 +76,7 @@ def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
 
 
 def is_name(text: str) -> bool:
-    """Whether a bundle or a machine can be called so."""
+    """Whether the text is a valid name of a bundle or machine."""
     try:
         msgspec.convert(text, Name)
     except msgspec.ValidationError:

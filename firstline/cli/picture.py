@@ -1,4 +1,4 @@
-"""The picture of a profile, with other machines' beside it: what can be known of it before anything is measured."""
+"""The picture of a profile with those of other machines; its options are checked before anything is measured."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ BesideOption = Annotated[
 
 
 class Picture(NamedTuple):
-    """What is to be drawn beside the profile itself, and where."""
+    """The file of a picture, and the other profiles to draw."""
 
     path: Path
     others: tuple[Profile, ...]
 
 
 def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, where: Where) -> Picture | None:
-    """The picture that the options want; None where they want none.
+    """Returns the picture that the options describe; None for none.
 
     Args:
         draw: its file.
@@ -49,7 +49,7 @@ def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, whe
 
     Raises:
         ConfigError: it cannot be drawn, or there is no such profile.
-        FirstlineError: what the gateway said.
+        FirstlineError: the gateway refuses.
     """
     if draw is None:
         if beside:
@@ -66,13 +66,13 @@ def print_profile(
     picture: Picture | None,
     last: str = "",
 ) -> None:
-    """Prints it, and draws it then: what was measured is seen whatever becomes of the picture.
+    """Prints a profile, and then draws it, so that a failure to draw loses no measurement.
 
     Args:
-        profile: what was measured.
-        accuracy: shares of right answers by `Model.digest`; where there are none, as the profile tells them.
-        output: how it is printed.
-        picture: to be drawn; None for none.
+        profile: to print.
+        accuracy: share of right answers by `Model.digest`; if empty, as stated in the profile.
+        output: format.
+        picture: to draw; None for none.
         last: printed as the last line of text.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`firstline predict`: what a mixed load will take on a machine that was profiled."""
+"""`firstline predict`: predicts response times of a mixed load on a profiled machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from firstline_core.profile.table import DISTURBED
 
 _FULL = 1.0
 _FEWER = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
-"""Of the highest rate, where it is looked whether less keeps the bound as well."""
+"""Shares of the highest rate that are checked against the bound too."""
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
@@ -49,10 +49,10 @@ def predict_command(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what requests will take, from when they come to their answer, where several models share a machine.
+    """Predict response times where several models share a machine.
 
-    Queries come as a Poisson process and are answered first come, first served; they are simulated, from what the
-    profile's points took. Nothing is run.
+    Queries arrive as a Poisson process and are answered first come, first served. They are simulated from the times in
+    the profile; nothing is run.
     """
     if within is not None and not 0 < within < math.inf:
         raise ConfigError(f"--within {within:g} is no time above 0.")
@@ -97,7 +97,7 @@ def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> lis
 
 
 def _point(profile: Profile, variant: str, threads: int | None) -> Point:
-    """Of the latest model of that name: with so many threads, by the provider that is quickest."""
+    """The point of the latest model of that name, with these threads and the fastest provider."""
     of_one_row = [point for point in profile.points if point.key.of_one_row]
     points = [point for point in of_one_row if point.key.variant == variant]
     if not points:
@@ -142,7 +142,7 @@ def _disturbed(streams: Sequence[Stream]) -> str:
 
 
 def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: float | None) -> str:
-    """What is counted as nothing, since the profile does not tell it."""
+    """A warning about costs that the profile does not contain."""
     named = [stream.point.key.variant for stream in streams]
     lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
     if lacks:
@@ -166,7 +166,7 @@ def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: floa
 
 
 def _seldom(streams: Sequence[Stream], factor: float, within_ms: float, servers: int) -> str:
-    """What breaks the bound though less comes: a machine that rests is slow to wake."""
+    """A warning if lower rates break the bound: a machine at rest is slow to wake."""
     for share in _FEWER:
         fewer = [stream._replace(rate_per_s=share * factor * stream.rate_per_s) for stream in streams]
         p99_ms = predict(fewer, servers=servers).p99_ms

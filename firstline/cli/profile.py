@@ -111,7 +111,7 @@ def profile_command(
     """Measure what each model of the bundle costs, here or --on a device: latency, throughput, memory, energy.
 
     Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
-    profiles/ beside the bundle at once. A command that was ended early resumes where it was.
+    profiles/ next to the bundle at once. A command that was ended early resumes where it was.
     """
     where = Where(gateway, key_file, ca)
     options = ProfileOptions(

@@ -1,4 +1,4 @@
-"""`firstline profile BUNDLE --on DEVICE`: a device of the fleet is asked to measure, and followed until it has."""
+"""`firstline profile BUNDLE --on DEVICE`: lets a device of the fleet measure, and follows it until it is done."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Named(NamedTuple):
 
 
 def bundle_named(bundle: Path) -> Named:
-    """The bundle in a folder; of what is no folder the text is the name.
+    """Returns the bundle in a folder; text that names no folder is the bundle's name.
 
     Raises:
         ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
@@ -107,7 +107,7 @@ def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
 
 
 def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
-    """Tells how it goes until it ends. A gateway that is away for a while does not end it."""
+    """Reports progress until the request ends; an unreachable gateway is asked again."""
     said, trouble = _saying(), _saying()
     with progress(f"Profiling on {found.device}") as bar:
         while found.state in _LIVE:
@@ -125,7 +125,7 @@ def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
 
 
 def unheeded(profile: Profile, asked: ProfileAsked) -> str:
-    """What an agent of before has passed over, as options; "" where nothing is missing."""
+    """Returns the options that an older agent has ignored; "" if it has ignored none."""
     tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
     throttled = {share for key, share in tried if key.condition == "emulated"}
     by = {key.provider for key, _ in tried if key.provider != "tflite"}
@@ -148,7 +148,7 @@ def _sentence(found: ProfileRequest) -> str:
 
 
 def _saying() -> Callable[[str], None]:
-    """Says a sentence where it is another one than before."""
+    """Returns a function that prints a sentence if it differs from the previous one."""
     last = ""
 
     def said(sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""`firstline split`: what cutting a bundle's full model in two would cost."""
+"""`firstline split`: measures the cost of cutting a bundle's full model in two."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def split_command(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Cut the full model in two, and measure it: head, checkpoint, tail, and from which bandwidth on that wins.
+    """Cut the full model in two and measure head, checkpoint and tail, and the bandwidths at which a cut is faster.
 
-    The head would run on the device, the checkpoint (the one tensor that crosses the cut, quantised and compressed)
-    travel, and the tail answer in the cloud. Times are this machine's. Beside it stand the whole model on the device,
-    and sending the encoded image. Firstline measures splits and plans with them; it does not run them.
+    The head would run on the device, the checkpoint (the one tensor that crosses the cut, quantised and compressed) be
+    sent, and the tail answer in the cloud. Times are this machine's. Cuts are compared with the whole model on the
+    device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
     """
     opened = open_bundle(require_bundle(bundle))
     dataset = open_dataset(data, limit, labelled=False)

@@ -1,4 +1,4 @@
-"""Draws what models cost against what they are worth: latency and energy against accuracy, the Pareto front marked."""
+"""Draws latency and energy of models against their accuracy, with the Pareto front marked."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _panel(
 
 
 def _name_heights(axes: Axes, fronts: Sequence[Front], accuracy: Mapping[Sha256, float]) -> None:
-    """Names each model beside the axes, once: all its points, of all machines, lie on one height."""
+    """Names each model once at the right of the axes; all its points have the same height."""
     heights = {
         point.key.variant: 100 * accuracy[point.key.model_digest] for found in fronts for point in found.candidates
     }

@@ -1,4 +1,4 @@
-"""Puts a finished bundle where it belongs, whole or not at all, and never over what is none."""
+"""Moves a finished bundle into place atomically, and never over a folder that is not a bundle."""
 
 from __future__ import annotations
 

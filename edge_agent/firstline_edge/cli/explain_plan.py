@@ -43,7 +43,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: no such model, or a file that cannot be read.
-        ProtocolError: a file is no such document.
+        ProtocolError: a file is not such a document.
     """
     settings = load(arguments.config, overrides=dict(arguments.overrides))
     catalogue = _catalogue(settings)
@@ -69,7 +69,7 @@ def _plan(bundle: Bundle, catalogue: Catalogue, link: Link, split_file: Path | N
 def _profile(
     bundle: Bundle, catalogue: Catalogue, named: Path | None, settings: EdgeSettings
 ) -> tuple[Profile | None, list[str]]:
-    """The named one; else the device's own, or one of this very machine that the bundle brings; and damaged ones."""
+    """The named profile, else the device's own or one of this machine in the bundle; and errors of damaged ones."""
     if named is not None:
         return _read(named, profile.LIMIT_BYTES, profile.decode), []
     name = bundle.manifest.name
@@ -91,7 +91,7 @@ def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
 
 
 def _catalogue(settings: EdgeSettings) -> Catalogue:
-    """As it was measured, where it was; what takes seconds is not measured for this."""
+    """The stored catalogue if it is valid; nothing is measured for a plan."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     found, kept = (
         read_in_time(tree, partial(describe_device, tree, folder)),

@@ -1,4 +1,4 @@
-"""`edge-agent hardware`: what this device is, and how it is now."""
+"""`edge-agent hardware`: prints the hardware catalogue and the sensor readings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
 
 
 def _record(settings: EdgeSettings, path: Path) -> int:
-    """Once: what counts is recorded as it stands."""
+    """Records one reading; counters are recorded as they are."""
     tree = Recording(Path(settings.hardware.root))
     found = read_in_time(tree, partial(describe_device, tree, settings.state_dir))
     read_in_time(tree, lambda: Sensors(tree).read(time.monotonic()))

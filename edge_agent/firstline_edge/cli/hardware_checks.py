@@ -1,4 +1,4 @@
-"""Doctor's look at the device itself: does it throttle now, and do the configured providers really work?"""
+"""Checks of `doctor` on the device: whether it throttles, and whether the configured providers work."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from firstline_edge.state import hardware_path
 _BETWEEN_S = 0.5
 _NO_SENSOR = Absent("no sensor")
 _BELOW_C = 4.0
-"""Degrees below the kernel's own limit: what the device still warms up while it steps down."""
+"""Degrees below the kernel's limit that the device still warms up while it steps down."""
 
 
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
-    """Two readings of the sensors, for some only count, and what was measured before."""
+    """Returns the findings of two sensor readings, because counters need two, and of the stored catalogue."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     kept = Surveyor(tree, folder, hardware_path(folder)).kept()
     if problem := missing_kernel_files(tree):
@@ -53,7 +53,7 @@ def _findings_now(settings: EdgeSettings, tree: Tree) -> list[Finding]:
 
 
 def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
-    """Whether heat or the supply slow it down; that nothing says so is no fault.
+    """Returns whether heat or the supply slows the device down; a missing sensor is not a fault.
 
     Args:
         now: one reading.
@@ -77,10 +77,10 @@ def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
 
 
 def limit_findings(zones: Sequence[ThermalZone], now: Snapshot, heat_limit_c: float) -> list[Finding]:
-    """Whether the kernel throttles before the agent does anything about heat.
+    """Returns whether the kernel throttles before the agent acts on heat.
 
     Args:
-        zones: as the kernel describes them; one that is warmer now than its own limit has a limit that means nothing.
+        zones: from the kernel; the limit of a zone that is warmer than its limit now is ignored.
         now: one reading.
         heat_limit_c: that the device should stay below.
     """
@@ -100,10 +100,10 @@ def limit_findings(zones: Sequence[ThermalZone], now: Snapshot, heat_limit_c: fl
 
 
 def engine_findings(kept: Catalogue | None, providers: tuple[str, ...]) -> list[Finding]:
-    """Configured providers that were tried here and did not work, and those that work and are not configured.
+    """Returns configured providers that failed their trial, and working ones that are not configured.
 
     Args:
-        kept: what was measured; None where nothing was.
+        kept: the stored catalogue; None if there is none.
         providers: of the settings.
     """
     tried = [engine for name in providers if kept is not None and (engine := kept.engine("onnx", name)) is not None]

@@ -1,4 +1,4 @@
-"""What a plan takes for the way to the gateway: as stated, else as the running agent has it of late."""
+"""The link to the gateway for a plan: as stated, else as the running agent has measured it recently."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MBIT = 1e6 / 8
 def known(
     bandwidth_mbit_s: float | None, round_trip_ms: float | None, settings: EdgeSettings
 ) -> tuple[Link, list[str]]:
-    """The link, and where its figures come from that nobody stated, in sentences.
+    """Returns the link, and sentences about the source of figures that were not stated.
 
     Args:
-        bandwidth_mbit_s: as stated; None where the running agent is to be asked.
+        bandwidth_mbit_s: as stated; None to ask the running agent.
         round_trip_ms: likewise.
         settings: the agent's.
     """
@@ -30,21 +30,21 @@ def known(
     try:
         status = running(settings)[1]
     except (UnreachableError, ConfigError):
-        return stated, ["No agent of this configuration answers that could tell how its link is of late."]
+        return stated, ["No agent of this configuration answers that has measured its link recently."]
     return measured(stated, status)
 
 
 def measured(stated: Link, status: Mapping[str, Any]) -> tuple[Link, list[str]]:
-    """What is not stated, by the running agent's first link that knows.
+    """Fills in unstated figures from the first link of the running agent that has measured them.
 
     Args:
-        stated: what is; nothing of it is changed.
+        stated: the stated figures, which stay unchanged.
         status: the agent's.
     """
     timings = {name: link.get("timing") for name, link in status.get("links", {}).items()}
     name, timing = next(((name, found) for name, found in timings.items() if found), ("", None))
     if timing is None:
-        return stated, ["The running agent has sent nothing of late, so that it cannot tell how its link is."]
+        return stated, ["The running agent has sent nothing recently, so it has not measured its link."]
     bytes_per_s, round_trip_ms, said = stated.bytes_per_s, stated.round_trip_ms, []
     at_rest_ms, rate = timing.get("round_trip_ms"), timing.get("bytes_per_s")
     if round_trip_ms is None:
@@ -56,13 +56,13 @@ def measured(stated: Link, status: Mapping[str, Any]) -> tuple[Link, list[str]]:
             said.append(f"The gateway does not say what of '{name}' is its own time, so the round trip is not known.")
         else:
             said.append(
-                f"The round trip, {round_trip_ms:.3g} ms, is the running agent's of late over '{name}': {told}."
+                f"The round trip, {round_trip_ms:.3g} ms, was measured by the running agent over '{name}': {told}."
             )
     if bytes_per_s is None:
         bytes_per_s = rate
         if bytes_per_s is None:
-            said.append(f"Payloads over '{name}' were of much the same size of late, which tells no bandwidth.")
+            said.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
         else:
             mbit_s = bytes_per_s / _MBIT
-            said.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, is the running agent's of late over '{name}'.")
+            said.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
     return Link(bytes_per_s, round_trip_ms), said

@@ -1,4 +1,4 @@
-"""`edge-agent profile`: what a bundle's models cost on this device."""
+"""`edge-agent profile`: measures the cost of a bundle's models on this device."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _bundle(settings: EdgeSettings, said: str) -> Bundle:
-    """By its folder, or by its name among those of `models.directories`: the newest version."""
+    """The bundle in a folder, or the newest version of a name in `models.directories`."""
     if os.path.isfile(Path(said) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
         return open_bundle(Path(said))
     there = [
@@ -77,7 +77,7 @@ def _bundle(settings: EdgeSettings, said: str) -> Bundle:
 
 
 def _waiting(settings: EdgeSettings) -> Permit:
-    """Waits while the device is too hot, too empty or short of memory, and says so; an agent here yields by itself."""
+    """Waits while the device is too hot, drained or short of memory; a running agent has priority anyway."""
     sensors, bounds = device_sensors(settings), bounds_of(settings)
 
     def may(needed: Need) -> str:

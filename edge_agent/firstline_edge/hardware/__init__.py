@@ -1,4 +1,4 @@
-"""What the agent knows about the device it runs on.
+"""The state and the hardware of the device that the agent runs on.
 
     sampler         reads the sensors every few seconds, in a thread
     metrics         the readings as gauges

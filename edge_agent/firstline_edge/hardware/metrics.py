@@ -1,4 +1,4 @@
-"""The latest snapshot as gauges: what is measured, and beside it what is modelled, which says so in a label."""
+"""The latest sensor readings as gauges; a modelled power has its own label."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _ALONE: Mapping[str, tuple[str, Callable[[Snapshot], Reading]]] = {
 
 
 def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -> None:
-    """What is absent has no sample. Label values are names of the device's own parts.
+    """Registers the gauges; absent readings have no sample. Label values are names of the device's parts.
 
     Args:
-        metrics: the agent's.
-        latest: the snapshot to tell, bounded.
+        metrics: the agent's metrics.
+        latest: returns the snapshot to show, limited.
     """
     for name, (label, description, of) in _BY_NAME.items():
         metrics.readings(f"device_{name}", description, (label,), partial(_measured, latest, of))

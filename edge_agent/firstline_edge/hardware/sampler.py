@@ -144,7 +144,7 @@ class Sampler:
                 return
 
     def _note_failure(self, error: Exception) -> None:
-        """The system may refuse threads or memory for a while; reading goes on."""
+        """The system may refuse threads or memory for a while; reading is retried."""
         message = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
         if self._error == _HANGS:
             unexpected = None if isinstance(error, REFUSED) else error

@@ -1,4 +1,4 @@
-"""What this device is: described at once, measured once in the background, and kept until it is another device."""
+"""The hardware catalogue: described at once, measured once in the background, stored until the hardware changes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _END_S = 5.0
 
 
 class Surveyor:
-    """One device's.
+    """Surveys one device.
 
     Args:
         tree: the kernel's files.
-        folder: the state directory; its disk is the one that is measured.
-        path: where the catalogue is kept.
-        clock: the agent's.
-        measures: whether to measure; else files alone are read.
+        folder: the state directory, whose disk is measured.
+        path: of the stored catalogue.
+        clock: the agent's clock.
+        measures: whether to measure; otherwise only files are read.
         on_change: called when the catalogue changes.
 
     Attributes:
-        catalogue: None until files were read, which takes milliseconds after the start.
+        catalogue: None until the files were read, milliseconds after the start.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Surveyor:
         self.catalogue: Catalogue | None = None
 
     async def run(self) -> None:
-        """Finds out what there is to find out, and returns."""
+        """Describes and measures the device, then returns."""
         refused = False
         while True:
             try:
@@ -90,7 +90,7 @@ class Surveyor:
             await asyncio.to_thread(self.keep, measured)
 
     def kept(self) -> Catalogue | None:
-        """What was measured before; None where nothing was, or nothing that makes sense."""
+        """Returns the stored catalogue; None if there is none or it is damaged."""
         try:
             return decode(read_checked(self._path), str(self._path))
         except FileNotFoundError:
@@ -100,14 +100,14 @@ class Surveyor:
             return None
 
     def keep(self, measured: Catalogue) -> None:
-        """Writes it down; a disk that refuses has it measured again at the next start."""
+        """Stores the catalogue; if the disk refuses, the device is measured again at the next start."""
         try:
             write_whole(self._path, with_checksum(encode(measured)))
         except OSError as error:
             log.warning("what this device is cannot be written down", path=str(self._path), error=str(error))
 
     def _take_up(self, found: Catalogue) -> None:
-        """A catalogue that others would not read is none."""
+        """Rejects a catalogue that a reader would refuse."""
         try:
             self.catalogue = decode(encode(found), "What this device says of itself")
         except ProtocolError as error:
@@ -117,16 +117,16 @@ class Surveyor:
 
 
 async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalogue:
-    """Measures in a process of its own, of the least weight, which ends with this call.
+    """Measures in a process of the lowest priority, which ends with this call.
 
     Args:
         root: where the kernel's files begin.
         folder: the state directory.
-        limit_s: after which it is ended.
+        limit_s: time limit.
 
     Raises:
-        ProtocolError: it did not end in time, or not as it should have.
-        OSError: the system gives no further process.
+        ProtocolError: the process did not end in time, or failed.
+        OSError: the system refuses a process.
     """
     child = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -27,7 +27,7 @@ from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.edge_model import EdgeModel, Pace
 from firstline_edge.models.held import HeldModel, Models, Problem
 from firstline_edge.models.memory import own_bytes
-from firstline_edge.models.profiles import Profiles, planned, prior
+from firstline_edge.models.profiles import Profiles, fastest_options, known_point
 from firstline_edge.models.timing import quickest_ms
 from firstline_edge.models.workers import Workers
 
@@ -141,7 +141,7 @@ def hold(
     """
     bundle = open_bundle(path)
     profile = profiles.of(bundle) if profiles is not None else None
-    way = partial(planned, profile, options) if as_planned and profile is not None else lambda _: options
+    way = partial(fastest_options, profile, options) if as_planned and profile is not None else lambda _: options
     try:
         edge = _measured(bundle, partial(load_edge, bundle, options, way), way, workers, profile)
     except FirstlineError as error:
@@ -172,7 +172,7 @@ def _measured(
     loaded = load()
     options = way(loaded.model)
     score = load_scorer(bundle, options)
-    point = prior(profile, loaded, options) if profile is not None else None
+    point = known_point(profile, loaded, options) if profile is not None else None
     if point is not None:
         row_ms, sample_bytes = point.query.quantiles_ms[0], point.moved.received_bytes
     else:

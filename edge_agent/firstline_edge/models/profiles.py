@@ -1,7 +1,7 @@
-"""What was measured of models on this very device before they are loaded: their priors, where a profile holds.
+"""Profiles of this device: times of its models that are known before they are loaded.
 
-A point holds for the digest of its model, the fingerprint of its machine, its provider and its number of threads.
-Whatever does not is passed by, and the model is measured when it is loaded. Nothing here is fatal.
+A point is valid for the digest of its model, the fingerprint of its machine, its provider and its number of threads.
+Others are ignored, and the model is timed when it is loaded. No error here is fatal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ANEW = "It is passed by; edge-agent profile {name} measures anew."
 
 
 class Profiles:
-    """The profiles that hold on this device.
+    """The profiles that are valid on this device.
 
     Args:
-        state_dir: has the device's own.
+        state_dir: contains the device's own profiles.
         root: where the kernel's files begin.
 
     Attributes:
-        problems: damaged files, each with what is wrong, in sentences.
+        problems: damaged files with the error, in sentences.
     """
 
     def __init__(self, state_dir: Path, root: Path) -> None:
@@ -44,11 +44,11 @@ class Profiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of this machine; it takes some ten milliseconds, and is only asked for where there is a profile."""
+        """The fingerprint of this machine; takes some ten milliseconds, and is computed only if there is a profile."""
         return fingerprint(Tree(self._root))
 
     def of(self, bundle: Bundle) -> Profile | None:
-        """The device's own profile, else one of this machine that the bundle brings; None where there is neither."""
+        """Returns the device's own profile, else one of this machine in the bundle; None if there is neither."""
         name = bundle.manifest.name
         own = device_profile_path(self._state_dir, name)
         paths = [path for path in (own, *bundled_profiles(bundle.path, name)) if path.is_file()]
@@ -63,8 +63,8 @@ class Profiles:
         return found
 
 
-def planned(profile: Profile, options: RuntimeOptions, model: Model) -> RuntimeOptions:
-    """With which provider and how many threads a variant is the quickest here; `options` where nobody measured it.
+def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> RuntimeOptions:
+    """Returns the fastest provider and number of threads for a variant; `options` if it was not measured.
 
     Args:
         profile: of this machine.
@@ -78,8 +78,8 @@ def planned(profile: Profile, options: RuntimeOptions, model: Model) -> RuntimeO
     return RuntimeOptions((key.provider,) if model.runtime == "onnx" else options.providers, key.threads)
 
 
-def prior(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) -> Point | None:
-    """The point of this model as it runs here, one row a query; None where it was not measured so.
+def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) -> Point | None:
+    """Returns the point of this model as it runs here, one row a query; None if it was not measured like this.
 
     Args:
         profile: of this machine.

@@ -2,7 +2,7 @@
 
 A run at full load heats the device, drains its battery and takes memory. A point begins only if every guard of the
 variants (`firstline_core.adaptation.guards`) has room to spare, and ends as soon as a guard would step the device down:
-measuring must not make live answers worse. What no sensor measures does not prevent measuring.
+measuring must not make live answers worse. Missing sensors do not prevent measuring.
 """
 
 from __future__ import annotations

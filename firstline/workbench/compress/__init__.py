@@ -1,25 +1,23 @@
-"""Makes smaller and faster variants of a bundle's models, and keeps those that measurement says are better.
+"""Makes smaller and faster variants of a bundle's models, and keeps those that measurement shows to be better.
 
 Judging
-    compression     from a bundle and data to what was measured, certified and judged
-    judge           whether a candidate is better than what is there, with the numbers and the reason; pure
-    loss            what of its accuracy a candidate loses: seen, and at most; pure
+    compression     makes, measures, certifies and judges the candidates
+    judge           whether a candidate is better than the existing models, with numbers and reasons; pure
     parts           three parts of the data: to make, to judge, to certify
-    trial           candidates beside what is there: accuracy, latency, certificate
-    target          what each costs on the machine that it is for: measured here, or read from that one's profile
-    writing         the next version of the bundle, with the accepted variants in their order
+    trial           answers, accuracy, certificate and latency of candidates and existing models
+    target          cost on the target machine, measured here or read from its profile
+    writing         writes the next version of the bundle
 
 Making
-    making          every technique applied to one model, each loaded once
-    techniques      files by ONNX Runtime's quantiser: static and dynamic int8, fp16, int8 weights
-    tflite_techniques   the same of TFLite models, by `ai-edge-quantizer`: static and dynamic int8, int8 weights
-    sensitivity     which operators are not to be quantised, by measuring each
-    student         cutting, reconstruction and distillation in one row
-    shortening      drops whole residual blocks
-    pruning         cuts channels out of convolutions
-    reconstruction  mends what was cut by least squares
-    distilling      trains a smaller model on what the larger one says (`[train]`)
-    checkpoint      a training that was ended goes on from its last epoch
-    normalising     batch normalisation for the time of a training, folded away again
-    inside          what lies inside of an ONNX model, for given rows
+    making          applies every technique to one model
+    techniques      ONNX Runtime's quantiser: static and dynamic int8, fp16, int8 weights
+    tflite_techniques   `ai-edge-quantizer` for TFLite models: static and dynamic int8, int8 weights
+    sensitivity     operators that must not be quantised, by measuring each
+    student         cuts, refits and trains a student
+    shortening      drops residual blocks
+    pruning         cuts channels of convolutions
+    reconstruction  refits cut layers by least squares
+    distilling      trains a smaller model on the answers of a larger one (`[train]`)
+    checkpoint      saves and resumes a training
+    inside          intermediate tensors of an ONNX model
 """

@@ -167,7 +167,7 @@ def _onnx2torch() -> Any:
 
     It imports torchvision for two operators of detectors. torchvision's compiled part loads only with the build of
     PyTorch that it was made for; without it, its Python part fails on unregistered operators. In that case they are
-    declared here and never called. Declaring them beside the compiled part would end the process.
+    declared here and never called. If the compiled part is loaded too, declaring them ends the process.
     """
     torch = import_module("torch")
     try:

@@ -1,4 +1,4 @@
-"""What lies inside of an ONNX model: any of its tensors, for given rows."""
+"""Intermediate tensors of an ONNX model, for given rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_ROWS = 32
 
 
 def opened(model: Any, names: Sequence[str]) -> Any:
-    """The model with these tensors, in FP32, as its outputs."""
+    """Returns the model with these FP32 tensors as its outputs."""
     from onnx import ModelProto, TensorProto, helper
 
     other = ModelProto()
@@ -29,12 +29,12 @@ def opened(model: Any, names: Sequence[str]) -> Any:
 
 
 def answered(runtime: Runtime, rows: Array) -> dict[str, Array]:
-    """All outputs for all rows, a few rows at a time: what a model holds on the way is gigabytes for hundreds."""
+    """Runs all rows in small batches: for hundreds of rows the intermediate tensors take gigabytes."""
     return run_in_batches({runtime.inputs[0].name: rows}, min(BATCH_ROWS, len(rows)), runtime.run)
 
 
 def outputs(model: Any, rows: Array, names: Sequence[str]) -> list[Array]:
-    """These tensors, each of all rows."""
+    """Returns these tensors, each of all rows."""
     from onnx import save
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Candidates: each technique applied to one model, with what a person needs to do it again."""
+"""Makes the candidates: applies each technique to one model, and records how to repeat it."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _STORES = {
     "student-static-int8": _BYTES,
     "fp16": ("fp16",),
 }
-"""Formats of weights by which a technique's file is known to be one."""
+"""Weight formats that a technique must have added to the file."""
 
 Make = Callable[[Path, Array, Path], None]
-"""Writes a file (last) of a model's (first); rows as the model takes them may calibrate it."""
+"""Writes a file (last) from a model's file (first), calibrated by rows as the model takes them."""
 
 Told = Callable[[str], None]
-"""Told in a few words what is being done."""
+"""Receives in a few words what is done next."""
 
 
 class Candidate(Struct, frozen=True):
-    """A model that was made, or could not be made or measured: then `failed` says why, and there are no figures."""
+    """A model that was made; `failed` says why it could not be made or measured."""
 
     model: Model | None
     technique: str
@@ -66,11 +66,11 @@ class Candidate(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every technique is given: whose files lie where, of which data, and whom to tell.
+    """The input of every technique.
 
     Attributes:
-        data: which it is, and how it was parted, for the provenance.
-        checkpoints: where a training is kept, None for nowhere.
+        data: describes the data and its parts, for the provenance.
+        checkpoints: folder of saved trainings; None for none.
     """
 
     bundle: Bundle
@@ -83,7 +83,7 @@ class Work:
 
 
 def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
-    """Their files lie in the bundle's folder.
+    """Makes all candidates; their files are in the bundle's folder.
 
     Raises:
         ConfigError: a model that a quantiser cannot read, or that cannot teach a student.
@@ -161,7 +161,7 @@ def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> C
 def _static(
     work: Work, technique: str, ready: Path, nodes: list[str], rows: Array, *known: dict[str, str]
 ) -> Candidate:
-    """Calibrated on other rows than sensitivity is measured on."""
+    """Static int8, calibrated on other rows than those that measure sensitivity."""
     work.told(f"{technique}: sensitivity")
     cut = _calibration_rows(rows)
     calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
@@ -184,7 +184,7 @@ def _static(
 
 
 def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Callable[[Path], object]) -> Candidate:
-    """Makes the file and loads it once, whatever the quantiser or the runtime may say to it."""
+    """Makes the file and loads it once; any error of quantiser or runtime is a failure."""
     bundle, source = work.bundle, work.source
     name = free_name(bundle, source, technique)
     file = bundle.path / f"{name}.{source.runtime}"
@@ -215,14 +215,14 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
 
 
 def _touched(work: Work, made: Path, formats: Sequence[str]) -> bool:
-    """Whether more is stored in these formats than was; where a quantiser finds nothing to do, it copies the file."""
+    """Whether more weights have these formats than before; a quantiser copies the file if it has nothing to do."""
     source = work.bundle.file(work.source.artefact)
     before, after = (weights_of(file, work.source.runtime) for file in (source, made))
     return not formats or sum(after[one] for one in formats) > sum(before[one] for one in formats)
 
 
 def free_name(bundle: Bundle, source: Model, technique: str) -> str:
-    """An id that no model of the bundle has, and by which no file of it is called."""
+    """Returns an id that no model and no file of the bundle has."""
     ids = {model.id for model in bundle.manifest.models}
     files = {artefact.file for artefact in bundle.manifest.artefacts}
     wanted = f"{source.id[: _NAME_CHARACTERS - len(technique)]}-{technique}"

@@ -1,7 +1,7 @@
-"""Three parts of a data set that have no image in common: one to make a candidate, one to judge it, one to certify it.
+"""Splits a data set into three disjoint parts: to make candidates, to judge them, and to certify them.
 
-Calibration, sensitivity and training choose, and so does the judge. A certificate holds on rows that had no part in
-either; which of several certified candidates goes first they do choose, for which `trial.proved` makes up.
+Calibration, sensitivity, training and the judge choose by their rows. A certificate is valid only on rows that chose
+nothing; they do choose which certified candidate is first, for which `trial.proved` compensates.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Parts:
     """Each in the data set's order.
 
     Attributes:
-        make: calibrates, finds what must not be quantised, trains; labels do not count.
-        judge: accuracy is measured on it.
-        certify: certificates are made on it.
+        make: for calibration, sensitivity and training; its labels are not used.
+        judge: for accuracy.
+        certify: for certificates.
     """
 
     make: Dataset
@@ -35,11 +35,10 @@ class Parts:
 
 
 def parted(dataset: Dataset, seed: int = 0) -> Parts:
-    """Draws the parts at random, the same ones for the same seed.
+    """Splits at random, reproducibly for a seed.
 
     Raises:
-        ConfigError: fewer than 20 images for a part; an image that is there twice, by its name or byte for byte; or
-            one that cannot be read.
+        ConfigError: a part has fewer than 20 images; an image occurs twice, by name or content, or cannot be read.
     """
     count = len(dataset)
     cuts = np.cumsum([round(share * count) for share in SHARES[:-1]])
@@ -57,7 +56,7 @@ def parted(dataset: Dataset, seed: int = 0) -> Parts:
 
 
 def _refuse_copies(dataset: Dataset) -> None:
-    """A copy in another part would judge, or certify, what it made; in the same one it would prove as two do."""
+    """A copy in another part would judge or certify its own effect; in the same part it would count twice."""
     once = "an image may be in one of the three parts only, so name each once"
     lines = dict[PurePosixPath, int]()
     for sample in dataset.samples:

@@ -1,9 +1,9 @@
-"""Cuts whole channels out of a convolutional ONNX model, where nothing but the next convolution reads them.
+"""Cuts channels of a convolutional ONNX model that only the next convolution reads.
 
-That is inside residual blocks: of a convolution whose output goes through elementwise steps to one other convolution,
-and nowhere else. Shortcuts, and with them every shape that two branches agree on, stay as they are. What is left is an
-ordinary dense model, smaller and faster on any runtime, and wrong until it is mended: see `reconstruction.py`, and then
-`distilling.py`.
+These are inside residual blocks: the output of a convolution goes through elementwise operators to one other
+convolution and nowhere else. Shortcuts and all shapes that two branches share stay unchanged. The result is an ordinary
+dense model that is smaller and faster on any runtime; it has to be refitted (`reconstruction.py`) and trained
+(`distilling.py`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardS
 
 
 def prune(model: Any, keep: float, *, multiple: int = 8) -> tuple[Any, int]:
-    """Keeps the channels that weigh most, by the product of the L1 norms of what makes and of what reads them.
+    """Keeps the channels with the largest product of the L1 norms of their producing and reading weights.
 
-    Li et al. 2017, "Pruning Filters for Efficient ConvNets", section 3; there the norm of what makes them alone.
+    Li et al. 2017, "Pruning Filters for Efficient ConvNets", section 3, uses only the norm of the producing weights.
 
     Args:
         model: an ONNX model; it is not changed.
         keep: share of the channels, above 0 to 1.
-        multiple: the number kept is rounded up to this, as vector units have it.
+        multiple: the number of channels is rounded up to a multiple of this, for vector units.
 
     Returns:
         The pruned model, and how many pairs of convolutions lost channels.
@@ -70,7 +70,7 @@ def _heaviest(made: NDArray[np.float32], read: NDArray[np.float32], wanted: int)
 
 
 def pairs(graph: Any) -> list[tuple[Any, Any]]:
-    """Convolutions with the one that alone reads them, in the graph's order."""
+    """Returns convolutions with their only reader, in the graph's order."""
     weights = {tensor.name for tensor in graph.initializer}
     readers: dict[str, list[Any]] = defaultdict(list)
     uses: dict[str, int] = defaultdict(int)

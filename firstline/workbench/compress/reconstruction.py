@@ -1,8 +1,8 @@
-"""Mends a cut model without training: each reading convolution is fitted anew to what the whole model says there.
+"""Refits a cut model without training: each reading convolution is fitted to the whole model's output there.
 
 He, Zhang and Sun 2017, "Channel Pruning for Accelerating Very Deep Neural Networks", sections 3.1 and 3.2: least
-squares, layer by layer, on what the cut model now feeds the convolution. Where its output is added to a shortcut, the
-sum is what is fitted: so it also makes up for what the shortcut has drifted, and for the blocks dropped behind it.
+squares, layer by layer, on the inputs that the cut model produces. If the output is added to a shortcut, the sum is
+fitted, which also compensates for drift of the shortcut and for dropped blocks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def reconstruct(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Any:
-    """Fits weights and bias of each convolution that alone reads another.
+    """Fits weights and bias of each convolution that is the only reader of another one.
 
     Args:
         pruned: an ONNX model of `pruning.prune` or `shortening.shorten`; it is not changed.
-        whole: what it was cut from.
-        rows: (n, ...) as the models take them; no labels. 20 places of each are looked at.
+        whole: the model before the cut.
+        rows: (n, ...) as the models take them, without labels; 20 places of each are used.
         seed: of the places.
-        progress: told how many convolutions are done, of how many.
+        progress: receives the number of fitted convolutions and their total.
     """
     from onnx import ModelProto, numpy_helper
 
@@ -79,14 +79,14 @@ def _fitted(
 
 
 def _dense(node: Any) -> bool:
-    """Whether windows are what `_fitted` takes them for."""
+    """Whether `_fitted` supports the convolution's windows."""
     given = {attribute.name: attribute for attribute in node.attribute}
     dilated = "dilations" in given and any(step != 1 for step in given["dilations"].ints)
     return not dilated and ("auto_pad" not in given or given["auto_pad"].s in (b"", b"NOTSET"))
 
 
 def _added(graph: Any, node: Any) -> tuple[str, list[str]]:
-    """The sum that the output goes into with a shortcut, and that shortcut; else the output itself, and none."""
+    """The sum of the output with a shortcut, and the shortcut; without one the output itself."""
     readers = [other for other in graph.node if node.output[0] in other.input]
     constants = {tensor.name for tensor in graph.initializer}
     if len(readers) != 1 or readers[0].op_type != "Add" or constants & set(readers[0].input):

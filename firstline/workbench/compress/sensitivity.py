@@ -1,4 +1,4 @@
-"""Which operators suffer from being quantised, found by quantising each alone."""
+"""Finds the operators that lose most by quantisation, by quantising each alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
 
 DISAGREES = 0.01
-"""Share of the rows for which the quantised model may name another class before operators are left out."""
+"""Share of rows with another class up to which no operator is excluded."""
 MOST_EXCLUDED = 0.25
 _CALIBRATES_EACH = 16
 
@@ -31,21 +31,21 @@ def excluded(
     output: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[str, ...]:
-    """The fewest operators to leave in FP32, the most sensitive first: none, one, two, four, ... to a quarter.
+    """Returns the fewest operators to keep in FP32, most sensitive first: none, one, two, four, ... up to a quarter.
 
-    Nothing is tried where the model quantised whole says the same class on all but a hundredth of the rows.
+    Nothing is tried if the fully quantised model gives the same class on all but a hundredth of the rows.
 
     Args:
-        source: of `techniques.prepared`.
-        nodes: that may be left out.
-        calibration: (n, ...) rows that calibrate.
-        rows: (m, ...) others, on which the models' answers are compared.
-        folder: for files on the way.
-        output: of the model that says the class; "" where it has one.
-        progress: told how many operators were tried, of how many.
+        source: written by `techniques.prepared`.
+        nodes: that may be excluded.
+        calibration: (n, ...) calibration rows.
+        rows: (m, ...) other rows, on which answers are compared.
+        folder: for temporary files.
+        output: output with the class; "" if the model has one output.
+        progress: receives the number of tried operators and their total.
 
     Returns:
-        Names of nodes; where even a quarter does not do, the number that disagrees least.
+        Names of nodes; if a quarter is not enough, the number with the smallest disagreement.
     """
     wanted, tried = _answers(source, rows, output), folder / "tried.onnx"
 
@@ -72,7 +72,7 @@ def excluded(
 
 
 def _answers(file: Path, rows: Array, output: str) -> Array:
-    """(n, classes) as the model's output has them."""
+    """Returns (n, classes) as the model's output."""
     with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
         name = pick_port(runtime.outputs, output, f"Model {file.name}", "output").name
         return answered(runtime, rows)[name].reshape(len(rows), -1)

@@ -1,9 +1,9 @@
-"""Takes whole residual blocks out of an ONNX model, where what comes in may stand for what goes out.
+"""Drops residual blocks of an ONNX model whose input can replace their output.
 
-Veit, Wilber and Belongie 2016, "Residual Networks Behave Like Ensembles of Relatively Shallow Networks", section 4.1:
-without one block such a network says nearly the same. Depth is what a request waits for: every block is four operators
-in a row, however few its channels. What is left keeps the names of what it stands for, so that it can be compared with
-the whole model tensor by tensor: see `reconstruction.py` and `distilling.py`.
+Without one block such a network answers nearly the same (Veit, Wilber and Belongie 2016, "Residual Networks Behave Like
+Ensembles of Relatively Shallow Networks", section 4.1). Depth decides the latency: every block is four operators in
+sequence, however few its channels. The remaining tensors keep the names of those that they replace, so that they can be
+compared with the whole model's: see `reconstruction.py` and `distilling.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from firstline_core.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A shortcut, and the branch of operators in a row that is added to it.
+    """A shortcut and the branch of operators that is added to it.
 
     Attributes:
-        shortcut: the tensor that goes in, the sum's other side.
-        sum: the tensor that comes out, before any activation.
-        after: the activation that alone reads the sum, by its output; empty where there is none.
-        nodes: that go with it, by the tensor that each makes.
+        shortcut: the input tensor, which is also the other operand of the sum.
+        sum: the output tensor, before any activation.
+        after: output of the activation that is the only reader of the sum; "" without one.
+        nodes: the block's nodes, by the tensor that each produces.
     """
 
     shortcut: str
@@ -45,13 +45,13 @@ def shorten(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Any, tuple[str, ...]]:
-    """Drops, one after the other, the block without which the model says most nearly what the whole one says.
+    """Drops blocks one by one, each time the one that changes the answers least.
 
     Args:
         model: an ONNX model with logits as its only output; it is not changed.
         depth: share of the residual blocks to keep, above 0 to 1.
         rows: (n, ...) as the model takes them; no labels.
-        progress: told how many blocks are gone, of how many.
+        progress: receives the number of dropped blocks and their total.
 
     Returns:
         The shorter model, and the sums of the blocks that were dropped.
@@ -68,7 +68,7 @@ def shorten(
     wanted = _log_shares(outputs(model, rows, [name])[0])
 
     def change(shorter: Any) -> float:
-        """Kullback and Leibler's divergence, of the mean row."""
+        """Kullback-Leibler divergence of the mean row."""
         said = _log_shares(outputs(shorter, rows, [name])[0])
         return float((np.exp(wanted) * (wanted - said)).sum(axis=1).mean())
 
@@ -83,7 +83,7 @@ def shorten(
 
 
 def blocks(graph: Any) -> list[Block]:
-    """Those whose branch starts at the very tensor that it is added to, in the graph's order."""
+    """Returns the blocks whose branch starts at the tensor that it is added to, in the graph's order."""
     makers = {name: node for node in graph.node for name in node.output}
     outside = {one.name for one in (*graph.output, *graph.input)}
     found = []
@@ -103,14 +103,14 @@ def blocks(graph: Any) -> list[Block]:
                 set(other.output) & (gone | {after}) or not set(other.input) & (gone - {node.output[0]})
                 for other in graph.node
             )
-            # a rectified tensor is what it was after another Relu; of other activations that does not hold
+            # Relu is idempotent, which other activations are not.
             if inside and not (gone | {shortcut, after}) & outside and (not after or _rectified(makers, shortcut)):
                 found.append(Block(shortcut, node.output[0], after, frozenset(gone | ({after} - {""}))))
     return found
 
 
 def without(model: Any, block: Block) -> Any:
-    """The model without the block; what came before it bears its names."""
+    """Returns the model without the block; the preceding tensors get the block's names."""
     from onnx import ModelProto
 
     shorter = ModelProto()

@@ -1,4 +1,4 @@
-"""A student: the source with fewer blocks and channels, or a smaller model that is there; mended, and taught."""
+"""Makes a student: the source with fewer blocks or channels, or a smaller existing model, refitted and trained."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from firstline_core.types import Array
 RECONSTRUCTION_ROWS = 256
 SHORTENING_ROWS = 64
 DEPTH = 0.4
-STARTED_RATE = 5e-4  # of one that knows its task already
+STARTED_RATE = 5e-4  # learning rate of a student that is trained already
 _TRAINED_BY = ("firstline", "numpy", "onnxruntime", "onnx2torch", "torch")
-"""Whose versions a student's weights depend on."""
+"""Packages whose versions a student's weights depend on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """How a student is cut and taught.
+    """How a student is cut and trained.
 
     Attributes:
         keep: share of the channels inside the blocks.
         depth: share of the residual blocks.
-        start: id of the model that it starts as; empty for the source. Such a one is not cut, but for what is named.
-        epochs: of distillation; 0 leaves it at the reconstruction, which needs no PyTorch.
-        threads: that training may use; 0 leaves it to PyTorch.
-        rate: of learning.
+        start: id of the model that it starts as; "" for the source.
+        epochs: of distillation; with 0 it is only refitted, without PyTorch.
+        threads: of the training; 0 for PyTorch's default.
+        rate: learning rate.
     """
 
     keep: float = 1.0
@@ -52,7 +52,7 @@ class Lesson:
 
 
 def require_change(lesson: Lesson) -> None:
-    """Raises ConfigError where the student would be a copy of what it starts as."""
+    """Raises ConfigError if the student would be a copy of the model that it starts as."""
     if lesson.keep < 1 or lesson.depth < 1:
         return
     if not lesson.start:
@@ -65,10 +65,10 @@ def require_change(lesson: Lesson) -> None:
 
 
 def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
-    """The model that a student starts as: the one named, which must take and give what the source does.
+    """Returns the model that a student starts as, which must have the input and output of the source.
 
     Raises:
-        ConfigError: no such model, or one of another kind.
+        ConfigError: there is no such model, or it is of another kind.
     """
     if not wanted:
         return source
@@ -98,22 +98,21 @@ def student(
     """Writes the student's file.
 
     Args:
-        source: the model that teaches, which gives logits.
-        out: the file.
+        source: the teacher, which returns logits.
+        out: the student's file.
         rows: (n, ...) images as the model takes them, without labels.
-        lesson: how.
+        lesson: how it is cut and trained.
         options: how the teacher runs.
-        start: what the student is cut from, where that is not the source.
-        checkpoints: a folder in which the training is kept after each epoch, and from which the same one goes on;
-            None for nowhere.
-        say: told in words what is being done.
-        progress: how much of each step is done.
+        start: file of the model that the student starts as; None for the source.
+        checkpoints: folder in which the training is saved after each epoch and from which it is resumed; None for none.
+        say: receives what is done next.
+        progress: receives how much of each step is done.
 
     Returns:
-        What a person needs to do it again.
+        The parameters that are needed to repeat it.
 
     Raises:
-        ConfigError: a model that cannot be cut or trained here, or nothing to do.
+        ConfigError: the model cannot be cut or trained, or there is nothing to do.
     """
     import onnx
 
@@ -147,7 +146,7 @@ def student(
 
 
 def _cut(whole: Any, rows: Array, lesson: Lesson, progress: Callable[[int, int], None]) -> tuple[Any, dict[str, str]]:
-    """The mended model, and what was taken away."""
+    """The cut and refitted model, with the parameters of the cut."""
     told = {"start": lesson.start} if lesson.start else {}
     cut = whole
     if lesson.depth < 1:
@@ -199,7 +198,7 @@ def _taught(
 
 
 def _ends(cut: Any) -> list[str]:
-    """The sums behind which a row of blocks ends: as many as there are shapes, and there in the whole model too."""
+    """The sums at the end of each sequence of blocks; the whole model has them too."""
     found = blocks(cut.graph)
     read = {block.shortcut for block in found}
     return [block.sum for block in found if (block.after or block.sum) not in read]

@@ -1,4 +1,4 @@
-"""Other number formats for an ONNX model, by ONNX Runtime's own quantiser. The only file that talks to it."""
+"""Converts an ONNX model to other number formats by ONNX Runtime's quantiser. The only module that imports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.types import Array
 
 QUANTISED = ("Conv", "Gemm", "MatMul")
-"""Operators whose weights are quantised, and that can be left out."""
+"""Operators whose weights can be quantised."""
 
 
 LEAST_OPSET = 13
@@ -24,13 +24,13 @@ LEAST_OPSET = 13
 
 
 def prepared(source: Path, out: Path) -> list[str]:
-    """Readies a model: shapes inferred, constants folded, and every node with a name, by which it can be left out.
+    """Prepares a model: infers shapes, folds constants, and names every node.
 
-    An older opset is raised to the least that can be quantised by channel. Weights that a file lists among its inputs
-    too, as old exporters did, are weights alone.
+    An older opset is raised to the first that can be quantised by channel. Weights that a file lists among its inputs
+    too, as old exporters did, are removed from the inputs.
 
     Returns:
-        The names of the nodes that a quantiser takes.
+        The names of the nodes that can be quantised.
 
     Raises:
         ConfigError: onnx is not installed, or the quantiser cannot read the model.
@@ -53,14 +53,14 @@ def prepared(source: Path, out: Path) -> list[str]:
 
 
 def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-    """Weights int8 by channel, activations uint8 by the ranges seen on `rows`, as QDQ nodes.
+    """Quantises weights to int8 by channel, and activations to uint8 by their ranges on `rows`, as QDQ nodes.
 
     Args:
-        source: of `prepared`.
+        source: written by `prepared`.
         out: the file to write.
-        rows: (n, ...) as the model takes them; they calibrate.
+        rows: (n, ...) calibration rows as the model takes them.
         exclude: nodes that stay in FP32.
-        only: nodes that alone are quantised; empty for all.
+        only: the nodes to quantise; empty for all.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.calibrate import CalibrationDataReader
@@ -87,7 +87,7 @@ def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] 
 
 
 def dynamic_int8(source: Path, out: Path) -> None:
-    """Weights uint8, for the processor's kernels of convolutions take no others; ranges are found anew in every run."""
+    """Quantises weights to uint8, which the convolution kernels need, with activation ranges found in every run."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quietly():
@@ -95,7 +95,7 @@ def dynamic_int8(source: Path, out: Path) -> None:
 
 
 def fp16(source: Path, out: Path) -> None:
-    """Weights and activations in FP16; what goes in and comes out stays FP32."""
+    """Converts weights and activations to FP16; inputs and outputs stay FP32."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -104,7 +104,7 @@ def fp16(source: Path, out: Path) -> None:
 
 
 def int8_weights(source: Path, out: Path) -> None:
-    """Weights int8 by channel, symmetric, turned back into FP32 when they are used; activations as they were."""
+    """Stores weights as int8 by channel, symmetric, and dequantises them when they are used; activations stay FP32."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -141,16 +141,16 @@ PLAIN: dict[str, Callable[[Path, Path], None]] = {
     "fp16": fp16,
     "int8-weights": int8_weights,
 }
-"""Those that need no data."""
+"""Techniques that need no data."""
 
 
 def libraries() -> dict[str, str]:
-    """Versions of what makes the files."""
+    """Returns the versions of the libraries that make the files."""
     return {name: version(name) for name in ("onnx", "onnxruntime")}
 
 
 def _current(model: Any) -> Any:
-    """The model in an opset that quantisers take, its weights nowhere but among the weights."""
+    """The model in an opset that the quantiser supports, without weights among its inputs."""
     from onnx import version_converter
 
     if next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")) < LEAST_OPSET:
@@ -172,7 +172,7 @@ def _input(source: Path) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """The quantiser advises on the root logger, of what `prepared` has done already."""
+    """Silences the root logger, on which the quantiser recommends steps that `prepared` has made."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Other number formats for a TFLite model, by `ai-edge-quantizer`. The only file that talks to it.
+"""Converts a TFLite model to other number formats by `ai-edge-quantizer`. The only module that imports it.
 
 Operators are quantised whole kinds at a time; none is left out for its sensitivity, as `sensitivity.py` does in ONNX.
 """
@@ -21,11 +21,11 @@ from firstline_core.types import Array
 
 _SIGNATURE = "serving_default"
 _BUFFER_ALIGNMENT_BYTES = 16
-"""What the schema asks for (`force_align: 16` on Buffer.data), and what the generated writer leaves out."""
+"""Required by the schema (`force_align: 16` on Buffer.data), but missing in the generated writer."""
 
 
 def prepared(source: Path, out: Path) -> None:
-    """Readies a model: the quantiser calibrates by signatures, which files of older converters have none of.
+    """Prepares a model: adds the signature that the quantiser calibrates by if an older converter wrote none.
 
     Raises:
         ConfigError: the quantiser is not installed, or cannot read the model.
@@ -46,13 +46,13 @@ def prepared(source: Path, out: Path) -> None:
 
 
 def static_int8(source: Path, rows: Array, out: Path) -> None:
-    """Weights int8 by channel, activations int8 by the least and largest values that were seen.
+    """Quantises weights to int8 by channel, and activations to int8 by their smallest and largest values.
 
-    The quantiser's own default, a moving average of ranges, clips what is surest, which is what routes.
+    The quantiser's default, a moving average of ranges, clips the most confident answers, on which routing depends.
 
     Args:
-        source: of `prepared`.
-        rows: (n, ...) as the model takes them; they calibrate.
+        source: written by `prepared`.
+        rows: (n, ...) calibration rows as the model takes them.
         out: the file to write.
     """
     from ai_edge_quantizer import recipe
@@ -70,14 +70,14 @@ def static_int8(source: Path, rows: Array, out: Path) -> None:
 
 
 def dynamic_int8(source: Path, _rows: Array, out: Path) -> None:
-    """Weights int8 by channel; the ranges of the activations are found anew in every run."""
+    """Quantises weights to int8 by channel, with activation ranges found in every run."""
     from ai_edge_quantizer import recipe
 
     _quantised(source.read_bytes(), recipe.dynamic_wi8_afp32(), out)
 
 
 def int8_weights(source: Path, _rows: Array, out: Path) -> None:
-    """Weights int8 by channel, turned back into FP32 when they are used; activations as they were."""
+    """Stores weights as int8 by channel and dequantises them when they are used; activations stay FP32."""
     from ai_edge_quantizer import recipe
 
     _quantised(source.read_bytes(), recipe.weight_only_wi8_afp32(), out)
@@ -91,7 +91,7 @@ TECHNIQUES: dict[str, Callable[[Path, Array, Path], None]] = {
 
 
 def libraries() -> dict[str, str]:
-    """Versions of what makes the files."""
+    """Returns the versions of the libraries that make the files."""
     return {name: version(name) for name in ("ai-edge-quantizer", "ai-edge-litert")}
 
 
@@ -148,7 +148,7 @@ def _written(model: Any) -> bytes:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """It draws a bar of its own, and warns of keeping all tensors, as calibration does, as something for debugging."""
+    """Silences its progress bar, and its warning that keeping all tensors is for debugging; calibration needs it."""
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Candidates beside what is there: what each says of the same images, what that certifies, and how long each takes."""
+"""Runs candidates and existing models on the same images: answers, certificates and latencies."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ WARM_S = 0.001
 def rows_of(
     model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None, place: Path | None = None
 ) -> Array:
-    """(n, ...) the images as the model takes them, at most `limit` of them, spread evenly.
+    """Returns the preprocessed images, (n, ...), at most `limit` of them, spread evenly.
 
     Args:
-        model: whose preprocessing counts.
+        model: whose preprocessing is used.
         dataset: at least one image.
         spec: the bundle's input.
         limit: None for all.
-        place: a file to hold them in instead of memory; the system reads from it what is looked at.
+        place: file that is mapped instead of holding the rows in memory.
 
     Raises:
-        ConfigError: the bundle takes no encoded images, one of these does not fit it, or they become rows of several
-            sizes.
+        ConfigError: the bundle takes no encoded images, an image does not fit, or the rows have different sizes.
     """
     some = replace(dataset, samples=tuple(spread(dataset.samples, limit)))
     rows = _prepared(model, some, spec)
@@ -69,7 +68,7 @@ def _prepared(model: LoadedModel, dataset: Dataset, spec: InputSpec) -> Iterator
 
 
 def _held(rows: Iterable[Array], place: Path) -> Array:
-    """Written and then mapped: a mapping that is written to ends the process where the disk is full."""
+    """Writes the rows and then maps the file: writing to a mapping ends the process if the disk is full."""
     count = 0
     with place.open("wb") as stream:
         for row in rows:
@@ -85,14 +84,14 @@ def gathered(
     options: RuntimeOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Evidence]:
-    """Evidence of every model, by its id, in one pass over the images; the full model is what they are compared with.
+    """Returns the evidence of every model against the full model, by id, in one pass over the images.
 
     Args:
-        bundle: with a full model; holds the files of all of `models`.
-        models: the full model may be one of them.
+        bundle: with a full model, and the files of all `models`.
+        models: may include the full model.
         dataset: labelled images.
-        options: how they run.
-        progress: told how many images are done, of how many.
+        options: how the models run.
+        progress: receives the number of processed images and their total.
     """
     manifest, full = bundle.manifest, bundle.manifest.full
     assert full is not None  # noqa: S101 (the caller's to check)
@@ -123,7 +122,7 @@ def gathered(
 
 
 def right(evidence: Evidence) -> NDArray[np.bool_]:
-    """(n,) whether the model names the class that the data does."""
+    """Returns (n,) whether the model's class is the label."""
     found: NDArray[np.bool_] = evidence.edge == evidence.truth
     return found
 
@@ -135,19 +134,18 @@ def accuracy(evidence: Evidence) -> float:
 def proved(
     bundle: Bundle, evidence: Evidence, *, epsilon: float, delta: float, contract: Contract, among: int = 1
 ) -> Certification:
-    """What all rows prove of one variant, by the bundle's own score, which they do not choose.
+    """Certifies one variant by the bundle's own score, on all rows.
 
-    What they do choose is the variant: of several, the same rows say which keeps the most, and that one goes first.
-    Chosen so, a false certificate is likelier than any one of them says; so delta is shared out evenly, and holds for
-    all of them together (Bonferroni).
+    The same rows choose which of several variants is first, which makes a false certificate more likely than each one
+    says. Delta is therefore split evenly, and holds for all of them together (Bonferroni).
 
     Args:
-        bundle: whose score and full model count.
-        evidence: of the variant, on rows that certify.
+        bundle: with score and full model.
+        evidence: of the variant, on the certifying rows.
         epsilon: see `certify_bundle`.
-        delta: that none of the `among` promises is wrong; it is what the certificate says.
-        contract: what counts as a loss.
-        among: how many variants are certified on these rows, to be shipped or not.
+        delta: probability that any of the `among` promises is wrong; stated in the certificate.
+        contract: defines the loss.
+        among: number of variants that are certified on these rows.
     """
     found = certify_bundle(
         bundle, evidence, epsilon=epsilon, delta=delta / among, contract=contract, score="bundle", select_fraction=0.0
@@ -158,16 +156,16 @@ def proved(
 
 
 def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
-    """The median of one row through each model, its processing left out, which is the same for all made of one.
+    """Returns the median time of one row through each model, without its processing.
 
-    In turns, in one process, so that whatever else the machine does meets all of them alike; each warm, because a
-    model of some microseconds takes up to twice as long where another runtime's code has filled the caches.
+    The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
+    model of some microseconds takes up to twice as long after another runtime has filled the caches.
 
     Args:
-        bundle: holds the files.
-        models: by id, each once.
-        dataset: of which a few images are taken.
-        options: how they run.
+        bundle: has the files.
+        models: each once.
+        dataset: source of a few images.
+        options: how the models run.
     """
     with ExitStack() as stack:
         ready: list[tuple[str, LoadedModel, Array]] = []
@@ -190,7 +188,7 @@ def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options:
 
 
 def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
-    """A few runs: one where that takes a millisecond, to which caches are nothing."""
+    """A few runs; one if it takes a millisecond, for which caches do not matter."""
     began_s = time.perf_counter()
     for _ in range(WARM_RUNS):
         loaded.runtime.run(feed)

@@ -1,4 +1,4 @@
-"""The bundle's next version: what it was, and the accepted candidates with certificate and provenance."""
+"""Writes the bundle's next version, with the accepted candidates, their certificates and provenance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from firstline_core.runtime.select import RuntimeOptions
 
 
 class Preference(StrEnum):
-    """What decides which variant stands first."""
+    """The figure that decides the order of the variants."""
 
     KEPT = "kept"
     LATENCY = "latency"
@@ -31,20 +31,20 @@ class Preference(StrEnum):
 
 
 def next_version(manifest: Manifest, found: Compression, take: Iterable[str], prefer: Preference) -> Manifest:
-    """What it was, and the candidates that are taken; its golden answers are the old ones.
+    """Returns the manifest of the next version, still with the old golden answers.
 
     Args:
         manifest: of the bundle that was compressed.
-        found: about it.
-        take: ids of the candidates that go in.
-        prefer: what decides where they stand, see `in_order`.
+        found: the result of the compression.
+        take: ids of the candidates to add.
+        prefer: decides the order, see `in_order`.
     """
     wanted = set(take)
     new = [
         msgspec.structs.replace(
             one.model,
             certificate=found.certifications[one.model.id].certificate,
-            measured={"accuracy": round(found.certified_accuracy[one.model.id], 4)},  # of rows that did not judge
+            measured={"accuracy": round(found.certified_accuracy[one.model.id], 4)},  # on rows that chose nothing
         )
         for one in found.candidates
         if one.model is not None and one.figures is not None and one.model.id in wanted
@@ -62,17 +62,17 @@ def write_compressed(
     out: Path,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
 ) -> Bundle:
-    """Writes it, whole or not at all. Golden answers are given anew, for the new variants answer too.
+    """Writes the next version atomically, with new golden answers, which include the new variants'.
 
     Args:
         bundle: that was compressed.
-        manifest: of `next_version`.
+        manifest: from `next_version`.
         made: the folder that `compress` filled.
         out: must not exist.
         options: for the golden answers.
 
     Raises:
-        ConfigError: `out` may not, or cannot, be written.
+        ConfigError: `out` exists or cannot be written.
     """
     refuse_existing(out)
     with in_place(out) as staged:
@@ -95,12 +95,11 @@ def write_compressed(
 def in_order(
     there: Sequence[Model], new: Sequence[Model], figures: dict[str, Figures], prefer: Preference = Preference.KEPT
 ) -> tuple[Model, ...]:
-    """Where new variants stand among the edge variants, of which a device takes the first that it can load.
+    """Inserts new variants into the edge variants, of which a device takes the first that it can load.
 
-    Before the first to which they are preferred. By "kept", which keeps fewer answers under the same promise, or as
-    many and takes longer: what stays on the device is what a variant is for. By another, which takes longer, is larger
-    or takes more energy, or as much and keeps less. One without a certificate stands behind all that carry one,
-    whatever this data proves of those. Those that were there stay in their order.
+    A new variant is inserted before the first one that it is preferred to: by "kept", one that keeps fewer answers
+    under the same promise, or as many and is slower; by another figure, one that is worse in it, or equal and keeps
+    less. A variant without a certificate is behind all that have one. Existing variants stay in their order.
     """
     placed, rank = list(there), _RANKS[prefer]
     for model in new:
@@ -127,4 +126,4 @@ _RANKS: dict[Preference, Callable[[Figures], tuple[float, float]]] = {
     Preference.SIZE: lambda one: (one.size_bytes, -(one.kept or 0.0)),
     Preference.ENERGY: lambda one: (_energy_mj(one), -(one.kept or 0.0)),
 }
-"""The least comes first; what is not known of a model comes last."""
+"""Smallest first; unknown figures come last."""

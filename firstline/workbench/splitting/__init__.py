@@ -1,6 +1,6 @@
-"""A full model cut in two: where it can be, what becomes of it there, and what that costs.
+"""Cuts a full model in two and measures the cuts.
 
-onnx_graph, tflite_graph    the places where one tensor alone crosses, and the two models that a cut makes
+onnx_graph, tflite_graph    places that only one tensor crosses, and the two models of a cut
 checkpoint                  the tensor that crosses, in bytes
-measure                     all of it on a machine and on data: `firstline_core.planning.split` has the document
+measure                     measures the cuts; the document is in `firstline_core.planning.split`
 """

@@ -1,4 +1,4 @@
-"""A checkpoint in bytes: the tensor that crosses a cut, in fewer bits, and compressed."""
+"""Encodes a checkpoint, the tensor that crosses a cut, in fewer bits and compressed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SCALE_BYTES = 8  # the least value and the step, FP32 each
 
 
 class Checkpoint(NamedTuple):
-    """How one tensor is written down. Head and tail have to agree on it.
+    """The encoding of one tensor, on which head and tail have to agree.
 
     Attributes:
         form: see `FormName`.
         shape: of the tensor, with its one row.
-        channel: axis of an image's channels, each of which gets a scale of its own; None for one scale.
-        known: for "native": the least and the largest value that the tail's quantised input can store, in 8 bits.
+        channel: axis of the channels with a scale each; None for one scale.
+        known: for "native": the smallest and largest value of the tail's quantised 8-bit input.
     """
 
     form: FormName
@@ -37,19 +37,19 @@ class Checkpoint(NamedTuple):
 
     @property
     def raw_bytes(self) -> int:
-        """What the numbers take before they are compressed."""
+        """Bytes before compression."""
         scales = math.prod(self._scales) if self.form == "int8" else 0
         return math.prod(self.shape) * _EACH_BYTES[self.form] + scales * _SCALE_BYTES
 
     def pack(self, values: Array) -> bytes:
-        """The bytes that travel, of an FP32 tensor."""
+        """Encodes an FP32 tensor."""
         return zlib.compress(b"".join(self._parts(np.ascontiguousarray(values, np.float32))), _LEVEL)
 
     def unpack(self, content: bytes) -> Array:
-        """The tensor again, FP32.
+        """Decodes the FP32 tensor.
 
         Raises:
-            ProtocolError: other bytes than such a tensor has.
+            ProtocolError: the bytes are not of such a tensor.
         """
         raw = self._inflated(content)
         if self.form == "fp32":

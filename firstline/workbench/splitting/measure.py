@@ -1,4 +1,4 @@
-"""Cuts a bundle's full model and measures what that costs, on this machine and on given data."""
+"""Cuts a bundle's full model and measures the cuts on this machine, on given data."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ class Halves:
         return (1, *self.tail.inputs[0].shape[1:])
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All forms in which the tensor can travel."""
+        """Returns all encodings of the tensor."""
         shape, known = self.shape, self.tail.ranges.get(self.tail.inputs[0].name)
         channel = 1 if self.runtime == "onnx" else len(shape) - 1
         if known is not None:
             return [Checkpoint(form, shape, known=known) for form in _QUANTISED]
-        # A scale takes eight bytes, so that a channel of a few numbers gets none of its own.
+        # A scale takes eight bytes, too many for a channel of a few numbers.
         wide = len(shape) == 4 and math.prod(shape) >= _SCALED * shape[channel]
         return [Checkpoint(form, shape, channel if wide else None) for form in _FLOATS]
 
     def begin(self, rows: Array) -> Array:
-        """The tensor, of the whole model's input."""
+        """Computes the tensor from the whole model's input."""
         return self.head.run({self.head.inputs[0].name: rows})[self.head.outputs[0].name]
 
     def finish(self, tensor: Array, whole: LoadedModel) -> Probabilities:
-        """What the whole model says, of the tensor."""
+        """Computes the whole model's answer from the tensor."""
         found = self.tail.run({self.tail.inputs[0].name: tensor})[whole.output_name]
         return whole.finish(found, len(tensor))
 
 
 @dataclass(slots=True)
 class _Whole:
-    """What the whole model did, row by row."""
+    """Measurements of the whole model, by row."""
 
     prepare_s: list[float] = field(default_factory=list)
     model_s: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Whole:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one form of one cut's checkpoint did, row by row."""
+    """Measurements of one encoding of a cut's checkpoint, by row."""
 
     checkpoint: Checkpoint
     sent_bytes: list[int] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Cut:
-    """What one cut did."""
+    """Measurements of one cut."""
 
     halves: Halves
     forms: list[_Seen]
@@ -116,15 +116,15 @@ def measure_splits(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Splits:
-    """Measures the whole model and its cuts, row by row, each in turn: what slows the machine down slows all of them.
+    """Measures the whole model and its cuts in turns, row by row, so that other work affects all of them alike.
 
     Args:
         bundle: with a full model that takes encoded images.
         dataset: images; labels may be absent.
-        at: the tensor to cut at; "auto" takes those that are narrower than all before them by a tenth, for an earlier
+        at: the tensor to cut at; "auto" takes those that are a tenth narrower than all before them, because an earlier
             cut that sends no more leaves more to the faster side.
         options: how the models run.
-        progress: told how many rows are done, of how many.
+        progress: receives the number of measured rows and their total.
 
     Raises:
         ConfigError: no full model, a model that cannot be cut there, or data that does not fit.
@@ -138,7 +138,7 @@ def measure_splits(
         tensors, found = chosen(bundle, whole, images[0][0], at, options)
         made = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
         cuts = [_Cut(one, [_Seen(checkpoint) for checkpoint in one.checkpoints()]) for one in made]
-        _pass(whole, cuts, images[0][0], _Whole())  # the first run pays for what is done lazily
+        _pass(whole, cuts, images[0][0], _Whole())  # the first run includes lazy initialisation
         cuts = [_Cut(cut.halves, [_Seen(form.checkpoint) for form in cut.forms]) for cut in cuts]
         seen = _Whole()
         for done, (tensor, _, _) in enumerate(images, 1):
@@ -177,7 +177,7 @@ def full_of(bundle: Bundle) -> Model:
 
 @contextmanager
 def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Halves]:
-    """Both halves of the full model, until the end of the block.
+    """Yields both halves of the full model, loaded.
 
     Raises:
         ConfigError: the model cannot be cut there.
@@ -199,7 +199,7 @@ def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Hal
 def chosen(
     bundle: Bundle, whole: LoadedModel, tensor: Tensor, at: str, options: RuntimeOptions
 ) -> tuple[list[str], int]:
-    """The tensors to cut at, and how many there are.
+    """Returns the tensors to cut at, and the number of possible ones.
 
     Raises:
         ConfigError: the model has no such tensor, or none at all.
@@ -225,7 +225,7 @@ def chosen(
 
 
 def narrowest(sizes: dict[str, int]) -> list[str]:
-    """Those that are smaller than all before them by a tenth; where they are many, the last ones."""
+    """Returns the tensors that are a tenth smaller than all before them; if there are many, the last ones."""
     kept: list[str] = []
     for tensor, size_bytes in sizes.items():
         if not kept or size_bytes < _NARROWER * sizes[kept[-1]]:

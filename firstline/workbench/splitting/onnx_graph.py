@@ -1,4 +1,4 @@
-"""Cutting an ONNX model in two. onnx does the surgery."""
+"""Cuts an ONNX model in two with onnx's extractor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from firstline_core.errors import ConfigError
 
 
 def points(model: bytes, source: str, target: str) -> list[str]:
-    """The tensors at which the model can be cut, in the order of computation.
+    """Returns the tensors at which the model can be cut, in the order of computation.
 
     Args:
         model: an ONNX file's content.
@@ -18,7 +18,7 @@ def points(model: bytes, source: str, target: str) -> list[str]:
         target: its output that counts.
 
     Raises:
-        ConfigError: onnx is not installed, or this is no ONNX model.
+        ConfigError: onnx is not installed, or the content is not an ONNX model.
     """
     graph = _inferred(model).graph
     typed = {one.name for one in graph.value_info}  # a tensor of unknown type cannot be an input
@@ -27,7 +27,7 @@ def points(model: bytes, source: str, target: str) -> list[str]:
 
 
 def cut(model: bytes, tensor: str, source: str, target: str) -> tuple[bytes, bytes]:
-    """The two models that a cut makes.
+    """Returns the two models of a cut.
 
     Args:
         model: an ONNX file's content.
@@ -50,7 +50,7 @@ def cut(model: bytes, tensor: str, source: str, target: str) -> tuple[bytes, byt
 
 
 def _needs(node: Any) -> list[str]:
-    """What a node takes, and what the graphs inside of it (of If and Loop) take from around them."""
+    """The inputs of a node, including outer tensors that graphs inside it (of If and Loop) use."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

@@ -1,4 +1,4 @@
-"""Where a graph of operators narrows to one tensor."""
+"""Finds where a graph of operators narrows to one tensor."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Tensor = TypeVar("Tensor", str, int)
 def lone_tensors(
     operators: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]], source: Tensor, targets: Iterable[Tensor]
 ) -> list[Tensor]:
-    """The tensors that alone carry what was computed of the input so far, in the order of computation.
+    """Returns the tensors that alone carry everything computed from the input so far, in the order of computation.
 
-    One sweep: a tensor is alive from the operator that makes it to the last one that needs it, and where one is alive
-    alone, it is all that the rest needs. What does not depend on the input (weights, and what is computed of weights
-    alone) is no part of that: either side of a cut can have it.
+    A tensor is alive from the operator that makes it to the last one that needs it. A tensor that is alive alone is all
+    that the rest needs. Tensors that do not depend on the input, such as weights, are ignored: either side of a cut can
+    have them.
 
     Args:
-        operators: what each needs and what it makes, each after those that it needs something of.
+        operators: inputs and outputs of each, in topological order.
         source: the graph's input.
         targets: its outputs.
     """

@@ -1,8 +1,7 @@
-"""Cutting a TFLite model in two, on its flatbuffer, with the schema's own classes as ai-edge-litert brings them.
+"""Cuts a TFLite model in two on its flatbuffer, with the schema classes of ai-edge-litert.
 
-The operators of a TFLite graph are in the order of their execution, and its tensors have the shapes and the
-quantisation that they run with. So a half is the same graph with fewer operators and another input or output, without
-the weights of the other half.
+The operators of a TFLite graph are in the order of execution, and its tensors have their final shapes and quantisation.
+A half is the same graph with fewer operators and another input or output, without the weights of the other half.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MAGIC = b"TFL3"
 
 
 def points(model: bytes) -> list[str]:
-    """The tensors at which the model can be cut, in the order of computation.
+    """Returns the tensors at which the model can be cut, in the order of computation.
 
     Args:
         model: a TFLite file's content.
@@ -36,7 +35,7 @@ def points(model: bytes) -> list[str]:
 
 
 def cut(model: bytes, tensor: str) -> tuple[bytes, bytes]:
-    """The two models that a cut makes.
+    """Returns the two models of a cut.
 
     Args:
         model: a TFLite file's content.
@@ -64,7 +63,7 @@ def _half(model: bytes, operators: slice, source: int | None, target: int | None
         graph.inputs = [source]
     if target is not None:
         graph.outputs = [target]
-    # The file's own words about its inputs and outputs do not hold any more.
+    # They describe inputs and outputs that are no longer valid.
     parsed.signatureDefs, parsed.metadata, parsed.metadataBuffer = [], [], []
     used = {0}  # by convention empty
     kept: dict[int, int] = {}

@@ -216,7 +216,7 @@ class Controller:
         return [self._unless_lost(verdict) for verdict in verdicts]
 
     def _unless_lost(self, verdict: GuardVerdict) -> GuardVerdict:
-        """A sensor that falls silent is no room for a better variant: its last reading may still hold."""
+        """A sensor that falls silent does not allow a better variant: its last reading may still apply."""
         if verdict.reason != UNMEASURED:
             self._measured_guards.add(verdict.guard)
         elif verdict.guard in self._measured_guards:

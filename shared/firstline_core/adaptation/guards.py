@@ -22,7 +22,7 @@ _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory; systemd-oomd k
 
 
 class Advice(IntEnum):
-    """What a guard asks for; the lowest advice of all guards decides."""
+    """The request of a guard; the lowest advice of all guards decides."""
 
     SHED = 0  # compute nothing
     CHEAPEST = 1

@@ -51,7 +51,7 @@ class Processor(Struct, frozen=True):
 
 
 class Bandwidth(Struct, frozen=True):
-    """What memory gave when it was measured, as STREAM counts it: bytes read and bytes written together.
+    """Measured memory bandwidth, counted as in STREAM: bytes read plus bytes written.
 
     Attributes:
         copy_bytes_per_s: of a = b, the quickest repeat, on one core.
@@ -81,7 +81,7 @@ class Memory(Struct, frozen=True):
 
 
 class Accelerator(Struct, frozen=True):
-    """Something that the kernel shows beside the processor; whether anything can run on it, an `Engine` says.
+    """An accelerator that the kernel shows; `Engine` says whether a runtime can use it.
 
     Attributes:
         kind: "gpu", "npu" or "tpu".
@@ -144,7 +144,7 @@ class Storage(Struct, frozen=True):
         file_system: such as "ext4"; "" where unknown.
         write_bytes_per_s: of one file, until it was on the disk (fsync); None until it was measured.
         read_bytes_per_s: of the same, after the kernel was asked to forget it; None likewise.
-        sync_s: of a write of 4 KiB until it was on the disk: what a promise costs; None likewise.
+        sync_s: of a write of 4 KiB until it was on the disk, the cost of a durable write; None likewise.
     """
 
     total_bytes: Count
@@ -174,9 +174,9 @@ class Catalogue(Struct, frozen=True):
 
     Attributes:
         fingerprint: of what it depends on: kernel, packages, hardware; another one asks for another survey.
-        board: such as "Raspberry Pi 5 Model B Rev 1.0"; "" where nobody says.
+        board: such as "Raspberry Pi 5 Model B Rev 1.0"; "" if unknown.
         kernel: its release.
-        notes: what could not be found out and why, in sentences.
+        notes: unknown values and their reasons, in sentences.
         measured: whether what takes seconds (bandwidth, storage, engines) was measured.
     """
 

@@ -32,7 +32,7 @@ class Modelled(Struct, frozen=True, tag_field="kind", tag="modelled"):
 
     Attributes:
         value: finite.
-        source: what it was computed from, in words.
+        source: its basis, in words.
     """
 
     value: float

@@ -89,7 +89,7 @@ _LOOPBACK, _ETHERNET = "772", "1"  # ARPHRD_LOOPBACK and ARPHRD_ETHER of linux/i
 
 
 class _Identity(NamedTuple):
-    """What tells one device from another, or from itself after a change."""
+    """Identifies a device and its configuration."""
 
     board: str
     kernel: str
@@ -136,7 +136,7 @@ def fingerprint(tree: Tree) -> str:
 def measure_device(
     described: Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None
 ) -> Catalogue:
-    """Returns the catalogue with measurements; what cannot be measured is noted. Takes seconds.
+    """Returns the catalogue with measurements; failures are noted. Takes seconds.
 
     Args:
         described: from `describe_device`.

@@ -87,7 +87,7 @@ class Plan(Struct, frozen=True):
         partition: which provider runs which operators; empty if it was not measured.
         throttled_ms: median of a row under sustained load; None if it was not measured.
         carried, full: None if nothing was measured of the full model.
-        open: what was not measured or is not valid, in sentences.
+        open: missing or invalid measurements, in sentences.
     """
 
     bundle: str
@@ -277,7 +277,7 @@ def _full_point(manifest: Manifest, points: Iterable[Point]) -> Point | None:
 
 
 def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None, notes: list[str]) -> Carried | None:
-    """The smaller form; the encoded input if they are equal, because the gateway is no slower at preprocessing."""
+    """The smaller form; the encoded input if they are equal, because the gateway preprocesses at least as fast."""
     if manifest.full is None:
         return None
     point = _full_point(manifest, points)

@@ -29,7 +29,7 @@ def read_profile(path: Path) -> Profile | None:
     """Reads a profile; returns None if there is no such file.
 
     Raises:
-        ProtocolError: the file is no profile.
+        ProtocolError: the file is not a profile.
     """
     try:
         with path.open("rb") as file:
@@ -89,7 +89,7 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
 
 
 def with_result(profile: Profile, result: Point | Refused) -> Profile:
-    """Returns the profile with a new point; a refusal is added beside the point that was measured before."""
+    """Returns the profile with a new point; a refusal leaves the point that was measured before."""
     key = result.key
     refused = tuple(one for one in profile.refused if one.key != key)
     if isinstance(result, Refused):

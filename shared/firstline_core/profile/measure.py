@@ -135,8 +135,8 @@ def _warn_in_log(sentence: str) -> None:
 class ProfileSession:
     """Measures the points of a profile that are missing, or that were measured less carefully than wanted.
 
-    Each point is written as soon as it is measured, beside what other processes have written meanwhile; a session that
-    was ended early is continued by the next one.
+    Each point is written as soon as it is measured, and points that other processes write meanwhile are kept. A session
+    that was ended early is continued by the next one.
 
     Args:
         bundle: opened, so that its files are checked.
@@ -216,7 +216,7 @@ class ProfileSession:
         )
 
     def _begun(self, before: Profile | None) -> Profile:
-        """What is still valid of an earlier profile."""
+        """The still valid part of an earlier profile."""
         manifest = self._bundle.manifest
         empty = Profile(
             manifest.name,
@@ -239,7 +239,7 @@ class ProfileSession:
         )
 
     def _prepared(self, before: Profile | None) -> Profile:
-        """With the stated costs, and with the points to measure again marked, so that a restart goes on with them."""
+        """With the stated costs, and with the points to measure again marked, so that a restart continues with them."""
         profile, stated = self._begun(before), self._options.joules_per_core_s
         points = tuple(
             replace(one, energy_mj=as_stated(one.energy_mj, stated, one.processor_ms)) for one in profile.points

@@ -19,7 +19,7 @@ class Need(Struct, frozen=True):
         point: its name.
         memory_bytes: to load the model.
         cores: that its runs keep busy.
-        heats: whether it is measured hot, so that heat is no reason to wait.
+        heats: whether it is measured hot and does not wait to cool.
     """
 
     point: str

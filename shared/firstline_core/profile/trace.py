@@ -38,7 +38,7 @@ def operators(trace: bytes, skip_runs: int = 1) -> tuple[Operator, ...]:
         skip_runs: number of first runs, which allocate.
 
     Raises:
-        ProtocolError: it is no trace, or has no further run.
+        ProtocolError: it is not a trace, or has no further run.
     """
     if len(trace) > LIMIT_BYTES:
         raise ProtocolError(f"ONNX Runtime's trace has {len(trace)} bytes; at most {LIMIT_BYTES} are read.")

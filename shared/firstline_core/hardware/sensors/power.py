@@ -147,7 +147,7 @@ class Supply(NamedTuple):
 
     Attributes:
         battery_share: charge of the emptiest battery, 0 to 1.
-        powered: 0 if a battery drains, even beside a weak adapter; otherwise 1 if external power is connected or a
+        powered: 0 if a battery drains, even with a weak adapter; otherwise 1 if external power is connected or a
             battery reports that it does not drain.
         draining_w: power of each battery that drains, by name.
     """

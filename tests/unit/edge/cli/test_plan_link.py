@@ -53,7 +53,7 @@ def test_what_is_stated_overrides() -> None:
 def test_payloads_of_one_size_tell_a_round_trip_of_that_size_and_no_bandwidth() -> None:
     link, said = measured(Link(), status(used(30_000)))
     assert link.bytes_per_s is None and link.round_trip_ms == pytest.approx(50, rel=0.1)
-    assert "payloads of 30000 bytes" in said[0] and "tells no bandwidth" in said[1]
+    assert "payloads of 30000 bytes" in said[0] and "shows no bandwidth" in said[1]
 
 
 def test_a_gateway_that_says_nothing_of_its_own_time_leaves_the_round_trip_open() -> None:
@@ -63,7 +63,7 @@ def test_a_gateway_that_says_nothing_of_its_own_time_leaves_the_round_trip_open(
 
 def test_an_agent_that_has_sent_nothing_tells_nothing() -> None:
     assert measured(Link(), status(None)) == (
-        Link(), ["The running agent has sent nothing of late, so that it cannot tell how its link is."]
+        Link(), ["The running agent has sent nothing recently, so it has not measured its link."]
     )  # fmt: skip
 
 

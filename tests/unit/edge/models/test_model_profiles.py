@@ -25,7 +25,7 @@ from firstline_core.types import InferRequest
 from firstline_edge.agent import EdgeAgent
 from firstline_edge.models.edge_model import EdgeModel, Pace
 from firstline_edge.models.loading import hold
-from firstline_edge.models.profiles import Profiles, planned
+from firstline_edge.models.profiles import Profiles, fastest_options
 from firstline_edge.models.workers import Workers
 from firstline_edge.state import device_profile_path
 
@@ -98,7 +98,7 @@ def test_what_nobody_measured_runs_as_configured(tmp_path: Path) -> None:
     configured = RuntimeOptions(threads=3)
     hot = measured(bundle)
     profile = document(bundle, tmp_path, replace(hot, key=replace(hot.key, condition="emulated")))
-    assert all(planned(profile, configured, model) == configured for model in bundle.manifest.edge)
+    assert all(fastest_options(profile, configured, model) == configured for model in bundle.manifest.edge)
 
 
 def test_a_bundle_may_bring_the_profile_of_this_machine(tmp_path: Path, workers: Workers) -> None:
