@@ -13,7 +13,7 @@ import numpy as np
 from bench.device import small
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 
 _WARM_UP = 200

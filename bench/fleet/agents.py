@@ -131,7 +131,7 @@ class Agent:
         self._crash: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """A process begins, as `fleet.wiring.FleetRoom` has it."""
+        """A process begins, as `FleetMember` does it."""
         self.processes += 1
         self._session, self._sequence = f"process-{self.processes}", 0
         self._started_s = self._lived_to_s = self._clock.monotonic_s()

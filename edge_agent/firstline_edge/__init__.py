@@ -2,7 +2,6 @@
 
 A request
     api/            HTTP and gRPC: the Open Inference Protocol, files, answers by id and as events
-    agent           the data plane that every protocol calls
     cascade/        decides which tier answers, read from top to bottom
     requests/       the context of a request and its rows
     cloud/          the connections to the gateway over HTTP and MQTT, each with a circuit breaker
@@ -26,6 +25,5 @@ The process
     settings/       the settings of the device
     telemetry/      counters, logs, the decision log, the status
     state           the state directory
-    parts           builds, starts and stops everything
-    wiring          builds single parts from the settings
+    app             builds, starts and stops everything
 """

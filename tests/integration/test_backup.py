@@ -20,7 +20,7 @@ from support.keys import bearer, create_key
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_core.types import InferRequest, Route, Status, Tier
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load as load_edge
@@ -87,7 +87,7 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
         await stack.enter_async_context(serving(new, port=settings.api.port))
 
         async def all_kept() -> bool:
-            return agent.parts.outbox.depth == 0
+            return agent.outbox.depth == 0
 
         await until(all_kept, 60)
         for request_id in (*before, *during, *after):
@@ -132,14 +132,14 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
         await stack.enter_async_context(serving(new, port=settings.api.port))
 
         async def all_kept() -> bool:
-            return agent.parts.outbox.depth == 0
+            return agent.outbox.depth == 0
 
         await until(all_kept)  # let in by the certificate that it had
         for request_id in promised:
             answer = (await agent.answer(request_id)).answer
             assert answer is not None and answer.status is Status.FINAL
-        assert agent.parts.identity.renewal is not None
-        await agent.parts.identity.renewal.renew()  # the authority's key is there
+        assert agent.upkeep.renewal is not None
+        await agent.upkeep.renewal.renew()  # the authority's key is there
         request = InferRequest("digits", (picture(99),), new_request_id(), route=Route.CLOUD, principal="local")
         answer = (await agent.infer(request)).answer
         assert answer is not None and answer.tier is Tier.CLOUD

@@ -23,7 +23,7 @@ from support.mqtt_device import device_at
 
 from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.types import InferRequest, Status
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_gateway.gateway import Gateway
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
@@ -44,7 +44,7 @@ async def serving_at(url: str, **overrides: object) -> AsyncIterator[tuple[Gatew
 
 async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
     async def none_waits() -> bool:
-        return agent.parts.outbox.depth == 0
+        return agent.outbox.depth == 0
 
     await until(none_waits)
     for request_id in request_ids:
@@ -66,10 +66,10 @@ async def test_answers_that_are_lost_are_given_again(tmp_path: Path) -> None:
         request_ids = await asyncio.gather(*promises)
 
         async def answered_in_vain() -> bool:
-            return counted(gateway, "recorded") > 1 and not agent.parts.links.available
+            return counted(gateway, "recorded") > 1 and not agent.links.available
 
         await until(answered_in_vain)
-        assert agent.parts.outbox.depth == DELIVERIES - 1
+        assert agent.outbox.depth == DELIVERIES - 1
         await network.become(FINE)
         await all_final(agent, request_ids)
         assert counted(gateway, "recorded") == answered(gateway) == DELIVERIES

@@ -16,7 +16,9 @@ from firstline_edge.api.app import App
 async def test_the_agents_description_covers_every_address(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path)) as (agent, url), httpx.AsyncClient(base_url=url) as http:
         document = (await http.get("/openapi.json")).json()
-        served = {(route.path, route.method.lower()) for route in App(agent, access_of(agent.settings.api)).routes}
+        served = {
+            (route.path, route.method.lower()) for route in App(agent.data_plane, access_of(agent.settings.api)).routes
+        }
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
     for path, methods in document["paths"].items():
         for operation in methods.values():

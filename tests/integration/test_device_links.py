@@ -21,15 +21,15 @@ from support.tls_site import Site, site
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import parse_join_token
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.checks import identity_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.identity import rejoining
+from firstline_edge.identity.device_identity import DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
@@ -63,9 +63,9 @@ async def joined(gateway: Site, folder: Path, name: str, kind: str = "") -> Asyn
         ]
         settings = load(None, environ={}, overrides={**overrides, "links": chosen})
     async with EdgeAgent(settings) as agent:
-        if agent.parts.links.mqtt:
+        if agent.links.mqtt:
             async with asyncio.timeout(10):
-                await agent.parts.links.wait_connected()
+                await agent.links.wait_connected()
         yield agent
 
 
@@ -99,7 +99,7 @@ async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_pat
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
 async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"renews-{kind}", kind) as agent:
-        credentials, renewal = agent.parts.identity.credentials, agent.parts.identity.renewal
+        credentials, renewal = agent.identity.credentials, agent.upkeep.renewal
         assert credentials is not None
         assert renewal is not None
         answered, stop = 0, asyncio.Event()
@@ -129,7 +129,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
 async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_path: Path) -> None:
     """Every connection shows the new one: the old one is revoked, and nothing happens."""
     async with joined(gateway, tmp_path, "swaps") as agent:
-        credentials, renewal = agent.parts.identity.credentials, agent.parts.identity.renewal
+        credentials, renewal = agent.identity.credentials, agent.upkeep.renewal
         assert credentials is not None
         assert renewal is not None
         assert await asked(agent) == "cloud"
@@ -153,7 +153,7 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
         while await asked(agent) == "cloud":
             assert time.monotonic() - revoked_s < SILENT_WITHIN_S
         async with asyncio.timeout(10):
-            await _until(lambda: not any(link.connected for link in agent.parts.links.mqtt))
+            await _until(lambda: not any(link.connected for link in agent.links.mqtt))
         assert await asked(agent) == "edge"
         # A request that fails only wakes the prober: its finding, a moment later, is what status tells.
         async with asyncio.timeout(10):
@@ -163,13 +163,13 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
 async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "patient") as agent:
         assert await asked(agent) == "cloud"
-        (link,) = agent.parts.links.mqtt
+        (link,) = agent.links.mqtt
         lost: list[str] = []
         link._on_lost = lambda: lost.append("lost")
-        findings = {one.subject: one for one in identity_findings(IdentityRoom(agent.settings, SYSTEM_CLOCK))}
+        findings = {one.subject: one for one in identity_findings(DeviceIdentity(agent.settings, SYSTEM_CLOCK))}
         assert findings["identity"].state is State.OK
         assert "patient at https://" in findings["identity"].detail
-        credentials = IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials
+        credentials = DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials
         told, offset_s = await link_findings(agent.settings, credentials)
         assert {one.state for one in told} == {State.OK}, told
         assert offset_s is not None
@@ -180,7 +180,7 @@ async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(g
 async def test_doctor_says_that_a_revoked_device_is_refused(gateway: Site, tmp_path: Path) -> None:
     async with joined(gateway, tmp_path, "banned") as agent:
         await gateway.revoke("banned")
-        told, _ = await link_findings(agent.settings, IdentityRoom(agent.settings, SYSTEM_CLOCK).credentials)
+        told, _ = await link_findings(agent.settings, DeviceIdentity(agent.settings, SYSTEM_CLOCK).credentials)
         assert any(one.state is State.MISSING and "was revoked" in one.detail for one in told), told
 
 
@@ -190,7 +190,7 @@ async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: P
     alone = msgspec.structs.replace(settings.agent, use_identity=False)
     async with EdgeAgent(msgspec.structs.replace(settings, agent=alone)) as agent:
         assert await asked(agent) == "edge"
-        assert not any(link.connected for link in agent.parts.links.mqtt)
+        assert not any(link.connected for link in agent.links.mqtt)
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
@@ -204,13 +204,13 @@ async def test_a_device_that_joins_anew_needs_no_restart(
         await gateway.revoke(name)
         while await asked(agent) == "cloud":
             pass
-        renewal = agent.parts.identity.renewal
+        renewal = agent.upkeep.renewal
         assert renewal is not None
         with pytest.raises(UnauthorizedError):
             await renewal.renew()
         command = [sys.executable, "-m", "firstline_edge", "join", gateway.url, "--force"]
         where = ["--token-file", str(await gateway.token_file(name)), "--set", f"agent.state_dir={tmp_path / name}"]
-        agent.parts.state.publish_url("http://127.0.0.1:9")  # as an agent that serves
+        agent.state.publish_url("http://127.0.0.1:9")  # as an agent that serves
         done = await asyncio.to_thread(subprocess.run, [*command, *where], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "the agent that runs uses it within 5 s" in done.stdout

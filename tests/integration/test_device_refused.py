@@ -14,7 +14,7 @@ from support.logs import captured_lines
 
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse, Status, Tier
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
@@ -32,9 +32,9 @@ async def ask(agent: EdgeAgent) -> InferResponse:
 
 def story(agent: EdgeAgent, response: InferResponse) -> str:
     assert response.answer is not None
-    agent.parts.recorder.flush()
+    agent.recorder.flush()
     return "\n".join(
-        text for line in find(agent.parts.state.decisions_path, response.answer.request_id) for text in describe(line)
+        text for line in find(agent.state.decisions_path, response.answer.request_id) for text in describe(line)
     )
 
 

@@ -16,7 +16,7 @@ from support.gateway import serving
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.link_checks import link_findings
@@ -53,7 +53,7 @@ async def test_the_agent_keeps_the_broker_while_doctor_looks(
     await watcher.subscribe("firstline/v1/+/telemetry", note)
     await watcher.connect(5)
     async with EdgeAgent(settings) as agent:
-        [mqtt] = agent.parts.links.mqtt
+        [mqtt] = agent.links.mqtt
         await asyncio.wait_for(mqtt.wait_connected(), 5)
         connection = mqtt._client._connection
         [finding], _ = await link_findings(settings)

@@ -25,7 +25,7 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.models.held import Models
 from firstline_edge.models.loading import hold
@@ -223,12 +223,12 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
         reply = (await http.post(SHORT, params={"privacy": "local_only"}, content=sure_and_unsure[1])).json()
         assert (reply["reason"], reply["certified"]) == ("local_only", False)
-        agent.parts.recorder.flush()
-        assert find(agent.parts.state.decisions_path, reply["request_id"]) == []
+        agent.recorder.flush()
+        assert find(agent.state.decisions_path, reply["request_id"]) == []
         refused = await http.post(SHORT, params={"privacy": "local_only"}, content=b"no picture")
         assert refused.status_code == 400
-        agent.parts.recorder.flush()
-        assert find(agent.parts.state.decisions_path, refused.json()["request_id"]) == []
+        agent.recorder.flush()
+        assert find(agent.state.decisions_path, refused.json()["request_id"]) == []
         told = (await http.get("/metrics")).text
         assert "_requests_total{" not in told and "_errors_total{" not in told
         assert "firstline_edge_cache_entries 0.0" in told and "firstline_edge_cache_bytes 0.0" in told
@@ -320,7 +320,7 @@ class TestWithGateway:
         assert response.answer is not None
         assert [row.tier.value for row in response.answer.rows] == ["cloud", "edge", "cloud"]
         assert [row.certified for row in response.answer.rows] == [True, True, True]
-        full = agent.parts.models.all[0].manifest.full_digest
+        full = agent.models.all[0].manifest.full_digest
         assert response.answer.model_digest == full
         again = await infer(http, unsure)
         assert again.answer is not None and again.answer.tier.value == "cache" and again.answer.certified
@@ -353,7 +353,7 @@ class TestWithGateway:
             return (await http.get(path)).json()["status"] != "provisional"
 
         async def logged() -> bool:
-            return len(find(agent.parts.state.decisions_path, first["request_id"])) == 2
+            return len(find(agent.state.decisions_path, first["request_id"])) == 2
 
         await until(corrected)
         await until(logged)
@@ -361,7 +361,7 @@ class TestWithGateway:
         assert (last["status"], last["tier"], last["certified"]) == ("final", "cloud", True)
         v2 = (await http.get(path, params={"form": "v2"})).json()
         assert v2["parameters"]["status"] == "final" and len(v2["outputs"][0]["data"]) == 10
-        lines = find(agent.parts.state.decisions_path, first["request_id"])
+        lines = find(agent.state.decisions_path, first["request_id"])
         story = "\n".join(sentence for line in lines for sentence in describe(line))
         assert "provisional; a correction will come" in story and "Corrected by the gateway" in story
 

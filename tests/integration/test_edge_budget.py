@@ -20,7 +20,7 @@ from firstline_core.errors import BudgetExceededError
 from firstline_core.storage.files import read_checked
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
 from firstline_gateway.opening import open_gateway
@@ -118,13 +118,13 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         denied = answers[ended]
         assert (denied.reason, denied.status, denied.certified) == (Reason.BUDGET, Status.FINAL, False)
         assert budget_of(agent)["spent"] <= 6000
-        agent.parts.recorder.flush()
-        [line] = find(agent.parts.state.decisions_path, denied.request_id)
+        agent.recorder.flush()
+        [line] = find(agent.state.decisions_path, denied.request_id)
         story = "\n".join(describe(line))
         assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
         told = "\n".join(describe_status("http://edge", agent.status()))
         assert "budget  bytes/hour: " in told
-        metrics = agent.exposition()[0].decode()
+        metrics = agent.data_plane.exposition()[0].decode()
         assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
         spent = budget_of(agent)["spent"]
 
@@ -160,8 +160,8 @@ async def test_a_row_that_is_not_worth_its_price_is_explained(gateway_url: str, 
     async with EdgeAgent(settings) as agent:
         answers = [await ask(agent, picture) for picture in pictures(20)]
         assert {answer.tier for answer in answers} == {Tier.EDGE}
-        agent.parts.recorder.flush()
-        [line] = find(agent.parts.state.decisions_path, answers[0].request_id)
+        agent.recorder.flush()
+        [line] = find(agent.state.decisions_path, answers[0].request_id)
         assert "would have had to be worth 0.9" in "\n".join(describe(line))
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.types import Answer, Reason
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.cli.status import describe as describe_status
@@ -42,8 +42,8 @@ async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
     async with EdgeAgent(settings) as agent:
         answers = [response.answer for scan in scans(40) if (response := await agent.infer_file("digits", scan))]
         status = agent.status()
-        agent.parts.recorder.flush()
-        lines = [json.loads(line) for line in agent.parts.state.decisions_path.read_text().splitlines()]
+        agent.recorder.flush()
+        lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
 
 
@@ -99,7 +99,7 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
             tiers = set()
             for scan in scans(60):
                 answer = (said := await agent.infer_file("digits", scan)).answer
-                label = agent.labels("digits", "")[int(said.output("probabilities").argmax())]
+                label = agent.data_plane.labels("digits", "")[int(said.output("probabilities").argmax())]
                 assert answer is not None and answer.confidence is not None
                 kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
@@ -111,8 +111,8 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
         text = "\n".join(describe_status("http://h", agent.status()))
         assert f"or more: {len(known)} of 10 classes are kept, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
-        agent.parts.recorder.flush()
-        lines = [json.loads(line) for line in agent.parts.state.decisions_path.read_text().splitlines()]
+        agent.recorder.flush()
+        lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
         assert any("or more, by predicted class)" in text for text in describe(lines[-1]))
 
 

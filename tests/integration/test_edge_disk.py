@@ -21,8 +21,8 @@ from support.disk import SmallDisk, small_disk
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
-from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.erasure import PLACES, erase_running
+from firstline_edge.api.erasure import PLACES
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cache.disk import DiskCache
 
 
@@ -38,7 +38,7 @@ def picture() -> bytes:
 
 
 async def can_promise(agent: EdgeAgent) -> bool:
-    return not agent.parts.outbox.problem
+    return not agent.outbox.problem
 
 
 def summary(response: InferResponse) -> tuple[Status, Reason, bool]:
@@ -64,7 +64,7 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
         await until(partial(can_promise, agent))  # a thread opens it
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         assert agent.status()["problems"] == []
-        assert agent.parts.outbox.depth == 2  # the promise from before is still there
+        assert agent.outbox.depth == 2  # the promise from before is still there
     assert not (disk.path / "state" / "cache.damaged").exists()
 
 
@@ -140,7 +140,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(state_dir, links=links, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url):
-        agent.parts.state.publish_url(url)
+        agent.state.publish_url(url)
         first = await agent.infer_file("digits", picture())
         assert first.answer is not None
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
@@ -148,14 +148,14 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         ended: list[object] = []
 
         async def wait_for_the_end() -> None:
-            with agent.parts.endings.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
+            with agent.endings.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
                 ended.append(await ending)
 
         waiting = asyncio.create_task(wait_for_the_end())
         command = [sys.executable, "-m", "firstline_edge", "purge", "--yes", "--set", f"agent.state_dir={state_dir}"]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert agent.parts.outbox.depth == 0
+        assert agent.outbox.depth == 0
         async with asyncio.timeout(5):
             await waiting
         assert ended == [None]
@@ -165,7 +165,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
             await agent.answer(first.answer.request_id)
         disk.free()
         assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
-        assert agent.parts.outbox.depth == 1
+        assert agent.outbox.depth == 1
 
 
 async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: SmallDisk) -> None:
@@ -176,10 +176,10 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
     disk.fill()
     clock = SimulatedClock()
     async with EdgeAgent(settings, clock=clock) as agent:
-        assert agent.parts.outbox.problem
-        assert agent.parts.outbox.depth == 1
-        await erase_running(agent.parts, PLACES)
-        assert agent.parts.outbox.depth == 0
+        assert agent.outbox.problem
+        assert agent.outbox.depth == 1
+        await agent.data_plane.erasure.erase(PLACES)
+        assert agent.outbox.depth == 0
         held = [path for path in disk.path.rglob("*") if path.is_file() and picture() in path.read_bytes()]
         assert held == []
         disk.free()

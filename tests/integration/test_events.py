@@ -26,7 +26,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import Tensor
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
@@ -133,10 +133,10 @@ async def test_the_answer_as_it_stands_then_its_last_word(tmp_path: Path, scans:
         ((_, v2),) = await all_told(house, f"{path}?form=v2")
         assert v2["parameters"]["changed"] is True and v2["outputs"][0]["name"] == "probabilities"
         assert (await house.http.head(path)).status_code == 200
-        house.agent.parts.recorder.flush()
-        lines = find(house.agent.parts.state.decisions_path, first["request_id"])
+        house.agent.recorder.flush()
+        lines = find(house.agent.state.decisions_path, first["request_id"])
         assert [line["changed"] for line in lines] == [None, True]
-        assert len(house.agent.parts.endings) == 0
+        assert len(house.agent.endings) == 0
 
 
 async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
@@ -160,7 +160,7 @@ async def test_one_call_for_both_answers(tmp_path: Path, scans: Scans) -> None:
         assert plain.headers["Content-Type"] == "application/json"
         refused = await house.http.post(SHORT, content=b"no picture", headers=STREAM)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_tensor")
-        assert len(house.agent.parts.endings) == 0
+        assert len(house.agent.endings) == 0
 
 
 async def test_a_promise_that_expires_is_told(tmp_path: Path, scans: Scans) -> None:

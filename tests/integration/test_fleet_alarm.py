@@ -27,7 +27,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_gateway.contracts.device_alarms import DeviceAlarms
 from firstline_gateway.opening import open_gateway
@@ -255,14 +255,14 @@ async def one_lens_is_dirty(fleet: Fleet) -> None:
 
     # What waited in the outbox says it too.
     fleet.gateway.contracts._device_alarms = DeviceAlarms()
-    held = dirty.parts.models.find("small", "")
+    held = dirty.models.find("small", "")
     assert held is not None
     row = Tensor("x", np.array([[0.01, 1]], np.float32))
     waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=held.manifest.full_digest)
-    await dirty.parts.outbox.put(OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
+    await dirty.outbox.put(OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s()))
 
     async def delivered() -> bool:
-        return not dirty.parts.outbox.depth
+        return not dirty.outbox.depth
 
     await until(delivered)
     assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
@@ -306,8 +306,8 @@ async def quota_comes_and_goes(fleet: Fleet) -> None:
 
     async def heard(agent: EdgeAgent) -> float | None:
         await fleet.escalate(agent)
-        held = agent.parts.models.find("small", "")
-        watched = held and agent.parts.audits.standings.find(held)
+        held = agent.models.find("small", "")
+        watched = held and agent.standings.find(held)
         assert watched is not None
         return watched.record.escalations_per_hour
 

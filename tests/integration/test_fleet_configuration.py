@@ -21,9 +21,9 @@ from firstline.release.configurations import PushedConfiguration, push_configura
 from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import ENDED
 from firstline_edge.__main__ import main
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.api.status import birth_message
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.telemetry.report import birth_of
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.stages import Stage
@@ -148,8 +148,8 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         over.set()
         await asking  # no request failed
         assert answers
-        (held,) = agent.parts.models.all
-        assert agent.parts.router.threshold(held) == 1.5
+        (held,) = agent.models.all
+        assert agent.router.threshold(held) == 1.5
         (budget,) = agent.status()["budgets"]
         assert (budget["budget"], budget["amount"]) == ("bytes/day", 50_000_000) and 0 < budget["left"] < 50_000_000
         assert "edge" not in await kept(agent)
@@ -161,11 +161,11 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         )
 
     async with EdgeAgent(settings) as agent:  # it is there from the first request on
-        assert agent.parts.router.threshold(agent.parts.models.all[0]) == 1.5
+        assert agent.router.threshold(agent.models.all[0]) == 1.5
         assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
-        assert agent.parts.fleet is not None
-        told = agent.parts.models, agent.parts.audits.standings, agent.parts.fleet.configuration.running
-        birth: dict[str, Any] = birth_of(*told)
+        assert agent.fleet is not None
+        running = agent.fleet_configuration.running
+        birth: dict[str, Any] = birth_message(agent.models, agent.standings, running)
         assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 
@@ -174,7 +174,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
             return (await rollouts.get(rollout)).state == "rolled_back"
 
         await until(back, 60)
-        assert agent.parts.router.threshold(agent.parts.models.all[0]) < 1
+        assert agent.router.threshold(agent.models.all[0]) < 1
         assert agent.status()["budgets"] == [] and agent.status()["fleet"]["configuration"] is None
         update = await ended(site, rollout)
         assert (update.state, update.reason) == ("rolled_back", "undone")
@@ -190,7 +190,7 @@ async def test_a_device_that_keeps_a_setting_to_itself_refuses_with_a_sentence(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
         update = await ended(site, "r1")
         assert update.state == "rejected" and "keeps to itself" in update.message, update
-        assert agent.parts.router.threshold(agent.parts.models.all[0]) < 1 and agent.status()["budgets"] == []
+        assert agent.router.threshold(agent.models.all[0]) < 1 and agent.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
     assert await command(file, "updates") == 0
@@ -230,7 +230,7 @@ async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
         assert agent.status()["fleet"]["configuration"] is None
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
         assert (await ended(site, "r2")).state == "committed"
-        agent.parts.state.publish_url(url)
+        agent.state.publish_url(url)
         assert await command(file, "status") == 0
         assert "configuration careful version 1" in capsys.readouterr().out
         assert await command(file, *back) == 0

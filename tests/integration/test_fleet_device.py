@@ -24,7 +24,7 @@ from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.fleet import counting
@@ -94,7 +94,7 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) -> None:
     async with EdgeAgent(fleet.settings) as agent:
-        held = agent.parts.models.find("digits")
+        held = agent.models.find("digits")
         assert held is not None and held.edge is not None
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
             await agent.infer_file("digits", a_digit(), privacy=privacy.value)
@@ -188,7 +188,7 @@ import asyncio, sys
 sys.path.insert(0, {str(CHECKOUT / "tests")!r})
 from pathlib import Path
 from support.agent import edge_settings
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 async def main():
     async with EdgeAgent(edge_settings(Path({str(tmp_path)!r}))) as agent:
         assert agent.status()["fleet"] is None

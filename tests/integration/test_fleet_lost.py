@@ -14,7 +14,7 @@ from support.fleet_gateway import fleet_gateway
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.gateway import Gateway
 

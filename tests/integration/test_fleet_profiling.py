@@ -34,7 +34,7 @@ from firstline_core.fleet.profiling import ProfilingState
 from firstline_core.fleet.twin import Reported
 from firstline_core.profile.profile import decode, encode
 from firstline_core.runtime.select import CPU
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 from firstline_gateway.gateway import Gateway

@@ -20,7 +20,7 @@ from firstline.release.pushing import push
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.slots import manifest_sha256
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -109,7 +109,7 @@ async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_resta
         over.set()
         await asking  # no request failed
         assert versions == sorted(versions) and {"1", "2"} == set(versions)
-        running = agent.parts.models.all
+        running = agent.models.all
         assert [held.version for held in running] == ["2"]
     slot = tmp_path / "state" / "models" / "digits" / "a"
     assert sorted(path.name for path in slot.iterdir()) == [
@@ -118,12 +118,12 @@ async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_resta
         "manifest.json",
     ]  # what it needs alone
     async with EdgeAgent(settings) as agent:
-        (held,) = agent.parts.models.all
+        (held,) = agent.models.all
         assert held.version == "2" and held.bundle.path == slot
         device = await site.gateway.fleet.device("device-1")
         assert device.reported is not None and device.reported.models[0].version == 2
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, enabled=False))) as agent:
-        assert [held.version for held in agent.parts.models.all] == ["1"]
+        assert [held.version for held in agent.models.all] == ["1"]
 
 
 async def test_somebody_at_the_device_goes_back_at_once(
@@ -141,7 +141,7 @@ async def test_somebody_at_the_device_goes_back_at_once(
         await desired(site, wanted)
         assert await ended(site) == (UpdateState.COMMITTED, "")
         assert (await client.post("/firstline/v1/updates/digits/rollback")).status_code == 200
-        assert [held.version for held in agent.parts.models.all] == ["1"]
+        assert [held.version for held in agent.models.all] == ["1"]
         assert await ended(site) in ((UpdateState.ROLLED_BACK, "asked"), (UpdateState.COMMITTED, ""))
         again = await client.post("/firstline/v1/updates/digits/rollback")
         assert again.status_code == 400 and "nothing to go back to" in again.json()["error"]
@@ -164,4 +164,4 @@ async def test_a_device_without_a_root_takes_nothing(
         await until(known)
         await desired(site, wanted)
         assert await ended(site) == (UpdateState.REJECTED, "signature")
-        assert [held.version for held in agent.parts.models.all] == ["1"]
+        assert [held.version for held in agent.models.all] == ["1"]

@@ -62,21 +62,23 @@ async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
     with board("raspberry-pi-4", tmp_path / "board") as root:
         settings = edge_settings(tmp_path / "state", hardware__root=str(root), hardware__period_s=0.1)
         async with serving_agent(settings) as (agent, _):
-            sampler = agent.parts.sampler
+            sampler = agent.sampler
 
             async def hot() -> bool:
                 return measured(sampler.latest.hottest_c) == 82.277
 
             await until(hot)
             assert agent.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
-            assert 'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.exposition()[0].decode()
+            assert (
+                'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.data_plane.exposition()[0].decode()
+            )
             say(root, "sys/class/thermal/thermal_zone0/temp", "61000")
 
             async def cool() -> bool:
                 return measured(sampler.latest.hottest_c) == 61.0
 
             await until(cool)
-            catalogue = agent.parts.surveyor.catalogue
+            catalogue = agent.surveyor.catalogue
             assert catalogue is not None
             assert catalogue.board.startswith("Raspberry Pi 4")
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from support.agent import DIGITS, edge_settings
 
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 
 
 def picture() -> bytes:
@@ -100,7 +100,7 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
     async with EdgeAgent(settings) as agent:
         before = await agent.infer_file("digits", picture())
         assert agent.status()["problems"] == []
-        held = agent.parts.models.find("digits")
+        held = agent.models.find("digits")
         assert held is not None and held.edge is not None
         file = models / "digits" / held.edge.loaded.model.artefacts[0].file
     target = file if damage == "flip" else models / "digits" / "manifest.json"
@@ -120,7 +120,7 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
         assert agent.status()["models"][0]["certificate"] is not None
     (copy / file.name).write_bytes(b"damaged too") if (copy / file.name).exists() else shutil.rmtree(copy)
     async with EdgeAgent(settings) as agent:
-        assert agent.parts.models.all == ()
+        assert agent.models.all == ()
     shutil.rmtree(models / "digits")
     async with EdgeAgent(settings):
         assert list((tmp_path / "state" / "bundles").glob("*")) == []

@@ -18,7 +18,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.types import Status
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cloud.links import open_links
 from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
@@ -37,9 +37,9 @@ async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(
     asked = request()
     async with EdgeAgent(edge_settings(tmp_path, links=[link])) as agent:
         item = OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
-        await agent.parts.outbox.put(item)
+        await agent.outbox.put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
-        await until(lambda: agent.parts.outbox.depth == 0)
+        await until(lambda: agent.outbox.depth == 0)
         answer = (await agent.answer(asked.request_id)).answer
     assert answer is not None
     assert answer.status is Status.EXPIRED

@@ -19,7 +19,7 @@ from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 
 from firstline_core.types import Status
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cache.disk import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
@@ -55,7 +55,7 @@ async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running
     state_dir = tmp_path / "state"
     settings = edge_settings(state_dir, links=LINKS, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url):
-        agent.parts.state.publish_url(url)
+        agent.state.publish_url(url)
         request_id, result = await ask(agent)
         state_dir.joinpath("outbox", "outbox.db.damaged").write_bytes(b"set aside" + picture())
         assert len(files_with(state_dir, picture())) >= 2
@@ -65,12 +65,12 @@ async def test_nothing_that_was_kept_is_left_in_any_file(tmp_path: Path, running
             assert there["erased"] is False
             assert files_with(state_dir, picture())
             await asyncio.to_thread(purge, state_dir, "--yes")
-            assert agent.parts.outbox.depth == 0
-            assert len(agent.parts.cache) == 0
+            assert agent.outbox.depth == 0
+            assert len(agent.cache) == 0
             async with httpx.AsyncClient(trust_env=False) as client:
                 assert (await client.get(f"{url}/firstline/v1/answers/{request_id}")).status_code == 404
             again, _ = await ask(agent)  # it goes on
-            assert agent.parts.outbox.depth == 1
+            assert agent.outbox.depth == 1
             assert again != request_id
             await asyncio.to_thread(purge, state_dir, "--yes")
             assert files_with(state_dir, request_id.encode()) == []
@@ -102,7 +102,7 @@ async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Pat
         reply = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "told"})
         assert reply.status_code == 403  # good for once
         assert (await client.post(f"{url}/firstline/v1/purge", content=b"{")).status_code == 400
-        assert agent.parts.outbox.depth == 1
+        assert agent.outbox.depth == 1
 
 
 async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_kept(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
     key.write_text("cd" * 32)
     async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox beside
         await ask(agent)
-        assert agent.parts.outbox.depth == 1
+        assert agent.outbox.depth == 1
         assert any("outbox.db.damaged" in found["message"] for found in agent.status()["problems"])
 
 
@@ -141,7 +141,7 @@ async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(
     monkeypatch.undo()
     (state_dir / "outbox").write_text("in the way")
     async with EdgeAgent(edge_settings(state_dir)) as agent:
-        assert agent.parts.outbox.problem
+        assert agent.outbox.problem
         with contextlib.closing(sqlite3.connect(state_dir / "cache" / "cache.db")) as looking:
             async with asyncio.timeout(10):
                 while looking.execute("SELECT count(*) FROM Cache").fetchone() != (0,):  # noqa: ASYNC110 (another thread writes)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -35,7 +35,7 @@ async def serving_agent(
     with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
         async with (
             EdgeAgent(settings) as agent,
-            server.serving(App(agent, access_of(settings.api)), [listener], limits),
+            server.serving(App(agent.data_plane, access_of(settings.api)), [listener], limits),
         ):
             yield agent, server.url_of(listener)
 

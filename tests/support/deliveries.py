@@ -10,7 +10,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_gateway.gateway import Gateway
 
 

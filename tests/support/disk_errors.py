@@ -142,7 +142,7 @@ import asyncio, errno, json, sys
 from pathlib import Path
 from support.agent import edge_settings
 from support.faulty_disk import fail
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 
 picture = Path(sys.argv[2]).read_bytes()
 
@@ -158,12 +158,12 @@ async def main():
                 answer = (await agent.infer_file("digits", picture)).answer  # whatever the disk does
                 durable += [answer.request_id] if answer.durable else []
                 assert answer.durable or answer.reason.value == "outbox_full"
-                assert agent.parts.outbox.depth == len(durable)
+                assert agent.outbox.depth == len(durable)
             refused += 6 - len(durable)
             fail(-1, 0)
-            assert agent.ready() and agent.status()["outbox"]["items"] == len(durable)
+            assert agent.data_plane.ready() and agent.status()["outbox"]["items"] == len(durable)
         async with EdgeAgent(settings) as agent:
-            assert agent.parts.outbox.depth == len(durable)
+            assert agent.outbox.depth == len(durable)
             for request_id in durable:
                 assert (await agent.answer(request_id)).answer.durable
         promised += len(durable)

@@ -180,7 +180,7 @@ class Device:
         self.patience = Patience()
 
     def start(self) -> None:
-        """A process starts: as `fleet.wiring.FleetRoom` does it."""
+        """A process starts: as `EdgeAgent` does it."""
         history = History(self.folder / "models")
         history.start(self.clock.wall_s())
         self.history, self.serving = history, FakeServing(self.setup)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.protocol.tensors import shown
-from firstline_edge.agent import LOCAL_PRINCIPAL
+from firstline_edge.api.data_plane import LOCAL_PRINCIPAL
 from firstline_edge.api.tokens import Tokens, read_tokens
 from firstline_edge.settings.check import LOOPBACK_NAMES
 from firstline_edge.settings.settings import ApiSection

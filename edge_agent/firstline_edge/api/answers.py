@@ -12,8 +12,8 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
 
 
@@ -26,7 +26,7 @@ class Answers:
         budget: for bodies.
     """
 
-    def __init__(self, agent: EdgeAgent, streams: Streams, budget: BodyBudget) -> None:
+    def __init__(self, agent: EdgeDataPlane, streams: Streams, budget: BodyBudget) -> None:
         self._agent = agent
         self._streams = streams
         self._budget = budget
@@ -52,7 +52,7 @@ class Answers:
                     return self._in_words(await agent.infer(asked))
                 # Only now: who sends slowly, or not at all, takes no stream from those who listen.
                 stream = held.enter_context(self._streams.opened(self._in_words))
-                ending = held.enter_context(agent.parts.endings.watch(asked.request_id))
+                ending = held.enter_context(agent.endings.watch(asked.request_id))
                 response = await agent.infer(asked)
             return stream.response(response, ending, held)
 
@@ -66,7 +66,7 @@ class Answers:
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
             stream = held.enter_context(self._streams.opened(self._in_form(request), seen))
-            ending = held.enter_context(self._agent.parts.endings.watch(request_id))
+            ending = held.enter_context(self._agent.endings.watch(request_id))
             return stream.response(await self._agent.answer(request_id, principal), ending, held)
 
     def _in_form(self, request: Request) -> Render:

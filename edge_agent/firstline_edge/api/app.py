@@ -14,11 +14,11 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.http_server import Receive, Scope, Send
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.logs import logger
-from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.routing import NoRouteError, Route, Router
 from firstline_edge.api.streams import Streams
@@ -42,7 +42,7 @@ class App:
         bodies: what requests hold together.
     """
 
-    def __init__(self, agent: EdgeAgent, access: Access) -> None:
+    def __init__(self, agent: EdgeDataPlane, access: Access) -> None:
         api = agent.settings.api
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
@@ -91,7 +91,7 @@ def _no_route(error: NoRouteError) -> Reply:
 class _Handlers:
     """What V2, its extensions and the operator's addresses are answered with."""
 
-    def __init__(self, agent: EdgeAgent, bodies: BodyBudget) -> None:
+    def __init__(self, agent: EdgeDataPlane, bodies: BodyBudget) -> None:
         self._agent = agent
         self._bodies = bodies
 
@@ -162,7 +162,7 @@ class _Handlers:
         return http.json_reply(openapi.description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
-        return await purge_reply(self._agent, request)
+        return await purge_reply(self._agent.erasure, request)
 
     async def metrics(self, _request: Request, _principal: str) -> Reply:
         text, content_type = self._agent.exposition()

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from firstline_core.errors import CapacityError, RequestError
+from firstline_core.errors import CapacityError, ForbiddenError, RequestError
 from firstline_core.storage.files import erase, erase_all
 from firstline_edge import state
-
-if TYPE_CHECKING:
-    from firstline_edge.parts import Parts
+from firstline_edge.audits.samples import SampleLog
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.recorder import Recorder
 
 PLACES = ("outbox", "cache", "samples", "decisions")
 """What can be named: requests and answers, results, scores of audited answers, the decision log."""
@@ -51,30 +52,67 @@ def erase_files(state_dir: Path, places: Collection[str]) -> None:
         erase(paths(state_dir)[place])
 
 
-async def erase_running(parts: Parts, places: Collection[str]) -> None:
-    """Erases places of this agent, which goes on; promises end without an answer.
+class Erasure:
+    """Erases places of the agent that runs.
 
-    Raises:
-        RequestError: a place that there is not.
-        CapacityError: the disk refuses.
+    Args:
+        state: knows who may write in the state directory.
+        outbox: promises end without an answer.
+        cache: results.
+        samples: scores of audited answers; the certificates' records stay.
+        recorder: the decision log.
     """
-    if unknown := set(places) - set(PLACES):
-        raise RequestError(f"There is nothing called {sorted(unknown)[0]!r} to erase; there are {', '.join(PLACES)}.")
-    given_up: list[Path] = []
-    try:
-        if "outbox" in places:
-            await parts.outbox.purge()
-        if "cache" in places:
-            given_up += parts.cache.clear()
-        if "samples" in places:
-            given_up += parts.audits.clear_samples()
-        if "decisions" in places:
-            given_up += parts.recorder.clear()
-        await asyncio.to_thread(erase_all, given_up)  # as slow as the disk
-    except (OSError, CapacityError) as error:
-        raise CapacityError(
-            f"Not all could be erased: {error} Stop the agent and purge again; that needs no room on the disk."
-        ) from error
+
+    def __init__(
+        self, state: StateDirectory, outbox: ReopeningOutbox, cache: ResultCache, samples: SampleLog, recorder: Recorder
+    ) -> None:
+        self._state = state
+        self._outbox = outbox
+        self._cache = cache
+        self._samples = samples
+        self._recorder = recorder
+
+    def check(self, proof: str) -> None:
+        """Checks that the caller may write in the state directory.
+
+        Args:
+            proof: what the caller has written there.
+
+        Raises:
+            ForbiddenError: the proof is wrong.
+        """
+        if not self._state.takes_proof(proof):
+            raise ForbiddenError("Whoever may write in the agent's state directory may erase: use `edge-agent purge`.")
+
+    async def erase(self, places: Collection[str]) -> None:
+        """Erases places; the agent goes on.
+
+        Args:
+            places: names of `PLACES`.
+
+        Raises:
+            RequestError: an unknown place.
+            CapacityError: the disk refuses.
+        """
+        if unknown := set(places) - set(PLACES):
+            raise RequestError(
+                f"There is nothing called {sorted(unknown)[0]!r} to erase; there are {', '.join(PLACES)}."
+            )
+        files: list[Path] = []
+        try:
+            if "outbox" in places:
+                await self._outbox.purge()
+            if "cache" in places:
+                files += self._cache.clear()
+            if "samples" in places:
+                files += self._samples.clear()
+            if "decisions" in places:
+                files += self._recorder.clear()
+            await asyncio.to_thread(erase_all, files)  # as slow as the disk
+        except (OSError, CapacityError) as error:
+            raise CapacityError(
+                f"Not all could be erased: {error} Stop the agent and purge again; that needs no room on the disk."
+            ) from error
 
 
 def _size_bytes(path: Path) -> int:

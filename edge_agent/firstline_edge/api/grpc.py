@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
-from firstline_edge.agent import EdgeAgent
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.bodies import BodyBudget
+from firstline_edge.api.data_plane import EdgeDataPlane
 
 
-def grpc_server(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> GrpcServer:
+def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> GrpcServer:
     """The agent's server for gRPC, which listens once it is started.
 
     Args:

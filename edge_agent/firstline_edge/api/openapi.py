@@ -14,7 +14,7 @@ from firstline_core.protocol.openapi import (
     short_infer,
     v2_infer,
 )
-from firstline_edge.telemetry.report import VERSION as AGENT_VERSION
+from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
 
 _REQUEST_ID = {
     "name": "request_id",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from firstline_core.errors import ForbiddenError, RequestError
+from firstline_core.errors import RequestError
 from firstline_core.protocol import http
 from firstline_core.protocol.asgi import Request
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.limits import Limits
-from firstline_edge.agent import EdgeAgent
-from firstline_edge.api.erasure import erase_running
+from firstline_edge.api.erasure import Erasure
 
 _LIMITS = Limits(body_bytes=4096)
 
@@ -22,7 +21,7 @@ class _Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proof: str
 
 
-async def purge_reply(agent: EdgeAgent, request: Request) -> Reply:
+async def purge_reply(erasure: Erasure, request: Request) -> Reply:
     """Erases, and says what.
 
     Raises:
@@ -35,7 +34,6 @@ async def purge_reply(agent: EdgeAgent, request: Request) -> Reply:
         order = msgspec.json.decode(body, type=_Order)
     except msgspec.MsgspecError as error:
         raise RequestError(f"The body is no order to purge: {error}.") from error
-    if not agent.parts.state.takes_proof(order.proof):
-        raise ForbiddenError("Whoever may write in the agent's state directory may erase: use `edge-agent purge`.")
-    await erase_running(agent.parts, order.places)
+    erasure.check(order.proof)
+    await erasure.erase(order.places)
     return http.json_reply({"erased": order.places})

@@ -1,63 +1,50 @@
-"""The agent as a process: its sockets, one ready line, a graceful end."""
+"""Serves the API: its sockets, HTTP and gRPC, a graceful end."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.telemetry.logs import logger
-from firstline_edge.agent import EdgeAgent
 from firstline_edge.api import unix_socket
-from firstline_edge.api.access import Access, access_of
+from firstline_edge.api.access import Access
 from firstline_edge.api.address import listen, url_of
 from firstline_edge.api.app import App
 from firstline_edge.api.bodies import BodyBudget
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.api.data_plane import EdgeDataPlane
+from firstline_edge.settings.settings import ApiSection
 
 log = logger(__name__)
 
 _DRAIN_S = 10  # what answers in the making may take after the order to stop
 
 
-async def serve(
-    settings: EdgeSettings, ready: Callable[[str], None], *, trouble: Mapping[Path, str] = MappingProxyType({})
-) -> None:
-    """Runs the agent and its API until SIGTERM or SIGINT.
+@contextlib.contextmanager
+def bound_sockets(section: ApiSection) -> Iterator[tuple[list[socket.socket], str]]:
+    """Binds the API's sockets.
 
     Args:
-        settings: see `settings/settings.py`.
-        ready: called with the URL once requests are answered.
-        trouble: for `status`, by the file that it is with.
+        section: the addresses.
+
+    Yields:
+        The sockets, and the URL of the first.
 
     Raises:
-        ConfigError: the settings make no sense on this machine.
-        AddressError: an address cannot be had.
+        AddressError: an address is not available.
     """
-    access = access_of(settings.api)
     with contextlib.ExitStack() as bound:
-        listener = bound.enter_context(contextlib.closing(listen(settings.api.host, settings.api.port)))
-        listeners, url = [listener], url_of(listener)
-        if settings.api.socket:
-            path, mode = Path(settings.api.socket), int(settings.api.socket_mode, 8)
+        listener = bound.enter_context(contextlib.closing(listen(section.host, section.port)))
+        listeners = [listener]
+        if section.socket:
+            path, mode = Path(section.socket), int(section.socket_mode, 8)
             listeners.append(bound.enter_context(unix_socket.listening(path, mode)))
-        async with EdgeAgent(settings, trouble=trouble) as agent:
-            agent.parts.state.publish_url(url)
-            app, stop = App(agent, access), asyncio.Event()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            async with _grpc(agent, access, app.bodies), serving(app, listeners):
-                _settle_memory()
-                ready(url)
-                await stop.wait()
+        yield listeners, url_of(listener)
 
 
 @contextlib.asynccontextmanager
@@ -76,8 +63,8 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def _grpc(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> AsyncIterator[None]:
-    """Listens for gRPC too, where the settings say so.
+async def serving_grpc(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> AsyncIterator[None]:
+    """Serves gRPC too if the settings enable it.
 
     Raises:
         ConfigError: its packages are not installed.
@@ -101,8 +88,8 @@ async def _grpc(agent: EdgeAgent, access: Access, bodies: BodyBudget) -> AsyncIt
         await server.stop(_DRAIN_S)
 
 
-def _settle_memory() -> None:
-    """Starting leaves garbage and holes in the heap: some 5 MB, much on a small device. Then requests come."""
+def release_startup_memory() -> None:
+    """Returns the garbage of the start to the system: about 5 MB, which is much on a small device."""
     gc.collect()
     gc.freeze()  # what is here now stays for good: no later collection needs to look at it
     release_freed_memory()

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError
-from firstline_core.routing import audit, sampling
+from firstline_core.routing import audit, drift, sampling
 from firstline_core.routing.drift import RecentCounts
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
@@ -104,6 +105,31 @@ class Standings:
     def find(self, model: HeldModel) -> Watched | None:
         """The model's certificate; None where it has none that audits can test."""
         return self._watched.get(model)
+
+    def describe(self, model: HeldModel) -> dict[str, object] | None:
+        """Returns the state of the model's certificate for `status`; None if audits can test none."""
+        watched = self.find(model)
+        if watched is None:
+            return None
+        record, index = watched.record, watched.stability_index()
+        return {
+            "alarm": record.alarmed,
+            "cause": record.cause or None,
+            "since": _shown(record.alarmed_wall_s) if record.alarmed else None,
+            "tightened": record.tightened,
+            "escalates_all": record.escalates_all,
+            "escalations_per_hour": self.quota_per_hour(watched) if record.alarmed else None,
+            "epsilon": watched.epsilon,
+            "e_value": audit.e_value(record.test),
+            "alarm_at": 1 / self.level(watched),
+            "audits": {
+                "drawn": record.drawn,
+                "agreed": record.agreed,
+                "disagreed": record.disagreed,
+                "lost": record.lost,
+            },
+            "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
+        }
 
     def of(self, model: HeldModel) -> Standing:
         """How the model's certificate stands."""
@@ -318,3 +344,7 @@ class Standings:
         if not self._refusal:
             log.error("cannot keep what the audits found", path=str(self._path), error=why)
         self._refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."
+
+
+def _shown(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

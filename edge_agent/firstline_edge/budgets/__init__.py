@@ -1,9 +1,11 @@
 """The device's budgets: what it may spend on asking the full model, and what it has spent.
 
-    spending        what is worth its price, and what is paid; for the whole device
+Files
+    spending        decides which escalations are worth their price, and pays for them
     ledgers         what was spent, on disk
-    sensors         battery and heat, which make things dearer, of what the sensors said
-    wiring          from the settings to one `Spending`
+    sensors         battery and temperature, which raise prices
+    from_settings   builds budgets, tariffs and spending from the settings
+    metrics         what was spent, what is left, and prices
 
-Prices and verdicts are pure and `firstline_core.routing`'s: `account`, `budget`, `demand`, `tariff`, `conditions`.
+The arithmetic of prices is in `firstline_core.routing`: `account`, `budget`, `demand`, `tariff`, `conditions`.
 """

@@ -4,5 +4,6 @@ Modules
     keys            the keys under which results of a row are stored
     results         the results, in memory and on disk
     disk            the part on disk: sealed, bounded, written in the background
+    metrics         entries and bytes in memory
     bytes_disk      how diskcache stores entries: bytes only, never unpickled
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from firstline_core.clock import Clock
 from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
 from firstline_core.routing.token_bucket import TokenBucket
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.edge_model import EdgeModel
@@ -20,6 +21,7 @@ from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.context import attempt
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row
+from firstline_edge.settings.settings import EdgeSettings
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _AUTO, _ANY, _EDGE = Route.AUTO, Privacy.ANY, Tier.EDGE
@@ -40,6 +42,15 @@ class HedgeOptions:
     burst: float = 5.0
     least_rate: float = 0.25
     reserve_s: float = 0.02
+
+
+def hedge_options_from(settings: EdgeSettings) -> HedgeOptions | None:
+    """Returns when to ask the full model early; None for never."""
+    section = settings.hedge
+    if not section.enabled:
+        return None
+    reserve_s = settings.policy.deadline_reserve_ms / 1000
+    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -194,3 +205,14 @@ class Hedging:
         self._calls.discard(call)
         if not call.cancelled():
             call.exception()  # whoever joined has seen it
+
+
+def register_metrics(metrics: RequestMetrics, hedging: Hedging) -> None:
+    """Registers the number of hedges by outcome."""
+    metrics.readings(
+        "hedges_total",
+        "Calls to the full model that were made before the edge model had answered.",
+        ("outcome",),
+        lambda: {("used",): hedging.used, ("unneeded",): hedging.unneeded},
+        counts=True,
+    )

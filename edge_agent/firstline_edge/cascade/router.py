@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.routing import policy
+from firstline_core.routing import policies, policy
 from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
@@ -17,6 +17,7 @@ from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import CLEAR, Standing
 from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.rows import Row
+from firstline_edge.settings.settings import PolicySection
 
 
 class Terms(NamedTuple):
@@ -165,3 +166,15 @@ class Router:
     def _without_alarm(self, model: HeldModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None
         return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
+
+
+def policy_from(section: PolicySection) -> Policy:
+    """Returns the policy that the settings choose, with its parameters."""
+    parameters = {
+        "least_value": section.least_value,
+        "threshold": section.threshold_cross_entropy if section.kind == "sedna" else section.threshold,
+        "rate": section.rate,
+        "pause_s": section.min_time_between_escalations_s,
+    }
+    named = policies.PARAMETERS.get(section.kind, ())
+    return policies.make(section.kind, **{name: parameters[name] for name in named})

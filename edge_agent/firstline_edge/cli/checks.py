@@ -26,7 +26,7 @@ from firstline_edge.cli.fleet_checks import fleet_findings
 from firstline_edge.cli.hardware_checks import hardware_findings
 from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
-from firstline_edge.identity.wiring import IdentityRoom
+from firstline_edge.identity.device_identity import DeviceIdentity
 from firstline_edge.settings.settings import EdgeSettings
 
 _FSYNC_RUNS = 9
@@ -43,7 +43,7 @@ _WRITE_ADVICE = {
 
 def all_findings(settings: EdgeSettings) -> list[Finding]:
     """Every finding about these settings on this device."""
-    identity = IdentityRoom(settings, SYSTEM_CLOCK)
+    identity = DeviceIdentity(settings, SYSTEM_CLOCK)
     links, clock_offset_s = asyncio.run(link_findings(settings, identity.credentials))
     return [
         *hardware_findings(settings),
@@ -58,7 +58,7 @@ def all_findings(settings: EdgeSettings) -> list[Finding]:
     ]
 
 
-def identity_findings(identity: IdentityRoom) -> list[Finding]:
+def identity_findings(identity: DeviceIdentity) -> list[Finding]:
     """Whom this device is to its gateway, and until when."""
     found = [from_error("identity", problem) for problem in identity.problems]
     described, credentials = identity.describe(), identity.credentials

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from firstline_core.telemetry import logs
-from firstline_edge.api.server import serve
+from firstline_edge.app import run_agent
 from firstline_edge.cli.output import complain, say, say_json
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings.last_good import keep, load_or_last_good
@@ -35,7 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
         logs.configure(settings.log.level, settings.log.format)
         if trouble:
             log.error("the configuration is broken", why=trouble)
-        asyncio.run(serve(settings, ready, trouble={arguments.config: trouble} if trouble else {}))
+        asyncio.run(run_agent(settings, ready, problems={arguments.config: trouble} if trouble else {}))
     except OSError as error:
         complain(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

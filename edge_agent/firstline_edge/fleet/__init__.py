@@ -1,15 +1,16 @@
-"""This device as one of a fleet: what it is told, what it says of itself, and what it counts. Off unless it is enabled.
+"""This device as a member of a fleet: its twin, model updates and remote configuration. Off unless it is enabled.
 
-Its twin
-    twin            hears what is desired, says what is so
-    ways            to the gateway: over MQTT, or by asking over HTTP
-    http_client     the fleet's own connections to the gateway
-    desired         what was desired last, on disk
-    reported        what runs here
-    counts          what was answered, by model
-    starts          processes so far, and how many ended without a word
-    brake           how many rows may be escalated in an hour
-    updates/        models from the fleet: fetched, verified, tried, kept or rolled back
-    configuration/  settings from the fleet: the same
-    wiring          all of it, put together
+Files
+    start               reads the fleet's state before the models are opened
+    member              the fleet's part of a running agent
+    twin                receives the desired state and reports the actual one
+    ways                the twin's transport: MQTT, or polling over HTTP
+    http_client         the fleet's HTTP connections to the gateway
+    desired             the latest desired state, on disk
+    reported            what runs here, for the report
+    counts              answers by model, for the telemetry
+    starts              starts of the agent, and how many ended uncleanly
+    escalation_limiter  limits the rows that may be escalated in an hour
+    updates/            model updates
+    configuration/      remote configuration
 """

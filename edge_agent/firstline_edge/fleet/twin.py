@@ -39,6 +39,7 @@ class Twin:
         describe: what is so now; session, sequence and revision are filled in here.
         count: what was counted; session and sequence are filled in here.
         session: of this process.
+        changes: set by whoever changes what `describe` returns.
         telemetry_s: between two reports of counts.
 
     Attributes:
@@ -55,6 +56,7 @@ class Twin:
         describe: Callable[[], Reported],
         count: Callable[[], Telemetry],
         session: str,
+        changes: asyncio.Event,
         telemetry_s: float,
         clock: Clock,
         rng: random.Random,
@@ -68,7 +70,7 @@ class Twin:
         self._telemetry_s = telemetry_s
         self._clock = clock
         self._rng = rng
-        self._news = asyncio.Event()
+        self._changes = changes
         self._sequence = 0
         self.problem = ""
         self.desired = read_desired(path)
@@ -77,7 +79,7 @@ class Twin:
 
     def look(self) -> None:
         """Something may have changed: what is so is looked at now."""
-        self._news.set()
+        self._changes.set()
 
     async def run(self) -> None:
         """Listens and speaks until it is cancelled."""
@@ -100,7 +102,7 @@ class Twin:
         told: tuple[Reported, int] | None = None
         failures, again_s = 0, 0.0
         while True:
-            self._news.clear()
+            self._changes.clear()
             said = replace(self._describe(), session=self._session, revision=self._known)
             now = said, self._way.connections
             if now != told or self._clock.monotonic_s() >= again_s:
@@ -114,7 +116,7 @@ class Twin:
                     pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                     await self._clock.sleep(pause_s)
                     continue
-            await first_of(self._news.wait(), self._clock.sleep(_LOOK_S))
+            await first_of(self._changes.wait(), self._clock.sleep(_LOOK_S))
 
     async def _tell_counts(self) -> None:
         while True:

@@ -24,27 +24,25 @@ _BACKOFF_MAX_S = 3600.0
 log = logger(__name__)
 
 
-async def _nobody() -> None:
-    """Where no link shows the certificate."""
-
-
 class Renewal:
     """Keeps the credentials fresh.
 
     Args:
         credentials: renewed in place.
+        adopt: makes the links use the new certificate; called after each renewal.
         clock: for waits.
         rng: for the jitter.
 
     Attributes:
         credentials: as given.
-        adopt: has the links make new connections; called after each renewal.
         problem: why the latest attempt failed, "" since one succeeded.
     """
 
-    def __init__(self, credentials: Credentials, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self, credentials: Credentials, adopt: Callable[[], Awaitable[None]], clock: Clock, rng: random.Random
+    ) -> None:
         self.credentials = credentials
-        self.adopt: Callable[[], Awaitable[None]] = _nobody
+        self.adopt = adopt
         self._clock = clock
         self._rng = rng
         self.problem = ""

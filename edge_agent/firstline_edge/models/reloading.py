@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from firstline_core.bundle.store import declared
@@ -45,6 +46,7 @@ class Reloading:
         directories: bundles, or folders of bundles.
         hold: opens, loads and measures one bundle; blocks.
         copies: keeps one of each bundle that works.
+        instead: see the attribute.
 
     Attributes:
         instead: folders of bundles that answer in place of those of the same name in `directories`.
@@ -57,6 +59,8 @@ class Reloading:
         directories: Sequence[Path],
         hold: Callable[[Path], HeldModel],
         copies: BundleCopies,
+        *,
+        instead: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self._models = models
         self._watch = watch
@@ -64,7 +68,7 @@ class Reloading:
         self._hold = hold
         self._copies = copies
         self._turn = asyncio.Lock()
-        self.instead: dict[str, Path] = {}
+        self.instead = dict(instead)
 
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that lie in the folders no more are held no more."""

@@ -29,7 +29,6 @@ class ReopeningOutbox:
 
     Attributes:
         problem: why there is none at the moment, in a sentence; "" once there is.
-        on_put: told of each promise that was made.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -51,7 +50,6 @@ class ReopeningOutbox:
         self._outbox: Outbox | None = None
         self._closed = False
         self.problem = ""
-        self.on_put: Callable[[OutboxItem], None] = lambda _item: None
         self._try()
 
     @property
@@ -87,7 +85,6 @@ class ReopeningOutbox:
             CapacityError: there is no outbox now; or what that raises.
         """
         await self._now().put(item)
-        self.on_put(item)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """See `Outbox.answer`.

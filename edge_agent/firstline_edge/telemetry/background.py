@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
+
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+"""Works until it is cancelled, or until it has nothing more to do."""
 
 
 class Background:
@@ -24,14 +28,14 @@ class Background:
         self.problems: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, name: str, *works: Work) -> None:
         """Begins something that goes on until `close`, or returns when it has nothing more to do.
 
         Args:
             name: of what it does, for people.
-            work: raises only what nobody foresaw.
+            works: run together; an error of one, which is always unexpected, ends all.
         """
-        task = self._tasks[name] = asyncio.create_task(work, name=name)
+        task = self._tasks[name] = asyncio.create_task(_together(works), name=name)
         task.add_done_callback(partial(self._look, name))
 
     async def close(self, name: str) -> None:
@@ -56,3 +60,9 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def _together(works: Sequence[Work]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work())

@@ -132,9 +132,7 @@ class Recorder:
         decisions_path: the decision log.
         decisions_limit_bytes: of each of its two files.
         log_requests: one log line for each answer.
-
-    Attributes:
-        listener: counts along; None where nobody does.
+        listener: counts too; None on a device that is not a member of a fleet.
     """
 
     def __init__(
@@ -145,6 +143,7 @@ class Recorder:
         decisions_limit_bytes: int,
         log_requests: bool,
         clock: Clock,
+        listener: Listener | None = None,
     ) -> None:
         self._metrics = metrics
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
@@ -153,7 +152,7 @@ class Recorder:
         self._counted = Counted()
         self._waiting: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
-        self.listener: Listener | None = None
+        self._listener = listener
         self._audits = metrics.counter(
             "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
         )
@@ -194,8 +193,8 @@ class Recorder:
         self._metrics.error(error)
         if version is not None:
             self._counted.refused(request.model, version, seconds)
-            if self.listener is not None:
-                self.listener.refused(request, version, error, seconds)
+            if self._listener is not None:
+                self._listener.refused(request, version, error, seconds)
         known = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -237,8 +236,8 @@ class Recorder:
     def audited(self, finding: AuditFinding) -> None:
         """Records the end of an audit."""
         self._audits.labels(finding.outcome).inc()
-        if self.listener is not None:
-            self.listener.audited(finding)
+        if self._listener is not None:
+            self._listener.audited(finding)
         self._later({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
 
     def switched(self, facts: Mapping[str, object]) -> None:
@@ -274,8 +273,8 @@ class Recorder:
             if isinstance(line, _Answered):
                 self._metrics.observe(line.response, line.seconds)
                 self._counted.answered(line.request, line.response, line.seconds, line.at_s)
-                if self.listener is not None:
-                    self.listener.answered(line.request, line.response, line.seconds)
+                if self._listener is not None:
+                    self._listener.answered(line.request, line.response, line.seconds)
                 if says:
                     line.say()
         try:

@@ -84,7 +84,7 @@ class Device:
         return self._folder / f"life-{self._lives}" / "outbox.db"
 
     async def start(self) -> None:
-        """As `parts.open_parts` puts an agent together."""
+        """As `EdgeAgent` builds an agent."""
         plan, clock, rng = self._plan, self._clock, self._rng
         self.disk = Disk(plan.fsync_s, self._book.committed)
         limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)

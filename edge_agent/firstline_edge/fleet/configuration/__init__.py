@@ -1,13 +1,12 @@
-"""Settings come to this device from the fleet: fetched, verified, held against its own, tried, and kept or undone.
+"""Settings from the fleet: fetched, verified, checked against the device's own, tried, and kept or rolled back.
 
-Rooms
-    overlay         a configuration over the device's own settings, which bound it
-    kept            which one runs, which ran before, and how the latest update stands: one file
-    beginning       what a start makes of that file
-    configurator    the states of an update, one after the other
-    fetching        brought here, verified
-    source          where it comes from
-    ledger          what holds, in this process and on the disk
-    adopting        other settings for an agent that is answering
-    room            all of it, put together
+Files
+    overlay         a configuration over the device's own settings, which limit it
+    kept            which configuration runs, which ran before, and how the latest update stands: one file
+    beginning       reads that file when the agent starts
+    ledger          its content in this process and on disk
+    configurator    the states of an update
+    fetching        fetches and verifies a configuration
+    source          signed configurations of a registry
+    adoption        exchanges the settings of an agent that is answering
 """

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -41,8 +39,7 @@ class Configurator:
     """All updates of one device's configuration.
 
     Args:
-        path: of the file.
-        kept: what is in it.
+        ledger: which configuration runs, and how the latest update stands.
         own: the device's settings, which bound what may come.
         source: of what is signed.
         adopt: has the agent go on with other settings, at once.
@@ -51,14 +48,11 @@ class Configurator:
         rng: jitter.
         trials: of trying.
         jitter_s: the metadata is asked for up to so much later, lest a fleet asks together.
-        changed: told whenever the update stands otherwise.
-        off_loop: has a blocking call made elsewhere.
     """
 
     def __init__(
         self,
-        path: Path,
-        kept: Kept,
+        ledger: Ledger,
         own: EdgeSettings,
         source: Configurations,
         *,
@@ -68,10 +62,8 @@ class Configurator:
         rng: random.Random,
         trials: Trials,
         jitter_s: float = 0.0,
-        changed: Callable[[], None] = lambda: None,
-        off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        self._ledger = Ledger(path, kept, clock=clock, changed=changed, off_loop=off_loop)
+        self._ledger = ledger
         self._own = own
         self._source = source
         self._adopt = adopt

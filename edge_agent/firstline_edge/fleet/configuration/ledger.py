@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firstline_core.clock import Clock
+from firstline_core.fleet.twin import Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.configuration.kept import Kept, settle_kept, write_kept
@@ -46,6 +47,16 @@ class Ledger:
         self._writing = asyncio.Lock()
         self.kept = kept
         self.settled = False
+
+    def running(self) -> dict[str, Any] | None:
+        """Returns the configuration that runs, with its digest; None for the device's own settings."""
+        held = self.kept.running
+        return {"name": held.name, "version": held.version, "sha256": held.sha256} if held is not None else None
+
+    def updates(self) -> tuple[Update, ...]:
+        """Returns the latest update; empty if there was none."""
+        record = self.kept.record
+        return (record.update(),) if record is not None else ()
 
     async def note(self, state: UpdateState, reason: str = "", message: str = "") -> None:
         """The update is in another state.

@@ -1,25 +1,26 @@
-"""Models come to this device from the fleet: fetched, verified, tried, and kept or undone.
+"""Model updates from the fleet: fetched, verified, tried, and kept or rolled back.
 
-What is on the disk
-    pointer         which slot runs, and whether it is being tried
+On disk
+    pointer         which slot runs, and whether it is on trial
     record          how the latest update of a model stands
     slots           two bundles, filled file by file
-    history         all of it, and what a start makes of it
+    history         all of these for one device
 
-What is done
+Steps
     updater         all updates of a device
-    model_updates   the states of one model's updates, one after the other
-    wanted          what the fleet's word says of an update
-    wishes          that word, and what somebody at the device asks for, left for a model's task to find
-    trial           put before requests, looked at, kept or gone back from
-    installation    from a word of the fleet to a bundle in the other slot
-    self_test       does it answer here as it did where it was made?
-    fetching        a file over a line that breaks
+    model_updates   the states of one model's update
+    wanted          what the desired state means for an update
+    wishes          the desired state and rollbacks on the device, until a model's task takes them up
+    installation    from the desired state to a bundle in the other slot
+    fetching        resumes downloads over unreliable links
+    self_test       compares answers with those from where the bundle was made
+    trial           puts a bundle before requests, and keeps it or rolls it back
+    installed       opens the installed models when the agent starts
 
-What it rests on
-    means           all that updates are made with
-    ports           metadata, bytes, and what answers, as the updater sees them
-    verifying       what is signed now, as a process says that ends with the look
+Collaborators
+    means           everything that updates need
+    ports           interfaces to metadata, bytes and the models that answer
+    adapters        their implementations on a registry and on the agent's models
+    verifying       verifies signed metadata in a separate process
     verifier        that process
-    adapters        the same on a registry and on the models of an agent
 """

@@ -389,7 +389,12 @@ def test_expiry_is_judged_by_the_reference_time_of_python_tuf(device: Device) ->
 
 @pytest.mark.parametrize(
     "package",
-    ["firstline_edge.agent", "firstline_edge.__main__", "firstline_edge.fleet.wiring", "firstline_gateway.gateway"],
+    [
+        "firstline_edge.api.data_plane",
+        "firstline_edge.__main__",
+        "firstline_edge.fleet.member",
+        "firstline_gateway.gateway",
+    ],
 )
 def test_a_process_without_updates_does_not_load_python_tuf(package: str) -> None:
     code = f"import {package}, sys; print([name for name in sys.modules if name.split('.')[0] in ('tuf', 'obstore')])"

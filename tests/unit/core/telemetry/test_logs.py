@@ -97,13 +97,13 @@ def test_a_program_that_uses_us_hears_nothing_unless_it_asks() -> None:
     said = """
         import logging, sys
         from firstline_core.telemetry.logs import logger
-        log = logger("firstline_edge.agent")
+        log = logger("firstline_edge.api.data_plane")
         log.warning("quiet", tier="edge")
         if len(sys.argv) > 1:
             logging.basicConfig(level="INFO", format="%(name)s %(message)s")
             log.info("answered", tier="edge")
     """
-    for arguments, expected in ([], ""), (["ask"], "firstline_edge.agent answered tier=edge\n"):
+    for arguments, expected in ([], ""), (["ask"], "firstline_edge.api.data_plane answered tier=edge\n"):
         command = [sys.executable, "-c", textwrap.dedent(said), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert (done.stdout, done.stderr) == ("", expected)

@@ -19,7 +19,7 @@ from firstline_core.hardware.tree import Tree
 from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 
@@ -56,7 +56,7 @@ async def given(agent: EdgeAgent, left_s: float) -> str:
     deadline_s = agent._clock.monotonic_s() + left_s
     request = InferRequest("small", (tensor,), request_id=new_request_id(), principal="local", deadline_s=deadline_s)
     response = await agent.infer(request)
-    (held,) = agent.parts.models.all
+    (held,) = agent.models.all
     assert response.answer is not None
     return {model.digest: model.id for model in held.manifest.edge}[response.answer.model_digest]
 

@@ -23,7 +23,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry import decisions
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Tensor, Tier
 from firstline_edge.adaptation.variants import Variants
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import decisions_path
@@ -37,11 +37,11 @@ class Device:
 
     def __init__(self, agent: EdgeAgent) -> None:
         self.agent = agent
-        self.at_s = agent.parts.sampler.latest.at_s
+        self.at_s = agent.sampler.latest.at_s
 
     @property
     def variants(self) -> Variants:
-        held = self.agent.parts.models.find("small")
+        held = self.agent.models.find("small")
         assert held is not None and isinstance(held.variants, Variants)
         return held.variants
 
@@ -51,12 +51,12 @@ class Device:
 
     def feels(self, *, hottest_c: float = 40, left_bytes: float = 4 * GB, for_s: float = 0) -> None:
         """So it is now, and stays for so long."""
-        assert self.agent.parts.switcher is not None
+        assert self.agent.switcher is not None
         until_s = self.at_s + for_s
         while True:
             self.at_s += 5
             heat, left = Measured(hottest_c, "/soc"), Measured(left_bytes, "/meminfo")
-            self.agent.parts.switcher.update(
+            self.agent.switcher.update(
                 Snapshot(at_s=self.at_s, temperature_c={"soc": heat}, memory_available_bytes=left)
             )
             if self.at_s >= until_s:
@@ -74,12 +74,12 @@ class Device:
 
     @property
     def manifest(self) -> Manifest:
-        held = self.agent.parts.models.find("small")
+        held = self.agent.models.find("small")
         assert held is not None
         return held.manifest
 
     def story(self, request_id: str) -> str:
-        self.agent.parts.recorder.flush()
+        self.agent.recorder.flush()
         lines = decisions.find(decisions_path(self.agent.settings.state_dir), request_id)
         return "\n".join(sentence for line in lines for sentence in describe(line))
 
@@ -102,7 +102,7 @@ async def device(tmp_path: Path) -> AsyncIterator[Device]:
     async with EdgeAgent(settings(tmp_path)) as agent:
 
         async def looked() -> bool:
-            return agent.parts.sampler.latest is not NOTHING_READ
+            return agent.sampler.latest is not NOTHING_READ
 
         await until(looked)  # the one reading of the sensors themselves, of which there are none
         yield Device(agent)
@@ -121,9 +121,9 @@ async def test_the_ladder_is_by_what_is_kept_and_by_what_was_measured(device: De
 async def test_off_there_is_one_variant_and_nothing_beside(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
-        held = agent.parts.models.find("small")
+        held = agent.models.find("small")
         assert held is not None and held.variants is None and held.every == (held,)
-        assert agent.parts.switcher is None
+        assert agent.switcher is None
         response = await agent.infer(request(SURE))
         assert response.answer is not None
         assert response.answer.model_digest == held.manifest.edge[0].digest
@@ -133,7 +133,7 @@ async def test_off_there_is_one_variant_and_nothing_beside(tmp_path: Path) -> No
 async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle", "small")
     async with EdgeAgent(settings(tmp_path)) as agent:
-        held = agent.parts.models.find("small")
+        held = agent.models.find("small")
         assert held is not None and held.variants is None and held.edge is not None
 
 
@@ -183,7 +183,7 @@ async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(devic
 
 
 async def test_one_variants_alarm_is_not_anothers(device: Device) -> None:
-    standings = device.agent.parts.audits.standings
+    standings = device.agent.standings
     large, medium, _ = (standings.find(held) for held in device.variants.loaded)
     assert large is not None and medium is not None and large.key != medium.key
 
@@ -221,7 +221,7 @@ async def test_without_memory_the_better_variants_are_unloaded_and_come_back(dev
 
     await until(back)
     assert await device.variant((5.0, 0.0)) == "large"
-    assert device.agent.parts.audits.standings.find(device.variants.current) is not None
+    assert device.agent.standings.find(device.variants.current) is not None
 
 
 async def test_without_memory_they_are_unloaded_also_where_heat_has_the_cheapest_answer(device: Device) -> None:
@@ -277,10 +277,10 @@ async def test_every_switch_is_told_in_log_decisions_metrics_and_status(device: 
         device.feels(hottest_c=79)
     (said,) = [line for line in lines if line["event"] == "variant switched"]
     assert (said["from"], said["to"], said["guard"], said["sheds"]) == ("large", "small", "heat", False)
-    device.agent.parts.recorder.flush()
+    device.agent.recorder.flush()
     logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
     assert [(line["from"], line["to"]) for line in logged if line["event"] == "switched"] == [("large", "small")]
-    metrics = device.agent.exposition()[0].decode()
+    metrics = device.agent.data_plane.exposition()[0].decode()
     assert 'firstline_edge_variant_rung{model="small",version="1"} 2.0' in metrics
     assert 'firstline_edge_variant_switches_total{guard="heat"} 1.0' in metrics
     (model,) = device.agent.status()["models"]

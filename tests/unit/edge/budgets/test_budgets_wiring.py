@@ -11,7 +11,7 @@ from support.edge import UNSURE, request
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing.account import Cost
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget
-from firstline_edge.budgets.wiring import budgets_of, open_spending, tariff_of
+from firstline_edge.budgets.from_settings import budgets_of, open_spending, tariff_of
 from firstline_edge.settings.settings import BudgetSection, CostsSection, EdgeSettings, LinkSection
 from firstline_edge.telemetry.link_traffic import count
 

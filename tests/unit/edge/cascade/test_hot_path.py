@@ -24,7 +24,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.cache import keys
 
 FEATURES = 1 << 16
@@ -125,13 +125,13 @@ class Counting:
             self.calls.append(name)
 
 
-@pytest.mark.parametrize(("known", "most"), [(True, 66), (False, 139)])
+@pytest.mark.parametrize(("known", "most"), [(True, 70), (False, 150)])
 async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool, most: int) -> None:
     """Calls, unlike times, are the same on every machine: a step that is added to every request shows here."""
     rows = [row(float(value)) for value in range(3)]
     for array in rows if known else rows[:1]:
         ask(agent, array)
-    on_disk = agent.parts.cache._disk
+    on_disk = agent.cache._disk
     assert on_disk is not None and on_disk._cache is not None
     while (outcome := on_disk._writing) is not None:
         wait([outcome])
@@ -157,7 +157,7 @@ async def test_rows_together_are_fed_as_they_came(agent: EdgeAgent, monkeypatch:
     run = OnnxRuntime._run
     monkeypatch.setattr(OnnxRuntime, "_run", lambda self, feeds: fed.append(feeds["x"]) or run(self, feeds))
     array = np.concatenate([row(4.0), row(5.0), row(6.0)])
-    held = agent.parts.models.find("wide")
+    held = agent.models.find("wide")
     assert held is not None and held.edge is not None
     held.edge.run(Tensor("x", array).take([0, 1, 2]))
     held.edge.run(Tensor("x", array).take([1, 2]))

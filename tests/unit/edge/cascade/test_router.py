@@ -7,8 +7,8 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.routing import policies
 from firstline_core.types import Reason, Tier
+from firstline_edge.cascade.router import policy_from
 from firstline_edge.settings.settings import PolicySection
-from firstline_edge.wiring import make_policy
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_settings_name_parameters_as_their_policies_do() -> None:
     section = PolicySection(
         threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
     )
-    made = {kind: make_policy(PolicySection(**{**_fields(section), "kind": kind})) for kind in policies.KINDS}
+    made = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policies.KINDS}
     assert made == {
         "certified": policies.Certified(),
         "value": policies.Value(0.1),

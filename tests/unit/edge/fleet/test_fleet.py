@@ -33,20 +33,20 @@ from firstline_core.protocol.mqtt_messages import Message
 from firstline_core.protocol.topics import Topics
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.fleet import starts
-from firstline_edge.fleet.brake import BrakePedal
 from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.desired import keep_desired, read_desired
+from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.ways import MqttWay
 
 
-def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> BrakePedal:
-    pedal = BrakePedal(path / "brake", clock)
+def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
+    pedal = EscalationLimiter(path / "brake", clock)
     pedal.brake = Brake(per_hour, "the gateway is being moved", until_s)
     return pedal
 
 
-def passes(pedal: BrakePedal, rows: int = 1) -> bool:
+def passes(pedal: EscalationLimiter, rows: int = 1) -> bool:
     try:
         with pedal.before(no_budget)(request(*[0.5] * rows), "http"):
             return True
@@ -79,7 +79,7 @@ async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4000)), max_size=40), st.integers(0, 10))
 def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], per_hour: int) -> None:
     clock = SimulatedClock()
-    pedal = BrakePedal(Path("/nonexistent/brake"), clock)
+    pedal = EscalationLimiter(Path("/nonexistent/brake"), clock)
     pedal.brake = Brake(per_hour, "")
     used: dict[int, int] = {}
     for rows, wait_s in asked:
@@ -92,7 +92,7 @@ def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], pe
 
 def test_a_brake_that_is_off_costs_nothing_at_the_gate(tmp_path: Path) -> None:
     entered = nullcontext()
-    pedal = BrakePedal(tmp_path / "brake", SimulatedClock())
+    pedal = EscalationLimiter(tmp_path / "brake", SimulatedClock())
     assert pedal.before(lambda _request, _link: entered)(request(0.5), "http") is entered
 
 
@@ -189,6 +189,7 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
             describe=lambda: so,
             count=lambda: Telemetry("-", 0),
             session="s",
+            changes=asyncio.Event(),
             telemetry_s=300,
             clock=clock,
             rng=random.Random(1),

@@ -24,10 +24,10 @@ from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public
 from firstline_core.storage.files import write_whole
 from firstline_edge.identity import exchange, keys
 from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.rejoining import Rejoining
 from firstline_edge.identity.renewal import Renewal
-from firstline_edge.identity.wiring import IdentityRoom
 from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
@@ -62,18 +62,22 @@ def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[Ide
     return files, identity
 
 
+async def no_links() -> None:
+    """No link shows the certificate."""
+
+
 class TestRejoining:
     """`join --force` beside an agent that runs."""
 
     def rejoining(self, files: IdentityFiles, identity: Identity) -> tuple[Rejoining, Renewal, list[Identity]]:
         taken: list[Identity] = []
         clock = SimulatedClock(wall_start_s=NOW_S)
-        renewal = Renewal(Credentials(files, identity, files.written(), clock), clock, random.Random(1))
+        credentials = Credentials(files, identity, files.written(), clock)
 
         async def adopt() -> None:
-            taken.append(renewal.credentials.identity)
+            taken.append(credentials.identity)
 
-        renewal.adopt = adopt
+        renewal = Renewal(credentials, adopt, clock, random.Random(1))
         return Rejoining(renewal, clock), renewal, taken
 
     async def test_a_certificate_of_the_same_second_is_taken_up_too(self, tmp_path: Path, authority: Authority) -> None:
@@ -152,10 +156,11 @@ class TestRejoining:
             return found
 
         monkeypatch.setattr(IdentityFiles, "read", read_and_join)
-        room = IdentityRoom(settings, SimulatedClock(wall_start_s=NOW_S))
-        assert room.credentials is not None and room._rejoining is not None
-        await room._rejoining.look()
-        assert [room.credentials.identity] == again
+        clock = SimulatedClock(wall_start_s=NOW_S)
+        credentials = DeviceIdentity(settings, clock).credentials
+        assert credentials is not None
+        await CredentialUpkeep(credentials, no_links, clock).look()
+        assert [credentials.identity] == again
 
     async def test_a_certificate_that_cannot_be_read_now_is_tried_again(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
@@ -268,9 +273,9 @@ def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authori
     joined(tmp_path, authority)
     script = (
         "import sys; from firstline_edge.settings.load import load; from firstline_core.clock import SYSTEM_CLOCK; "
-        "from firstline_edge.identity.wiring import IdentityRoom; "
+        "from firstline_edge.identity.device_identity import DeviceIdentity; "
         f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
-        "room = IdentityRoom(found, SYSTEM_CLOCK); "
+        "room = DeviceIdentity(found, SYSTEM_CLOCK); "
         "assert room.credentials and not room.problems, room.problems; "
         "assert not [name for name in sys.modules if name.split('.')[0] == 'cryptography']"
     )
@@ -443,7 +448,7 @@ class Renewing:
         self.error: LinkDownError | None = None
         files, identity = joined(folder, authority)
         self.credentials = Credentials(files, identity, files.written(), self.clock)
-        self.renewal = Renewal(self.credentials, self.clock, random.Random(1))
+        self.renewal = Renewal(self.credentials, no_links, self.clock, random.Random(1))
 
         async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
             self.asked_s.append(self.clock.wall_s())

@@ -22,7 +22,7 @@ from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Point, Profile, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
-from firstline_edge.agent import EdgeAgent
+from firstline_edge.app import EdgeAgent
 from firstline_edge.models.edge_model import EdgeModel, Pace
 from firstline_edge.models.loading import hold
 from firstline_edge.models.profiles import Profiles, fastest_options
@@ -169,7 +169,7 @@ async def test_status_says_whence_a_time_is_and_what_is_damaged(tmp_path: Path) 
         said = agent.status()
         assert said["models"][0]["row_ms_from"] == "load"
         assert [problem["path"] for problem in said["problems"]] == [str(path)]
-        assert agent.ready()
+        assert agent.data_plane.ready()
 
 
 def test_own_runs_outweigh_the_profile() -> None:

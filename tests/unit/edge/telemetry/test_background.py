@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ async def told(background: Background) -> None:
 async def test_what_ends_by_an_error_is_told_at_once_and_ends_nothing_else() -> None:
     background = Background()
     with captured_lines() as lines:
-        background.start("sensors", forever())
-        background.start("survey", fails())
+        background.start("sensors", forever)
+        background.start("survey", fails)
         await first_of(told(background), asyncio.sleep(30))
         assert list(background.problems) == ["survey"]
         assert "survey ended (ValueError: invalid literal" in background.problems["survey"]
@@ -44,8 +45,8 @@ async def test_what_ends_by_an_error_is_told_at_once_and_ends_nothing_else() -> 
 
 async def test_what_is_done_or_ended_is_no_problem() -> None:
     background = Background()
-    background.start("identity", asyncio.sleep(0))
-    background.start("sensors", forever())
+    background.start("identity", partial(asyncio.sleep, 0))
+    background.start("sensors", forever)
     await asyncio.sleep(0.01)
     await background.close("identity")
     await background.close("sensors")
@@ -54,9 +55,9 @@ async def test_what_is_done_or_ended_is_no_problem() -> None:
 
 async def test_an_agent_that_lost_a_part_says_so_in_its_status(tmp_path: Path) -> None:
     async with serving_agent(edge_settings(tmp_path)) as (agent, _):
-        background = agent.parts.background
-        background.start("survey of a test", fails())
+        background = agent.background
+        background.start("survey of a test", fails)
         await first_of(told(background), asyncio.sleep(30))
         assert [one["path"] for one in agent.status()["problems"] if "survey of a test" in one["message"]] == [
-            str(agent.parts.state.path)
+            str(agent.state.path)
         ]

@@ -20,6 +20,7 @@ from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_edge.fleet.configuration.beginning import begin
 from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.configuration.kept import read_kept
+from firstline_edge.fleet.configuration.ledger import Ledger
 from firstline_edge.fleet.updates.means import Trials
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -69,8 +70,7 @@ class Device:
     def start(self) -> None:
         kept, self.settings = begin(self.path, self.own, self.clock)
         self.configurator = Configurator(
-            self.path,
-            kept,
+            Ledger(self.path, kept, clock=self.clock, off_loop=here),
             self.own,
             self.registry,
             adopt=self.adopt,
@@ -78,7 +78,6 @@ class Device:
             clock=self.clock,
             rng=random.Random(1),
             trials=Trials(2, 60.0),
-            off_loop=here,
         )
 
     def adopt(self, settings: EdgeSettings) -> None:

@@ -36,7 +36,7 @@ class Used(Struct, frozen=True):
     rows: int = 0
 
 
-class BrakePedal:
+class EscalationLimiter:
     """What holds this device back, if anything does.
 
     Args:

@@ -1,4 +1,4 @@
-"""Everything of the identity in a running agent: the credentials, their renewal, and what to tell of them."""
+"""The identity of a device in a running agent: its credentials, and their renewal."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ from firstline_edge.identity.tls import shown
 from firstline_edge.settings.settings import EdgeSettings
 
 
-class IdentityRoom:
-    """The identity of one agent, which works without one.
+class DeviceIdentity:
+    """The identity of one device, which may have none.
 
     Args:
-        settings: say where it lies, and whether it is used.
+        settings: where the identity is stored, and whether it is used.
         clock: the device's.
 
     Attributes:
-        credentials: None on a device that has not joined, and where the identity is damaged.
-        renewal: None where there are no credentials.
+        folder: where the identity is stored.
+        credentials: None on a device that has not joined, and if the identity is damaged.
     """
 
     def __init__(self, settings: EdgeSettings, clock: Clock) -> None:
         files = IdentityFiles(settings.state_dir)
         self.folder = files.folder
+        self.credentials: Credentials | None = None
         self._clock = clock
         self._damage = ""
-        self.renewal: Renewal | None = None
-        self._rejoining: Rejoining | None = None
-        self.credentials: Credentials | None = None
         if not settings.agent.use_identity:
             return
         try:
@@ -45,8 +43,6 @@ class IdentityRoom:
             return
         if identity is not None:
             self.credentials = Credentials(files, identity, written, clock)
-            self.renewal = Renewal(self.credentials, clock, random.Random())  # noqa: S311 (jitter)
-            self._rejoining = Rejoining(self.renewal, clock)
 
     @property
     def problems(self) -> list[str]:
@@ -60,30 +56,10 @@ class IdentityRoom:
                     f"the gateway said last, {shown(self.credentials.floor.floor_s)}. Set it: sudo timedatectl "
                     "set-ntp true"
                 )
-        if self.renewal is not None:
-            found.append(self.renewal.problem)
-        if self._rejoining is not None:
-            found.append(self._rejoining.problem)
         return [problem for problem in found if problem]
 
-    def renews(self, adopt: Callable[[], Awaitable[None]]) -> None:
-        """Has links make new connections whenever there is a new certificate."""
-        if self.renewal is not None:
-            self.renewal.adopt = adopt
-
-    async def run(self) -> None:
-        """Renews the certificate whenever it is due, and takes up what `join` writes, until cancelled."""
-        if self.credentials is None or self.renewal is None or self._rejoining is None:
-            return
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.renewal.run(), name="renewal")
-                tasks.create_task(self._rejoining.run(), name="rejoining")
-        finally:
-            await asyncio.to_thread(self.credentials.floor.save)
-
     def describe(self) -> dict[str, object] | None:
-        """For `status`; None where the device has not joined."""
+        """Returns the identity for `status`; None for a device that has not joined."""
         if self.credentials is None:
             return None
         known = self.credentials.identity
@@ -93,3 +69,39 @@ class IdentityRoom:
             "not_after": shown(known.not_after_s),
             "authority": known.authority,
         }
+
+
+class CredentialUpkeep:
+    """Renews the certificate when it is due, and takes up a new identity that `edge-agent join` has written.
+
+    Args:
+        credentials: renewed in place.
+        adopt: makes the links use the new certificate.
+        clock: the device's.
+
+    Attributes:
+        renewal: renews the certificate.
+    """
+
+    def __init__(self, credentials: Credentials, adopt: Callable[[], Awaitable[None]], clock: Clock) -> None:
+        self._credentials = credentials
+        self.renewal = Renewal(credentials, adopt, clock, random.Random())  # noqa: S311 (jitter)
+        self._rejoining = Rejoining(self.renewal, clock)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, in sentences."""
+        return [problem for problem in (self.renewal.problem, self._rejoining.problem) if problem]
+
+    async def look(self) -> None:
+        """Takes up a new identity now, if there is one."""
+        await self._rejoining.look()
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.renewal.run(), name="renewal")
+                tasks.create_task(self._rejoining.run(), name="rejoining")
+        finally:
+            await asyncio.to_thread(self._credentials.floor.save)

@@ -1,0 +1,177 @@
+"""The status of the agent: `GET /firstline/v1/status`, and the birth message for the broker. No secret, no payload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from firstline_core.hardware.sensors.snapshot import limited
+from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.watched import Watched
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade.router import Router
+from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.links import Links
+from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
+from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.profiles import Profiles
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.background import Background
+from firstline_edge.telemetry.version import VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """Describes the agent from the state of its parts.
+
+    Args:
+        device_id: of this device.
+        startup_problems: what went wrong before the agent started, by file.
+        spending: None if nothing has a price.
+        upkeep: None on a device that has not joined.
+        fleet: the fleet's section; None on a device that is not a member of a fleet.
+    """
+
+    device_id: str
+    startup_problems: Mapping[Path, str]
+    state: StateDirectory
+    models: Models
+    profiles: Profiles
+    cache: ResultCache
+    outbox: ReopeningOutbox
+    standings: Standings
+    router: Router
+    complaints: Complaints
+    links: Links
+    identity: DeviceIdentity
+    upkeep: CredentialUpkeep | None
+    spending: Spending | None
+    sampler: Sampler
+    background: Background
+    fleet: Callable[[], dict[str, Any]] | None
+
+    def describe(self, *, ready: bool, uptime_s: float) -> dict[str, Any]:
+        """Returns what `GET /firstline/v1/status` says."""
+        spending, timings = self.spending, self.links.timings()
+        problems = [*self.startup_problems.items(), *self._problems()]
+        return {
+            "device_id": self.device_id,
+            "version": VERSION,
+            "ready": ready,
+            "uptime_s": round(uptime_s, 1),
+            "models": [self._describe_model(held) for held in self.models.all],
+            "problems": [{"path": str(path), "message": message} for path, message in problems],
+            "identity": self.identity.describe(),
+            "links": {
+                name: asdict(link) | {"timing": (timing := timings[name]) and asdict(timing)}
+                for name, link in self.links.reports().items()
+            },
+            "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
+            "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
+            "policy": self.router.policy.kind,
+            "budgets": spending.status() if spending is not None else [],
+            "conditions": asdict(spending.conditions) if spending is not None else None,
+            "hardware": msgspec.to_builtins(limited(self.sampler.latest)),
+            "fleet": self.fleet() if self.fleet is not None else None,
+        }
+
+    def _describe_model(self, held: HeldModel) -> dict[str, object]:
+        complaint = self.complaints.of(held.manifest.name, held.version)
+        return _described(held, self.router.threshold(held), complaint) | {
+            "uncertified": self.router.uncertified(held) or None,
+            "contract": self.standings.describe(held),
+        }
+
+    def _problems(self) -> list[tuple[Path, str]]:
+        found = [(problem.path, problem.message) for problem in self.models.problems]
+        found += self.profiles.problems.items()
+        found += [(self.state.standing_path, self.standings.problem)]
+        if self.spending is not None:
+            found += [(self.state.spending_path, self.spending.problem)]
+        found += [(self.identity.folder, problem) for problem in self.identity.problems]
+        if self.upkeep is not None:
+            found += [(self.identity.folder, problem) for problem in self.upkeep.problems]
+        found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
+        found += [(self.state.outbox_path, self.outbox.damage)]
+        found += [(self.sampler.tree.root, missing_kernel_files(self.sampler.tree))]
+        found += [(self.state.path, problem) for problem in self.background.problems.values()]
+        return [(path, message) for path, message in found if message]
+
+
+def birth_message(
+    models: Models, standings: Standings, configuration: Callable[[], object] | None
+) -> dict[str, object]:
+    """Returns what the broker keeps of this device: the models that it runs, and the fleet's configuration.
+
+    Args:
+        models: the models held.
+        standings: of their certificates.
+        configuration: returns the configuration that runs; None on a device that is not a member of a fleet.
+    """
+    message: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
+    return message | {
+        "agent_version": VERSION,
+        "models": [_identity(held) | {"contract": _contract_of(standings.find(held))} for held in models.all],
+    }
+
+
+def _contract_of(watched: Watched | None) -> dict[str, object] | None:
+    if watched is None:
+        return None
+    record = watched.record
+    return {
+        "alarm": record.alarmed,
+        "tightened": record.tightened,
+        "escalates_all": record.escalates_all,
+        "audits": record.agreed + record.disagreed,
+        "disagreed": record.disagreed,
+    }
+
+
+def _identity(held: HeldModel) -> dict[str, object]:
+    return {
+        "name": held.manifest.name,
+        "version": held.version,
+        "model_digest": held.edge.loaded.digest if held.edge is not None else None,
+        "full_model_digest": held.manifest.full_digest or None,
+    }
+
+
+def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, object]:
+    edge = held.edge
+    return _identity(held) | {
+        "edge": edge.loaded.model.id if edge is not None else None,
+        "provider": edge.loaded.runtime.provider if edge is not None else None,
+        "row_ms": round(edge.row_ms, 3) if edge is not None else None,
+        "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
+        "score_digest": held.manifest.policy.score.digest,
+        "threshold": threshold if math.isfinite(threshold) else None,
+        "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
+        "certificate": certificate_of(held),
+        "problem": held.problem or complaint or None,
+        "variants": held.variants.describe() if held.variants is not None else None,
+    }
+
+
+def certificate_of(held: HeldModel) -> dict[str, object] | None:
+    """What the variant in use is certified for; None where it is not."""
+    certificate = held.edge.certificate if held.edge is not None else None
+    if certificate is None:
+        return None
+    return {
+        "contract": certificate.contract,
+        "epsilon": certificate.epsilon,
+        "delta": certificate.delta,
+        "threshold": certificate.threshold,
+        "promise": certificate.promise,
+        "by": certificate.by,
+        "thresholds": {label: group.threshold for label, group in certificate.groups.items()},
+    }

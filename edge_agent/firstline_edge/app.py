@@ -1,0 +1,520 @@
+"""The agent: builds all parts from the settings, starts them in order, and stops them in the reverse order.
+
+In process:
+
+    async with EdgeAgent(settings) as agent:
+        response = await agent.infer_file("digits", png_bytes)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import CapacityError, ConfigError, NotReadyError
+from firstline_core.hardware.sensors.snapshot import limited
+from firstline_core.hardware.tree import Tree
+from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.storage.files import erase
+from firstline_core.storage.seals import Seal, make_seal, read_keys
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.types import InferRequest, InferResponse, TraceContext
+from firstline_edge.api.access import access_of
+from firstline_edge.api.app import App
+from firstline_edge.api.data_plane import LOCAL_PRINCIPAL, EdgeDataPlane
+from firstline_edge.api.erasure import Erasure
+from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
+from firstline_edge.api.status import AgentStatus, birth_message
+from firstline_edge.audits import metrics as audit_metrics
+from firstline_edge.audits.alarms import Alarms
+from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.samples import SampleLog
+from firstline_edge.audits.standing import Standings
+from firstline_edge.budgets import metrics as budget_metrics
+from firstline_edge.budgets.from_settings import escalation_mj, open_spending
+from firstline_edge.budgets.sensors import conditions_of, device_sensors
+from firstline_edge.cache import metrics as cache_metrics
+from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade import hedging as hedge_metrics
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.hedging import Hedging, hedge_options_from
+from firstline_edge.cascade.router import Router, policy_from
+from firstline_edge.cloud import metrics as cloud_metrics
+from firstline_edge.cloud.chain import BudgetGate, no_budget
+from firstline_edge.cloud.client import CloudClient
+from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.links import open_links
+from firstline_edge.cloud.live_traffic import LiveTraffic
+from firstline_edge.hardware.metrics import add_sensor_gauges
+from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, missing_kernel_files
+from firstline_edge.hardware.surveyor import Surveyor
+from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
+from firstline_edge.models.copies import BundleCopies
+from firstline_edge.models.loading import hold, open_models
+from firstline_edge.models.profiles import Profiles
+from firstline_edge.models.reloading import Reloading
+from firstline_edge.models.workers import Workers
+from firstline_edge.outbox import metrics as outbox_metrics
+from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.corrections import Corrections
+from firstline_edge.outbox.database import count_promises
+from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.settings.settings import EdgeSettings, link_names
+from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.background import Background, Work
+from firstline_edge.telemetry.recorder import Recorder
+
+if TYPE_CHECKING:  # both are imported only if the settings enable them
+    from firstline_edge.adaptation.switching import VariantSwitcher
+    from firstline_edge.fleet.counts import FleetCounts
+    from firstline_edge.fleet.member import FleetMember
+    from firstline_edge.fleet.start import FleetStart
+
+log = logger(__name__)
+
+_SWEEP_S = 3600.0
+
+
+async def run_agent(
+    settings: EdgeSettings, ready: Callable[[str], None], *, problems: Mapping[Path, str] = MappingProxyType({})
+) -> None:
+    """Runs the agent and its API until SIGTERM or SIGINT.
+
+    Args:
+        settings: see `settings/settings.py`.
+        ready: called with the URL once requests are answered.
+        problems: what went wrong before, by file; for `status`.
+
+    Raises:
+        ConfigError: the settings make no sense on this machine.
+        AddressError: an address is not available.
+    """
+    access, stop = access_of(settings.api), asyncio.Event()
+    with bound_sockets(settings.api) as (listeners, url):
+        async with EdgeAgent(settings, problems=problems) as agent:
+            agent.state.publish_url(url)
+            app = App(agent.data_plane, access)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            async with serving_grpc(agent.data_plane, access, app.bodies), serving(app, listeners):
+                release_startup_memory()
+                ready(url)
+                await stop.wait()
+
+
+class EdgeAgent:
+    """One agent; an async context manager. Its parts are attributes while it is entered.
+
+    Args:
+        settings: see `settings/settings.py`.
+        clock: for tests.
+        problems: what went wrong before the agent was made, by file; for `status`.
+
+    Attributes:
+        data_plane: answers requests.
+    """
+
+    data_plane: EdgeDataPlane
+
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        problems: Mapping[Path, str] = MappingProxyType({}),
+    ) -> None:
+        self.settings = settings
+        self.metrics = RequestMetrics("edge")
+        self.limits = Limits(
+            body_bytes=settings.api.body_limit_bytes,
+            json_bytes=min(DEFAULT_LIMITS.json_bytes, settings.api.body_limit_bytes),
+        )
+        self.background = Background()
+        self._clock = clock
+        self._problems = problems
+        self._opened = AsyncExitStack()
+        self._running = False
+
+    async def __aenter__(self) -> EdgeAgent:
+        async with AsyncExitStack() as opened:
+            self._open_models(opened)
+            self._open_storage(opened)
+            self._open_hardware(opened)
+            await self._open_links(opened)
+            self._open_cascade(opened)
+            self._open_fleet(opened)
+            self._open_data_plane()
+            self._register_metrics()
+            self._start_background(opened)
+            self._opened = opened.pop_all()
+        self._running = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running = False
+        self.data_plane.stop()
+        await self._opened.aclose()
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answers one request; see `EdgeDataPlane.infer`."""
+        if not self._running:
+            raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
+        return await self.data_plane.infer(request)
+
+    async def infer_file(
+        self, model: str, content: bytes, *, trace: TraceContext | None = None, **preferences: str
+    ) -> InferResponse:
+        """Answers a request with the content of a file; see `EdgeDataPlane.infer_file`."""
+        return await self.data_plane.infer_file(model, content, trace=trace, **preferences)
+
+    async def answer(self, request_id: str, principal: str = LOCAL_PRINCIPAL) -> InferResponse:
+        """Returns an answer that was promised a correction; see `EdgeDataPlane.answer`."""
+        return await self.data_plane.answer(request_id, principal)
+
+    def status(self) -> dict[str, Any]:
+        """Returns the status of the agent; see `AgentStatus`."""
+        return self.data_plane.status()
+
+    def _open_models(self, opened: AsyncExitStack) -> None:
+        settings, clock = self.settings, self._clock
+        options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+        check_options(options, "models.providers")
+        self.state = StateDirectory(settings.state_dir)
+        opened.callback(self.state.close)
+        self._fleet_start: FleetStart | None = None
+        if settings.fleet.enabled:
+            from firstline_edge.fleet.start import start_fleet  # httpx takes time and memory to import
+
+            self._fleet_start = start_fleet(settings, self.state, clock)
+            settings = self._fleet_start.settings
+        self.fleet_configuration = self._fleet_start.configuration if self._fleet_start is not None else None
+        self._configured = settings
+        self._workers = Workers(settings.models.workers, settings.models.queue_limit, clock)
+        self.profiles = Profiles(settings.state_dir, Path(settings.hardware.root))
+        load_ladder = None
+        if settings.adaptation.enabled:
+            from firstline_edge.adaptation import loading  # most devices do not need to import it
+
+            load_ladder = partial(loading.load_ladder, options=loading.adaptation_options(settings))
+        self._hold = partial(
+            hold,
+            options=options,
+            workers=self._workers,
+            load_ladder=load_ladder,
+            profiles=self.profiles,
+            as_planned=settings.models.as_planned,
+        )
+        installed = {}
+        if self._fleet_start is not None:
+            from firstline_edge.fleet.updates.installed import hold_installed
+
+            installed = hold_installed(self._fleet_start.history, self._hold, clock)
+        directories = [Path(folder) for folder in settings.models.directories]
+        copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
+        self.models = open_models(directories, self._hold, copies, list(installed.values()))
+        opened.callback(self.models.close)
+        opened.callback(self._workers.close)  # before the models, which its last runs use
+        self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
+        opened.callback(self.samples.close)
+        self._alarms = Alarms()
+        self.standings = Standings(
+            self.state.standing_path, self.models.all, self.samples, settings.audit, clock, on_alarm=self._alarms.put
+        )
+        opened.push_async_callback(self.standings.close)
+        instead = {held.manifest.name: path for path, held in installed.items()}
+        self.reloading = Reloading(self.models, self.standings, directories, self._hold, copies, instead=instead)
+
+    def _open_storage(self, opened: AsyncExitStack) -> None:
+        settings, state, clock = self._configured, self.state, self._clock
+        self.cache = _open_cache(settings, state, clock)
+        opened.callback(self.cache.close)
+        self._counts: FleetCounts | None = None
+        if self._fleet_start is not None:
+            from firstline_edge.fleet.counts import FleetCounts
+
+            self._counts = FleetCounts(self.models, lambda held: self.standings.of(held).alarmed)
+        self.recorder = Recorder(
+            metrics=self.metrics,
+            decisions_path=state.decisions_path,
+            decisions_limit_bytes=settings.log.decisions_limit_bytes,
+            log_requests=settings.log.requests,
+            clock=clock,
+            listener=self._counts,
+        )
+        opened.callback(self.recorder.close)
+        self.endings = Completions()
+        self.outbox = ReopeningOutbox(
+            partial(_open_outbox, settings, state, self.endings, clock),
+            partial(count_promises, state.outbox_path),
+            partial(erase, state.outbox_path),
+            clock,
+        )
+        opened.callback(self.outbox.close)
+
+    def _open_hardware(self, opened: AsyncExitStack) -> None:
+        settings, state, clock = self._configured, self.state, self._clock
+        tree, thresholds = Tree(Path(settings.hardware.root)), MemoryThresholds()
+        if missing := missing_kernel_files(tree):
+            log.warning("the guards see nothing", problem=missing)
+        self.switcher: VariantSwitcher | None = None
+        if settings.adaptation.enabled:
+            from firstline_edge.adaptation.loading import limits_of
+            from firstline_edge.adaptation.switching import VariantSwitcher
+
+            self.switcher = VariantSwitcher(self.models, self.standings, self.recorder.switched, clock)
+            opened.push_async_callback(self.switcher.close)
+            thresholds = MemoryThresholds(limits_of(settings).memory_thresholds_bytes)
+        self.sampler = Sampler(
+            device_sensors(settings, lambda: self._workers.waiting),
+            settings.hardware.period_s,
+            clock,
+            thresholds=thresholds,
+            on_reading=self.switcher.update if self.switcher is not None else lambda _: None,
+        )
+        self.surveyor = Surveyor(
+            tree,
+            state.path,
+            state.hardware_path,
+            clock=clock,
+            measures=settings.hardware.survey,
+            on_change=self._fleet_start.changes.set if self._fleet_start is not None else lambda: None,
+        )
+
+    async def _open_links(self, opened: AsyncExitStack) -> None:
+        settings, clock, fleet = self._configured, self._clock, self._fleet_start
+        self.spending = open_spending(
+            settings,
+            self.state.spending_path,
+            clock,
+            link_names=link_names(settings.links),
+            links=lambda: self.links.usable,
+            sense=lambda: conditions_of(self.sampler.latest, settings.costs.heat_limit_c),
+        )
+        budget_gate: BudgetGate = no_budget
+        if self.spending is not None:
+            opened.callback(self.spending.save)
+            budget_gate = self.spending.paid
+        if fleet is not None:
+            budget_gate = fleet.limiter.before(budget_gate)
+        self.identity = DeviceIdentity(settings, clock)
+        credentials = self.identity.credentials
+        birth = partial(birth_message, self.models, self.standings, fleet.configuration.running if fleet else None)
+        self.links = await open_links(settings, birth, self.limits, clock, budget_gate, credentials=credentials)
+        opened.push_async_callback(self.links.close)
+        self.upkeep = CredentialUpkeep(credentials, self.links.renewed, clock) if credentials is not None else None
+
+    def _open_cascade(self, opened: AsyncExitStack) -> None:
+        settings, clock, traffic = self._configured, self._clock, LiveTraffic()
+        policy, spending = policy_from(settings.policy), self.spending
+        self.complaints = Complaints()
+        self.auditor = Auditor(
+            cloud=self.links.chain,
+            available=lambda: self.links.available,
+            cache=self.cache,
+            standings=self.standings,
+            samples=self.samples,
+            traffic=traffic,
+            settings=settings.audit,
+            clock=clock,
+            rng=random.Random(),  # noqa: S311 (guessing which answer is audited gains nothing)
+            certifies=policy.certifies,
+            ample=lambda: spending is None or spending.ample,
+            on_drawn=self.recorder.drawn,
+            on_finding=self.recorder.audited,
+        )
+        self.router = Router(
+            min_threshold=settings.policy.min_threshold, chosen=policy, standings=self.standings, clock=clock
+        )
+        self.client = CloudClient(
+            self.links.chain, self.cache, clock, self.complaints, contracts=self.standings, traffic=traffic
+        )
+        opened.push_async_callback(self.client.close)
+        self.hedging = Hedging(self.client, clock, hedge_options_from(settings))
+        self.corrections = Corrections(
+            self.outbox,
+            self.links,
+            models=self.models,
+            contracts=self.standings,
+            complaints=self.complaints,
+            max_age_s=settings.outbox.max_age_s,
+            on_correction=self.recorder.corrected,
+            clock=clock,
+        )
+        self.cascade = Cascade(
+            models=self.models,
+            cache=self.cache,
+            gateway=self.client,
+            hedging=self.hedging,
+            router=self.router,
+            spending=spending,
+            promises=self.corrections,
+            audits=self.auditor,
+            options=CascadeOptions(settings.policy.limit_bytes, settings.policy.deadline_reserve_ms / 1000),
+            clock=clock,
+            escalation_mj=escalation_mj(settings, lambda: self.links.usable),
+        )
+        opened.push_async_callback(self.cascade.close)
+        opened.push_async_callback(self.hedging.close)
+
+    def _open_fleet(self, opened: AsyncExitStack) -> None:
+        self.fleet: FleetMember | None = None
+        if self._fleet_start is None or self._counts is None:
+            return
+        from firstline_edge.fleet.configuration.adoption import SettingsAdoption
+        from firstline_edge.fleet.member import FleetMember
+
+        adoption = SettingsAdoption(
+            models=self.models,
+            router=self.router,
+            standings=self.standings,
+            auditor=self.auditor,
+            spending=self.spending,
+            answered=self._counts.answered_of,
+        )
+        self.fleet = FleetMember(
+            self._fleet_start,
+            self.state,
+            models=self.models,
+            reloading=self.reloading,
+            hold=self._hold,
+            adoption=adoption,
+            counts=self._counts,
+            recorder=self.recorder,
+            outbox=self.outbox,
+            sampler=self.sampler,
+            surveyor=self.surveyor,
+            links=self.links,
+            credentials=self.identity.credentials,
+            clock=self._clock,
+        )
+        opened.push_async_callback(self.fleet.close)
+
+    def _open_data_plane(self) -> None:
+        status = AgentStatus(
+            device_id=self.settings.device_id,
+            startup_problems=self._problems,
+            state=self.state,
+            models=self.models,
+            profiles=self.profiles,
+            cache=self.cache,
+            outbox=self.outbox,
+            standings=self.standings,
+            router=self.router,
+            complaints=self.complaints,
+            links=self.links,
+            identity=self.identity,
+            upkeep=self.upkeep,
+            spending=self.spending,
+            sampler=self.sampler,
+            background=self.background,
+            fleet=self.fleet.status if self.fleet is not None else None,
+        )
+        self.data_plane = EdgeDataPlane(
+            self.settings,
+            self.limits,
+            self._clock,
+            metrics=self.metrics,
+            models=self.models,
+            cascade=self.cascade,
+            links=self.links,
+            outbox=self.outbox,
+            endings=self.endings,
+            recorder=self.recorder,
+            reloading=self.reloading,
+            rollbacks=self.fleet,
+            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
+            status=status,
+        )
+
+    def _register_metrics(self) -> None:
+        outbox_metrics.register_metrics(self.metrics, self.outbox)
+        cache_metrics.register_metrics(self.metrics, self.cache)
+        cloud_metrics.register_metrics(self.metrics, self.links, self.client)
+        audit_metrics.register_metrics(self.metrics, self.standings)
+        budget_metrics.register_metrics(self.metrics, self.spending)
+        hedge_metrics.register_metrics(self.metrics, self.hedging)
+        add_sensor_gauges(self.metrics, lambda: limited(self.sampler.latest))
+        if self.switcher is not None:
+            from firstline_edge.adaptation.switching import add_gauges
+
+            add_gauges(self.metrics, self.models, self.switcher)
+
+    def _start_background(self, opened: AsyncExitStack) -> None:
+        self._start(opened, "outbox", self.corrections.run)
+        self._start(opened, "housekeeping", partial(_sweep, self.cache, self.outbox, self._clock))
+        announce = partial(self._alarms.announce, self.links.mqtt)
+        self._start(opened, "audits", self.auditor.run, self.standings.keep_saving, announce)
+        if self.upkeep is not None:
+            self._start(opened, "identity", self.upkeep.run)
+        self._start(opened, "sensors", self.sampler.run)
+        self._start(opened, "survey", self.surveyor.run)
+        if self.spending is not None:
+            self._start(opened, "budgets", self.spending.keep)
+        if self.fleet is not None:
+            self._start(opened, "fleet", self.fleet.run)
+
+    def _start(self, opened: AsyncExitStack, name: str, *works: Work) -> None:
+        self.background.start(name, *works)
+        opened.push_async_callback(self.background.close, name)
+
+
+def _open_cache(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> ResultCache:
+    """Returns the cache: in memory, and on disk if the settings give it room there."""
+    section, disk, refusal = settings.cache, None, ""
+    if section.disk_limit_bytes:
+        try:
+            seal, limit_bytes = _seal(settings), section.disk_limit_bytes
+            disk = DiskCache(state.cache_path, limit_bytes=limit_bytes, ttl_s=section.ttl_s, seal=seal, clock=clock)
+        except CapacityError as error:
+            refusal = error.message
+    memory_bytes = section.memory_limit_bytes
+    return ResultCache(limit_bytes=memory_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock, refusal=refusal)
+
+
+def _open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Completions, clock: Clock) -> Outbox:
+    """Returns the outbox on disk.
+
+    Raises:
+        CapacityError: the disk refuses, or there is no key.
+        ConfigError: a newer version wrote it.
+    """
+    announcing = any(link.kind == "mqtt" for link in settings.links)
+    return Outbox(
+        state.outbox_path, settings.outbox, announcing=announcing, endings=endings, seal=_seal(settings), clock=clock
+    )
+
+
+def _seal(settings: EdgeSettings) -> Seal:
+    """Returns what encrypts the records that hold payloads.
+
+    Raises:
+        CapacityError: a key is configured and cannot be read; then nothing may be stored.
+    """
+    try:
+        return make_seal(read_keys(settings.encryption.key_file, "encryption.key_file"))
+    except ConfigError as error:
+        raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
+
+
+async def _sweep(cache: ResultCache, outbox: ReopeningOutbox, clock: Clock) -> None:
+    """Deletes what is older than the settings allow, also while nothing new comes."""
+    while True:
+        cache.expire()
+        with contextlib.suppress(CapacityError):  # the writer reports it; the next sweep tries again
+            await outbox.forget_old()
+        await clock.sleep(_SWEEP_S)

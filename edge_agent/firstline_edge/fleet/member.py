@@ -1,0 +1,284 @@
+"""This device as a member of a fleet: its twin, model updates, remote configuration and profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.fleet.profiles import own_profile_path
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import UPDATES, Desired, Reported, Update
+from firstline_core.ids import new_request_id
+from firstline_core.profile.profile import Profile, encode
+from firstline_core.runtime.threads import REFUSED
+from firstline_core.telemetry.logs import logger
+from firstline_edge.cloud.links import Links
+from firstline_edge.fleet import reported, starts
+from firstline_edge.fleet.configuration.adoption import SettingsAdoption
+from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.configuration.source import SignedConfigurations
+from firstline_edge.fleet.counts import FleetCounts
+from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.start import FleetStart
+from firstline_edge.fleet.twin import Twin
+from firstline_edge.fleet.updates.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
+from firstline_edge.fleet.updates.means import Means, Patience, Trials
+from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
+from firstline_edge.fleet.updates.updater import Updater
+from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
+from firstline_edge.hardware.sampler import Sampler
+from firstline_edge.hardware.surveyor import Surveyor
+from firstline_edge.identity.credentials import Credentials
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.reloading import Reloading
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.profiling.gate import Gate, bounds_of
+from firstline_edge.profiling.measuring import measure_order, order_of
+from firstline_edge.profiling.profiler import Profiler
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.recorder import Recorder
+from firstline_edge.telemetry.version import VERSION
+
+log = logger(__name__)
+
+_LAST_REPORT_S = 2.0
+
+
+class FleetMember:
+    """What makes an agent a member of a fleet.
+
+    Args:
+        start: what was decided before the models were opened.
+        state: where the fleet's files and models are stored.
+        models: the models held.
+        reloading: exchanges models.
+        hold: opens, loads and measures one bundle.
+        adoption: exchanges settings.
+        counts: what was answered, by model.
+        recorder: brings the counts up to date.
+        outbox: the promises that wait.
+        sampler: sensor readings, for profiles.
+        surveyor: the hardware catalogue.
+        links: to the gateway.
+        credentials: None on a device that has not joined.
+        clock: the agent's.
+
+    Attributes:
+        updater: all updates of models.
+        configurator: all updates of the configuration.
+
+    Raises:
+        ConfigError: a token or authorities that cannot be read.
+    """
+
+    def __init__(
+        self,
+        start: FleetStart,
+        state: StateDirectory,
+        *,
+        models: Models,
+        reloading: Reloading,
+        hold: Callable[[Path], HeldModel],
+        adoption: SettingsAdoption,
+        counts: FleetCounts,
+        recorder: Recorder,
+        outbox: ReopeningOutbox,
+        sampler: Sampler,
+        surveyor: Surveyor,
+        links: Links,
+        credentials: Credentials | None,
+        clock: Clock,
+    ) -> None:
+        settings, rng, changed = start.own, random.Random(), start.changes.set  # noqa: S311 (jitter)
+        section = next((link for link in settings.links if link.kind == "http"), None)
+        now_s = credentials.floor.now_s if credentials is not None else clock.wall_s
+        self._start = start
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._models = models
+        self._counts = counts
+        self._recorder = recorder
+        self._outbox = outbox
+        self._surveyor = surveyor
+        self._capabilities = reported.capabilities(reported.hardware(state.path))
+        self._http = FleetHttp(section, credentials) if section is not None else None
+        catalogue, source = _registry(self._http, state.path / "metadata", settings, now_s)
+        serving = AgentServing(
+            reloading,
+            hold,
+            running=models.find,
+            answered=counts.answered_of,
+            hardware=partial(reported.hardware, state.path, several=settings.adaptation.enabled),
+        )
+        trials = Trials(settings.fleet.trial_tries, settings.fleet.trial_s)
+        self.updater = Updater(
+            Means(
+                start.history,
+                catalogue,
+                source,
+                serving,
+                clock=clock,
+                now_s=now_s,
+                rng=rng,
+                patience=Patience(settings.fleet.download_bytes_per_s, settings.fleet.download_jitter_s),
+                trials=trials,
+                changed=changed,
+            )
+        )
+        self.configurator = Configurator(
+            start.configuration,
+            start.own,
+            SignedConfigurations(catalogue, source),
+            adopt=adoption.adopt,
+            failed=adoption.failed,
+            clock=clock,
+            rng=rng,
+            trials=trials,
+            jitter_s=settings.fleet.download_jitter_s,
+        )
+        self._profiler = Profiler(
+            state.profiling_path,
+            partial(order_of, settings, models, has_http=self._http is not None),
+            self._upload,
+            clock=clock,
+            rng=rng,
+            measure=partial(measure_order, gate=Gate(lambda: sampler.latest, bounds_of(settings), clock)),
+            on_change=changed,
+        )
+        way, session = _way(links, self._http, settings, clock, rng)
+        self._twin = Twin(
+            start.folder / "desired",
+            way,
+            take_up=self._take_up,
+            describe=self._describe,
+            count=self._telemetry,
+            session=session,
+            changes=start.changes,
+            telemetry_s=settings.fleet.telemetry_s,
+            clock=clock,
+            rng=rng,
+        )
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._twin.run(), name="twin")
+            tasks.create_task(self._save_limiter(), name="brake")
+            tasks.create_task(self.updater.run(), name="updater")
+            tasks.create_task(self.configurator.run(), name="configuration")
+            tasks.create_task(self._profiler.run(), name="profiling")
+
+    async def close(self) -> None:
+        """Reports the latest counts if that takes little time, and notes that this process ended cleanly."""
+        if not self._twin.problem:
+            with contextlib.suppress(FirstlineError, TimeoutError):
+                async with asyncio.timeout(_LAST_REPORT_S):
+                    await self._twin.tell_counts()
+        if self._http is not None:
+            await self._http.close()
+        self._start.limiter.save()
+        starts.end(self._start.folder / "starts", self._start.starts)
+
+    async def roll_back(self, model: str) -> None:
+        """Rolls a model back; see `Updater.roll_back`."""
+        await self.updater.roll_back(model)
+
+    async def roll_back_configuration(self) -> None:
+        """Rolls the configuration back; see `Configurator.roll_back`."""
+        await self.configurator.roll_back()
+
+    def status(self) -> dict[str, Any]:
+        """Returns the fleet's section of `GET /firstline/v1/status`."""
+        desired = self._twin.desired
+        return {
+            "revision": desired.revision if desired is not None else None,
+            "brake": self._start.limiter.status(),
+            "starts": self._start.starts.starts,
+            "unclean_ends": self._start.starts.unclean,
+            "configuration": self._start.configuration.running(),
+            "profiles": [msgspec.to_builtins(one) for one in self._profiler.progress()],
+            "updates": [msgspec.to_builtins(update) for update in self._updates()],
+            "problem": self._twin.problem or None,
+        }
+
+    def _take_up(self, desired: Desired) -> None:
+        self._start.limiter.brake = desired.brake
+        self.updater.desire(desired.models)
+        self.configurator.desire(desired.configuration)
+        self._profiler.desire(desired.profiles)
+
+    def _updates(self) -> tuple[Update, ...]:
+        return (*self.updater.updates()[: UPDATES - 1], *self._start.configuration.updates())
+
+    async def _upload(self, profile: Profile) -> None:
+        assert self._http is not None  # noqa: S101 (otherwise nothing is measured)
+        await self._http.send(own_profile_path(profile.bundle, profile.version), encode(profile))
+
+    async def _save_limiter(self) -> None:
+        while True:
+            await self._clock.sleep(SAVE_EVERY_S)
+            try:
+                await asyncio.to_thread(self._start.limiter.save)
+            except REFUSED as error:  # no thread, no memory; the next time is soon
+                log.warning("cannot save the escalations under the brake", error=str(error))
+
+    def _describe(self) -> Reported:
+        running = self._start.configuration.kept.running
+        return Reported(
+            "-",
+            0,
+            models=reported.running(self._models),
+            updates=self._updates(),
+            configuration=running.version if running is not None else 0,
+            configuration_name=running.name if running is not None else "",
+            configuration_sha256=running.sha256 if running is not None else "",
+            braked=self._start.limiter.holds is not None,
+            agent_version=VERSION,
+            capabilities=self._capabilities,
+            hardware=reported.catalogue(self._surveyor.catalogue),
+            profiles=self._profiler.progress(),
+        )
+
+    def _telemetry(self) -> Telemetry:
+        self._recorder.flush()
+        return Telemetry(
+            "-",
+            0,
+            uptime_s=self._clock.monotonic_s() - self._started_s,
+            models=self._counts.counts(),
+            starts=self._start.starts.starts,
+            unclean=self._start.starts.unclean,
+            outbox_items=self._outbox.depth,
+        )
+
+
+def _registry(
+    http: FleetHttp | None, folder: Path, settings: EdgeSettings, now_s: Callable[[], float]
+) -> tuple[SignedCatalogue | NoRegistry, RegistryBytes | NoRegistry]:
+    """Returns what is signed and where files come from; nothing without an HTTP link."""
+    if http is None:
+        log.warning("nothing can come from the fleet", why=BYTES_NEED_HTTP)
+        return NoRegistry(), NoRegistry()
+    root = Path(settings.fleet.root_file) if settings.fleet.root_file else None
+    return SignedCatalogue(folder, http, root, now_s), RegistryBytes(http)
+
+
+def _way(
+    links: Links, http: FleetHttp | None, settings: EdgeSettings, clock: Clock, rng: random.Random
+) -> tuple[Way, str]:
+    """Returns the transport of the twin, and the name of this process, which its last will has too."""
+    if links.mqtt:
+        return MqttWay(links.mqtt[0]), links.mqtt[0].session_id
+    assert http is not None  # noqa: S101 (a link is one or the other)
+    return HttpWay(http, settings.fleet.poll_s, clock, rng), new_request_id()

@@ -1,0 +1,98 @@
+"""Keeps the promises of corrections: opens the outbox, delivers what is in it, and announces the corrections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from firstline_core.clock import Clock
+from firstline_core.types import ContractNotice, InferRequest
+from firstline_edge.cloud.chain import LinkChain
+from firstline_edge.cloud.client import Contracts
+from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.links import Links
+from firstline_edge.models.held import Models
+from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.delivery import Delivery, OnCorrection
+from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.requests.rows import merge
+
+
+class Corrections:
+    """Stores promises, and has the full model keep them.
+
+    Args:
+        outbox: where promises are stored.
+        links: to the gateway; without any, promises end by their age.
+        models: the models held.
+        contracts: how their certificates stand, which the gateway receives, and answers.
+        complaints: gains what the gateway says against a model.
+        max_age_s: after which a promise expires.
+        on_correction: receives each answer that was corrected or has expired.
+        clock: for waits and ages.
+    """
+
+    def __init__(
+        self,
+        outbox: ReopeningOutbox,
+        links: Links,
+        *,
+        models: Models,
+        contracts: Contracts,
+        complaints: Complaints,
+        max_age_s: float,
+        on_correction: OnCorrection,
+        clock: Clock,
+    ) -> None:
+        self._outbox = outbox
+        self._links = links
+        self._models = models
+        self._contracts = contracts
+        self._complaints = complaints
+        self._max_age_s = max_age_s
+        self._on_correction = on_correction
+        self._clock = clock
+        self._delivery: Delivery | None = None  # until the disk lets the outbox be opened
+
+    async def put(self, item: OutboxItem) -> None:
+        """Stores a promise, and sends it at once if its caller waits for it.
+
+        Raises:
+            CapacityError: the outbox is full, or cannot be used now.
+        """
+        await self._outbox.put(item)
+        if self._delivery is not None:
+            self._delivery.hurry(item)
+
+    async def run(self) -> None:
+        """Delivers promises as soon as the disk lets the outbox be opened, until it is cancelled."""
+        outbox, rng = await self._outbox.opened(), random.Random()  # noqa: S311 (jitter)
+        chain = self._links.chain or LinkChain([], [], self._clock)
+        self._delivery = delivery = Delivery(
+            outbox,
+            chain,
+            merge,
+            self._clock,
+            rng,
+            max_age_s=self._max_age_s,
+            on_correction=self._on_correction,
+            complaints=self._complaints,
+            alarm=self._alarm_of,
+            heed=self._heed,
+            retries=chain.retries,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(delivery.run(), name="delivery")
+            if self._links.mqtt:
+                announcer = Announcer(outbox, self._links, self._clock, rng)
+                tasks.create_task(announcer.run(), name="announcer")
+
+    def _alarm_of(self, request: InferRequest) -> str:
+        held = self._models.find(request.model, request.version)
+        return self._contracts.alarm_of(held) if held is not None else ""
+
+    def _heed(self, request: InferRequest, notice: ContractNotice | None) -> None:
+        held = self._models.find(request.model, request.version)
+        if held is not None:
+            self._contracts.heed(held, notice)
