@@ -1,4 +1,4 @@
-"""What a gateway and its devices tell each other of models that come, go and are judged. Documents and rules, no I/O.
+"""Fleet management: the documents that gateways, devices and people exchange, and rules for them. No I/O.
 
 Documents
     twin            what a device shall run, and what it does run

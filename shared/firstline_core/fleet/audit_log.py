@@ -1,7 +1,7 @@
-"""The trail of what was decided: each entry has the hash of the one before, so none can be changed, left out or put in.
+"""The audit log: each entry has the hash of the one before, so that no entry can be changed, removed or inserted.
 
-Whoever holds the store can still write a whole new trail, or cut off its end. So the gateway signs its head, people
-keep what it signed elsewhere, and a trail that does not contain a head that they kept was rewritten.
+An attacker with access to the store can still rewrite the whole log, or cut off its end. So the gateway signs the head
+of the log and people keep signed heads elsewhere: a log that does not contain such a head was rewritten.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from firstline_core.errors import IntegrityError
 from firstline_core.storage.artefact import Sha256
 
 FIRST = "0" * 64
-"""What the first entry has as the hash of the one before."""
+"""The previous hash of the first entry."""
 
-_CONTEXT = b"firstline audit trail head 1\n"  # a signature for this is good for nothing else
+_CONTEXT = b"firstline audit trail head 1\n"  # separates these signatures from all others of the same key
 _Hex = Annotated[str, Meta(pattern=r"^([0-9a-f]{2})*\Z", max_length=256)]
 
 
 class Entry(Struct, frozen=True):
-    """Something that somebody, or a rule, decided.
+    """A decision of a person or a rule.
 
     Attributes:
-        number: from 1, without a gap.
-        at_s: the gateway's wall time.
-        actor: a principal, or "rule:..." where nobody was asked.
-        action: a word for programs, such as "rollout.start".
-        subject: what it was done to.
-        details: JSON, the numbers that it rests on.
-        previous: hash of the entry before.
-        sha256: of all of the above.
+        number: from 1, without gaps.
+        at_s: wall time of the gateway.
+        actor: a principal, or "rule:..." for an automatic decision.
+        action: machine-readable, such as "rollout.start".
+        subject: the object of the action.
+        details: JSON, the figures behind the decision.
+        previous: hash of the previous entry.
+        sha256: of all fields above.
     """
 
     number: Annotated[int, Meta(ge=1)]
@@ -50,20 +50,20 @@ class Entry(Struct, frozen=True):
     sha256: Sha256 = FIRST
 
     def sealed(self) -> Entry:
-        """The same, with its hash."""
+        """Returns the entry with its hash."""
         said = [self.number, self.at_s, self.actor, self.action, self.subject, self.details, self.previous]
         return replace(self, sha256=hashlib.sha256(msgspec.json.encode(said)).hexdigest())
 
 
 class Head(Struct, frozen=True):
-    """How far a trail went when it was signed.
+    """The signed end of the log at one moment.
 
     Attributes:
-        number: of its last entry; 0 of an empty one.
-        sha256: of its last entry.
-        at_s: when it was signed.
-        public_key: Ed25519, of whoever signed.
-        signature: over all of the above.
+        number: of the last entry; 0 for an empty log.
+        sha256: of the last entry.
+        at_s: time of the signature.
+        public_key: Ed25519 key of the signer.
+        signature: over all fields above.
     """
 
     number: Annotated[int, Meta(ge=0)]
@@ -73,14 +73,14 @@ class Head(Struct, frozen=True):
     signature: _Hex = ""
 
     def signed(self, key: Ed25519PrivateKey) -> Head:
-        """The same, signed; `public_key` must be this key's."""
+        """Returns the head with its signature; `public_key` must belong to this key."""
         return replace(self, signature=key.sign(self._said()).hex())
 
     def check_signature(self) -> None:
-        """Raises where the key that it names did not sign it.
+        """Verifies the signature with the key that the head names.
 
         Raises:
-            IntegrityError: it did not.
+            IntegrityError: the signature is not from that key.
         """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.public_key))
@@ -93,23 +93,23 @@ class Head(Struct, frozen=True):
 
 
 def following(head: tuple[int, str], *, at_s: float, actor: str, action: str, subject: str, details: str) -> Entry:
-    """The entry after (number, hash) of the last one; (0, `FIRST`) where there is none."""
+    """Returns the entry after the last one, given as (number, hash); (0, `FIRST`) for an empty log."""
     number, previous = head
     return Entry(number + 1, at_s, actor, action, subject, details, previous).sealed()
 
 
 def check_trail(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[int, str]:
-    """Goes through a whole trail.
+    """Verifies a whole log.
 
     Args:
-        entries: from the first on.
-        heads: signed earlier or now, which the trail must contain.
+        entries: from the first.
+        heads: signed heads that the log must contain.
 
     Returns:
-        Number and hash of its last entry.
+        Number and hash of the last entry.
 
     Raises:
-        IntegrityError: an entry was changed, left out or put in, or a head was signed over another trail.
+        IntegrityError: an entry was changed, removed or inserted, or a head belongs to another log.
     """
     wanted = {0: FIRST}
     last = 0, FIRST

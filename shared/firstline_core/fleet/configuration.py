@@ -1,4 +1,4 @@
-"""Settings of an agent that travel as models do: a signed file of TOML with a name and a version. A document, no I/O.
+"""Fleet-managed settings of an agent: a signed TOML file with a name and a version. No I/O.
 
     name = "quiet-nights"
     version = 2
@@ -9,9 +9,9 @@
     [budget]
     bytes_per_day = 20_000_000
 
-The keys are those of the agent's own file, and mean what they mean there; what is not named stays as the device has it,
-so that one without tables gives a device its own settings back.
-What is not among them cannot be set from afar, whoever signs: addresses, identities, paths, limits of memory and disk.
+The keys are those of the agent's own file, with the same meaning. Keys that are not named keep the device's own value,
+so that a document without tables restores the settings of the device. No other key can be set remotely, whoever signs:
+no addresses, identities, paths, or limits of memory and disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Policy(_Section, frozen=True, kw_only=True):
-    """Who decides which answers are kept, and from which score on."""
+    """The policy that accepts edge answers, and its threshold."""
 
     kind: Kind | UnsetType = UNSET
     least_value: _Share = UNSET
@@ -54,7 +54,7 @@ class Policy(_Section, frozen=True, kw_only=True):
 
 
 class Budget(_Section, frozen=True, kw_only=True):
-    """What a device may spend in an hour and a day of UTC; 0 is no limit."""
+    """The budget of a device per hour and per day (UTC); 0 is no limit."""
 
     bytes_per_hour: _Whole = UNSET
     bytes_per_day: _Whole = UNSET
@@ -65,7 +65,7 @@ class Budget(_Section, frozen=True, kw_only=True):
 
 
 class Costs(_Section, frozen=True, kw_only=True):
-    """Prices; what the device itself takes (joules, heat) is its own to know."""
+    """Prices of traffic and runs. The device itself knows its consumption of energy."""
 
     worth: Annotated[float, Meta(gt=0, le=1e15)] | UnsetType = UNSET
     money_per_request: _Amount = UNSET
@@ -75,7 +75,7 @@ class Costs(_Section, frozen=True, kw_only=True):
 
 
 class Audit(_Section, frozen=True, kw_only=True):
-    """How many kept answers are checked, and what an alarm does."""
+    """The rate of audits, and the effect of an alarm."""
 
     per_hour: _Amount = UNSET
     bytes_per_hour: _Amount = UNSET
@@ -85,7 +85,7 @@ class Audit(_Section, frozen=True, kw_only=True):
 
 
 class Configuration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One document; a section's keys that are not set stay as the device has them."""
+    """One document. Keys that are not set keep the device's own value."""
 
     name: Name
     version: Version
@@ -96,7 +96,7 @@ class Configuration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def changes(self) -> dict[str, dict[str, object]]:
-        """What it sets, by section and key."""
+        """Returns the values that the document sets, by section and key."""
         sections = {name: getattr(self, name) for name in SECTIONS}
         set_ = {
             name: {
@@ -108,24 +108,24 @@ class Configuration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 SECTIONS = ("policy", "budget", "costs", "audit")
-"""Tables that a configuration may have."""
+"""Tables that a configuration can have."""
 KEYS = tuple(
     f"{name}.{key}"
     for name, section in zip(SECTIONS, (Policy, Budget, Costs, Audit), strict=True)
     for key in section.__struct_fields__
 )
-"""All that can be set from afar, such as "budget.bytes_per_day"."""
+"""All keys that can be set remotely, such as "budget.bytes_per_day"."""
 
 
 def parse_configuration(content: bytes, where: str) -> Configuration:
-    """Reads a document.
+    """Parses a document.
 
     Args:
         content: TOML, at most `LIMIT_BYTES`.
         where: whence it came, for the error.
 
     Raises:
-        ConfigError: it is too long, no TOML, or sets what cannot be set from afar.
+        ConfigError: it is too long, not TOML, or sets a key that cannot be set remotely.
     """
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{where} has more than {LIMIT_BYTES} bytes, and is no configuration.")
@@ -136,18 +136,18 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
     found = settings.load(Configuration, file=Path(where), text=text)
     for section, values in found.changes.items():
         for key, value in values.items():
-            if value != value:  # noqa: PLR0124 (what is no number is not equal to itself)
+            if value != value:  # noqa: PLR0124 (NaN is not equal to itself)
                 raise ConfigError(f"{where} sets {section}.{key} to what is no number; name one, or leave it out.")
     return found
 
 
 def configuration_path(name: str, version: int) -> str:
-    """Where a configuration is among the signed targets: no bundle's path, see `target.named_by`."""
+    """Returns the target path of a configuration, which no bundle uses (see `target.named_by`)."""
     return f"configurations/{name}@{version}.toml"
 
 
 def configuration_at(path: str) -> tuple[str, int] | None:
-    """Name and version of the configuration that a target is; None where it is none."""
+    """Returns the name and version of the configuration at a target path; None for another target."""
     match = _PATH.fullmatch(path)
     if match is None or re.match(NAME_PATTERN, match["name"]) is None:
         return None

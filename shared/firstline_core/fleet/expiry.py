@@ -1,4 +1,4 @@
-"""When to speak of metadata and authorities that are going to end. Pure."""
+"""Warnings about metadata and certificate authorities that expire soon. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 
 AUTHORITY = "authority"
 
-# How long before its end it is spoken of: as long as it takes to bring those together who can renew it.
+# Time before the expiry at which the warning begins: long enough to bring together the people who can renew it.
 _WARN_S: Mapping[str, float] = {
     "root": 30 * DAY_S,
     "targets": 14 * DAY_S,
@@ -27,10 +27,10 @@ _REMEDY: Mapping[str, str] = {
 
 
 def warnings(expires_s: Mapping[str, float], now_s: float) -> dict[str, str]:
-    """Of what ends soon or has ended, a sentence each that says what to do.
+    """Returns one sentence for each item that has expired or expires soon, with the remedy.
 
     Args:
-        expires_s: when each role's metadata ends, and the devices' certificate `AUTHORITY` (wall time, seconds).
+        expires_s: expiry of each role's metadata and of the devices' certificate `AUTHORITY` (wall time, seconds).
         now_s: wall time.
     """
     found = {}

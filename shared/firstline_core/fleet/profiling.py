@@ -1,7 +1,7 @@
-"""A device is asked to measure a bundle, and says how far it is: parts of its twin's two documents. No I/O.
+"""Profiling requests for a device and their progress: parts of the two documents of its twin. No I/O.
 
-A request stays in what is desired when it has ended, as a model does that is installed; the device knows by its id
-that it has done it. Another id for the same bundle asks anew.
+A request stays in the desired state after it has ended, like an installed model; the device recognises it by its id. A
+new id for the same bundle is a new request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from firstline_core.types import Name
 
 REQUESTS = 8
-"""Most of one device."""
+"""Maximum number of requests per device."""
 
 _Id = Annotated[str, Meta(min_length=1, max_length=64)]
 _Version = Annotated[int, Meta(ge=0, le=2**53)]
@@ -26,42 +26,42 @@ _Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_l
 
 
 class ProfilingState(StrEnum):
-    """How far a request came."""
+    """The progress of a request."""
 
     SENT = "sent"
-    """The device has not said that it knows of it."""
+    """The device has not acknowledged it."""
     UNKNOWN = "unknown"
-    """The device has heard it and does not understand it: an agent of before there were such requests."""
+    """The device has received it and does not support it."""
     WAITING = "waiting"
-    """The device does others first."""
+    """The device works on other requests first."""
     MEASURING = "measuring"
     """Its points are being measured."""
     UPLOADING = "uploading"
-    """They are measured; the gateway does not have the profile yet."""
+    """All points are measured; the gateway does not have the profile yet."""
     DONE = "done"
-    """The gateway has it."""
+    """The gateway has the profile."""
     REFUSED = "refused"
-    """The device does not, or cannot."""
+    """The device refuses or cannot."""
     EXPIRED = "expired"
-    """Its time was over before the device had; the gateway's word, no device's."""
+    """The request expired first; set by the gateway."""
 
 
 ENDED = frozenset({ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.EXPIRED})
 
 
 class DesiredProfile(Struct, frozen=True):
-    """A bundle that the device is to measure, once. Agents pass over fields that they do not know.
+    """A bundle that the device must measure once. Agents ignore unknown fields.
 
     Attributes:
         id: of the request.
-        version: 0 for the one that answers when the device begins.
-        quick: in a fifth of the time.
-        threads: that one run may use; none leaves it to the device.
-        batches: rows of a query; likewise.
-        anew: also what is known already.
-        variants: ids of models; none for all that are there.
-        providers: ONNX Runtime's, each by itself; none leaves them to the device.
-        throttled_share: of processor time, of queries of one sample too; 0: not.
+        version: 0 for the current version when the device starts.
+        quick: measure in a fifth of the time.
+        threads: numbers of threads per run; empty for the device's choice.
+        batches: rows per query; empty for the device's choice.
+        anew: also repeat points that are known.
+        variants: ids of models; empty for all on the device.
+        providers: of ONNX Runtime, each measured separately; empty for the device's choice.
+        throttled_share: also measure single samples with this share of processor time; 0 to leave it out.
     """
 
     id: _Id
@@ -77,14 +77,14 @@ class DesiredProfile(Struct, frozen=True):
 
 
 class Profiling(Struct, frozen=True):
-    """How far a device is with a request.
+    """The progress of a device with a request.
 
     Attributes:
         id: of the request.
-        version: that is measured; 0 while that is not known.
-        done: points, of `total`, which is 0 while nobody knows.
-        message: a sentence for people, or "".
-        since_s: wall time of the device when it came into this state.
+        version: that is measured; 0 while unknown.
+        done: measured points, of `total`, which is 0 while unknown.
+        message: one sentence, or "".
+        since_s: wall time of the device when this state began.
     """
 
     id: _Id

@@ -1,4 +1,4 @@
-"""What a gateway's registry and those who fill it say to each other over HTTP: addresses and documents, no I/O."""
+"""The HTTP interface of a gateway's registry: addresses and documents. No I/O."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Version = Annotated[int, Meta(ge=1, le=_VERSION_LIMIT)]
 
 
 class OnlineKey(Struct, frozen=True):
-    """The public half of the key by which a gateway signs snapshots and timestamps.
+    """The public half of the key with which a gateway signs snapshots and timestamps.
 
     Attributes:
-        keyid: as metadata names it.
-        key: as metadata has it: "keytype", "scheme" and "keyval".
+        keyid: as in the metadata.
+        key: as in the metadata: "keytype", "scheme" and "keyval".
     """
 
     keyid: Sha256
@@ -37,13 +37,13 @@ class OnlineKey(Struct, frozen=True):
 
 
 class Publication(Struct, frozen=True, forbid_unknown_fields=True):
-    """Signed metadata that is to be current from now on, all of it at once: root metadata in order, and targets."""
+    """Signed metadata to publish at once: root metadata in order, and targets."""
 
     metadata: Annotated[tuple[Raw, ...], Meta(min_length=1, max_length=64)]
 
 
 class RoleState(Struct, frozen=True):
-    """The newest metadata of a role, and when it ends (seconds since 1970)."""
+    """The newest metadata of a role, and when it expires (seconds since 1970)."""
 
     role: str
     version: int
@@ -51,16 +51,16 @@ class RoleState(Struct, frozen=True):
 
 
 class RegistryStatus(Struct, frozen=True):
-    """How a registry is.
+    """The status of a registry.
 
     Attributes:
-        roles: what is published; empty where nothing is yet.
-        online_key: that snapshots and timestamps are signed with; None where this gateway has none that the root names.
-        authority_expires_s: when the certificate authority of devices ends.
-        warnings: what ends soon, or has ended, in sentences.
-        blobs: how many files are kept.
-        blobs_bytes: of all of them.
-        limit_bytes: that they may have; 0 where the gateway does not say.
+        roles: published metadata; empty before the first publication.
+        online_key: signs snapshots and timestamps; None if this gateway has no key that the root names.
+        authority_expires_s: when the devices' certificate authority expires.
+        warnings: sentences about what has expired or expires soon.
+        blobs: number of stored files.
+        blobs_bytes: total size of the stored files.
+        limit_bytes: maximum total size; 0 if the gateway does not report it.
     """
 
     roles: tuple[RoleState, ...]
@@ -73,7 +73,7 @@ class RegistryStatus(Struct, frozen=True):
 
 
 class BundleEntry(Struct, frozen=True):
-    """A bundle that is signed for: see `fleet/target.py`; `size_bytes` is of all its files, the full model's too."""
+    """A signed bundle (see `fleet/target.py`); `size_bytes` is the size of all its files, the full model included."""
 
     name: Name
     version: Version
@@ -85,14 +85,14 @@ class BundleEntry(Struct, frozen=True):
 
 
 class BundlePage(Struct, frozen=True):
-    """Bundles by name and version; `after` is what to ask for next (`?after=`), None at the end."""
+    """A page of bundles, sorted by name and version; `after` is the cursor of the next page, None at the end."""
 
     bundles: tuple[BundleEntry, ...]
     after: str | None
 
 
 class ConfigurationEntry(Struct, frozen=True):
-    """A configuration that is signed for: see `fleet/configuration.py`; its text is the blob of that sha256."""
+    """A signed configuration (see `fleet/configuration.py`); its text is the blob with this sha256."""
 
     name: Name
     version: Version
@@ -101,20 +101,20 @@ class ConfigurationEntry(Struct, frozen=True):
 
 
 class ConfigurationPage(Struct, frozen=True):
-    """Configurations by name and version; `after` is what to ask for next (`?after=`), None at the end."""
+    """A page of configurations, sorted by name and version; `after` is the cursor of the next page, None at the end."""
 
     configurations: tuple[ConfigurationEntry, ...]
     after: str | None
 
 
 class AliasRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which version an alias is to stand for."""
+    """The version that an alias must point to."""
 
     version: Version
 
 
 class AliasChange(Struct, frozen=True):
-    """What an alias stood for from a time on (seconds since 1970), and by whom; `version` None is: for nothing."""
+    """A change of an alias: its new version (None if it was deleted), who changed it, and when (seconds since 1970)."""
 
     model: Name
     alias: Name
@@ -124,6 +124,6 @@ class AliasChange(Struct, frozen=True):
 
 
 class AliasList(Struct, frozen=True):
-    """Aliases as they are, or one's history: the newest first."""
+    """The current aliases, or the history of one alias, newest first."""
 
     aliases: tuple[AliasChange, ...]

@@ -1,4 +1,4 @@
-"""The fleet's REST API in words of both sides: its addresses, and what is asked and answered there."""
+"""The fleet's REST API for both sides: addresses, requests and answers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from msgspec import Meta, Struct
 from firstline_core.fleet.twin import Brake, Desired, Reported
 
 TWIN_PATH = "/fleet/v1/twin"
-"""A device's own: GET gives its `Desired`, with an ETag that is the revision; 304 where that has not changed."""
+"""For devices: GET returns its `Desired` with the revision as ETag; 304 if it has not changed."""
 REPORTED_PATH = "/fleet/v1/twin/reported"
-"""A device PUTs its `Reported` here."""
+"""For devices: PUT `Reported`."""
 TELEMETRY_PATH = "/fleet/v1/twin/telemetry"
-"""A device POSTs its `Telemetry` here."""
+"""For devices: POST `Telemetry`."""
 DEVICES_PATH = "/fleet/v1/devices"
 BRAKE_PATH = "/fleet/v1/brake"
 TIERS_PATH = "/fleet/v1/tiers"
-"""Who answered, over the last `hours`, of one `model` or of all."""
+"""Answers per tier over the last `hours`, of one `model` or of all."""
 TIERS_HOURS = 48
-"""So far one can look back."""
+"""Maximum length of the history."""
 
 TAG_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?\Z"
 Tag = Annotated[str, Meta(pattern=TAG_PATTERN)]
-"""A tag's key or value."""
+"""The key or value of a tag."""
 
 
 class FleetDevice(Struct, frozen=True):
-    """A device as people see it.
+    """A device in the fleet manager's view.
 
     Attributes:
-        accepted: whether it belongs to the fleet; what does not is given nothing.
-        online: whether its latest process has not ended, as far as is known; how long ago it was heard of says more.
-        last_seen_age_s: None where it was never heard of.
-        first_seen_s: wall time; likewise.
-        reported: what it says of itself.
-        desired: what it is to run.
+        accepted: whether it belongs to the fleet; other devices get no models.
+        online: whether its latest process is running as far as known; `last_seen_age_s` is more reliable.
+        last_seen_age_s: seconds since the last message; None without one.
+        first_seen_s: wall time of the first message; None without one.
+        reported: its reported state.
+        desired: its desired state.
     """
 
     name: str
@@ -49,18 +49,18 @@ class FleetDevice(Struct, frozen=True):
 
 
 class FleetDevicePage(Struct, frozen=True):
-    """Devices by name; `after` is what to ask for next (`?after=NAME`), None at the end."""
+    """A page of devices, sorted by name; `after` is the cursor of the next page (`?after=NAME`), None at the end."""
 
     devices: tuple[FleetDevice, ...]
     after: str | None
 
 
 class DeviceChange(Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a device is to change.
+    """A change of a device.
 
     Attributes:
-        tags: to be set; those that are null are taken away.
-        accepted: true lets the device in for good.
+        tags: to be set; null removes a tag.
+        accepted: true accepts the device permanently.
     """
 
     tags: Annotated[dict[Tag, Tag | None], Meta(max_length=64)] = {}
@@ -68,19 +68,19 @@ class DeviceChange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BrakeState(Struct, frozen=True):
-    """Whether the fleet is braked; `brake` is None where it is not."""
+    """The brake of the fleet; None if it has none."""
 
     brake: Brake | None
 
 
 class TierCounts(Struct, frozen=True):
-    """Rows of all devices in one span of time, counted when the devices said so.
+    """Rows of all devices in one span of time, counted when the devices reported them.
 
     Attributes:
-        at_s: wall time at which it begins.
-        kept: answered on the device, for good.
+        at_s: wall time of its start.
+        kept: answered on the device.
         escalated: sent, or to be sent, to the full model.
-        errors: that got no answer.
+        errors: rows without an answer.
     """
 
     at_s: float
@@ -90,11 +90,11 @@ class TierCounts(Struct, frozen=True):
 
 
 class TierHistory(Struct, frozen=True):
-    """Who answered, over time.
+    """Answers per tier over time.
 
     Attributes:
-        span_s: of each point; one in which nothing was counted is left out.
-        models: that were asked in this time.
+        span_s: length of each point; points without rows are left out.
+        models: with requests in this time.
         points: in order.
     """
 

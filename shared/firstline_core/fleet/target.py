@@ -1,8 +1,8 @@
-"""What a signed target says: which bundle a file belongs to, which models need it, what they ask of a device. Pure.
+"""Signed targets: the bundle of a file, the models that need it, and their requirements on a device. Pure functions.
 
-A bundle is a group of targets (The Update Framework's word for a file that is signed for): `NAME/VERSION/manifest.json`
-and `NAME/VERSION/FILE` for each artefact. What a device has to know before it fetches anything rides in their custom
-fields; fields that this version does not know are passed over, so that an older device reads a newer release's.
+A bundle is a group of targets (The Update Framework's term for signed files): `NAME/VERSION/manifest.json` and
+`NAME/VERSION/FILE` for each artefact. Their custom fields contain what a device must know before it fetches anything.
+Unknown fields are ignored, so that an older device can read a newer release.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from firstline_core.types import NAME_PATTERN, Name
 
 FORMAT = 1
 FULL = "full"
-"""Who needs a file that the full model needs: gateways."""
+"""Marks a file that the full model needs; only gateways fetch it."""
 
 _T = TypeVar("_T")
-# 18 digits: what every database and language holds as a whole number.
+# 18 digits fit an integer in every database and language.
 _PATH = re.compile(NAME_PATTERN.removesuffix(r"\Z") + r"/[1-9][0-9]{0,17}/.")
 
 
 class Needs(Struct, frozen=True):
-    """What a variant asks of a device.
+    """The requirements of a variant on a device.
 
     Attributes:
-        runtime: that loads it.
-        size_bytes: of all files that it needs, on disk.
-        architectures: as `platform.machine()` names them; none named is any.
-        memory_mb: that must be there (MiB); 0 where nobody has said.
+        runtime: that loads the variant.
+        size_bytes: of all its files, on disk.
+        architectures: as `platform.machine()` returns them; empty for any.
+        memory_mb: minimum memory (MiB); 0 if unspecified.
     """
 
     runtime: str
@@ -47,9 +47,9 @@ class Needs(Struct, frozen=True):
 
 
 class CertificateSummary(Struct, frozen=True):
-    """What was proved of a variant; the manifest has all of it.
+    """The main figures of a variant's certificate; the manifest has all of them.
 
-    Numbers are text: canonical JSON, over which metadata is signed, knows no fractions.
+    Numbers are strings, because metadata is signed as canonical JSON, which has no fractions.
     """
 
     promise: str
@@ -59,7 +59,7 @@ class CertificateSummary(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True):
-    """An edge variant of a bundle; `digest` is `Model.digest`, `certificate` None where there is no valid one."""
+    """An edge variant of a bundle; `digest` is `Model.digest`; `certificate` is None without a valid one."""
 
     id: Name
     precision: str
@@ -69,11 +69,11 @@ class Variant(Struct, frozen=True):
 
 
 class Release(Struct, frozen=True):
-    """The custom field of a manifest's target: the bundle in short.
+    """The custom field of a manifest's target: a summary of the bundle.
 
     Attributes:
         variants: in the manifest's order of preference.
-        full_digest: of the full model; "" where the bundle has none.
+        full_digest: of the full model; "" for a bundle without one.
     """
 
     bundle: Name
@@ -84,14 +84,14 @@ class Release(Struct, frozen=True):
 
 
 class Use(Struct, frozen=True):
-    """The custom field of a file's target: which variants need it, by id, and `FULL`."""
+    """The custom field of a file's target: the ids of the variants that need it, and `FULL`."""
 
     models: tuple[str, ...]
     format: int = FORMAT
 
 
 class ListedBundle(NamedTuple):
-    """A bundle as signed metadata lists it; `files` are its artefacts, by their path in the bundle."""
+    """A bundle in signed metadata; `files` are its artefacts by path within the bundle."""
 
     release: Release
     manifest: SignedFile
@@ -99,10 +99,10 @@ class ListedBundle(NamedTuple):
 
 
 class Hardware(NamedTuple):
-    """What a device offers; `memory_mb` and `free_bytes` are None where it does not know.
+    """The capabilities of a device; `memory_mb` and `free_bytes` are None if unknown.
 
     Attributes:
-        several: it holds several variants of a bundle at once, and moves between them (`[adaptation]`).
+        several: the device keeps several variants of a bundle and switches between them (`[adaptation]`).
     """
 
     runtimes: frozenset[str]
@@ -113,19 +113,19 @@ class Hardware(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a release engineer adds to what the manifest says that a variant needs."""
+    """Requirements of a variant that the release engineer adds to those of the manifest."""
 
     architectures: tuple[str, ...] = ()
     memory_mb: int = 0
 
 
 def target_path(name: str, version: int, file: str) -> str:
-    """Where a file of a bundle is among the targets."""
+    """Returns the target path of a file of a bundle."""
     return f"{name}/{version}/{file}"
 
 
 def named_by(path: str) -> tuple[str, int] | None:
-    """The bundle and version that a target belongs to; None where it is no bundle's."""
+    """Returns the bundle and version of a target; None if it belongs to no bundle."""
     if _PATH.match(path) is None:
         return None
     name, version, _ = path.split("/", 2)
@@ -133,14 +133,14 @@ def named_by(path: str) -> tuple[str, int] | None:
 
 
 def described(manifest: Manifest, asked: Mapping[str, Asked] | None = None) -> dict[str, Release | Use]:
-    """The custom fields of a bundle's targets, by the file's path in the bundle.
+    """Returns the custom fields of a bundle's targets, by the path within the bundle.
 
     Args:
         manifest: of the bundle.
-        asked: of single variants, by id.
+        asked: additional requirements by variant id.
 
     Raises:
-        IntegrityError: an artefact is in the manifest's place.
+        IntegrityError: an artefact has the path of the manifest.
     """
     asked = asked or {}
     users: dict[str, list[str]] = {artefact.file: [] for artefact in manifest.artefacts}
@@ -166,7 +166,7 @@ def described(manifest: Manifest, asked: Mapping[str, Asked] | None = None) -> d
 
 
 def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
-    """A variant's files, the score's graph and golden answers among them, with their sizes."""
+    """Returns the files of a variant with their sizes, including the score's graph and the golden answers."""
     artefacts = list(model.artefacts)
     if manifest.policy.score.graph is not None:
         artefacts.append(manifest.policy.score.graph)
@@ -176,17 +176,17 @@ def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
 
 
 def bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
-    """The bundles and versions among targets, in order."""
+    """Returns the bundles and versions among targets, sorted."""
     found = (named_by(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
     return sorted({one for one in found if one is not None})
 
 
 def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBundle:
-    """A bundle among signed files, by path.
+    """Returns a bundle from the signed files.
 
     Raises:
-        NotFoundError: it is not listed.
-        IntegrityError: what was signed does not say what it must; whoever signed it has to sign anew.
+        NotFoundError: the bundle is not listed.
+        IntegrityError: the signed fields are invalid; the bundle must be signed again.
     """
     folder = target_path(name, version, "")
     manifest = files.get(folder + MANIFEST_NAME)
@@ -204,12 +204,12 @@ def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBu
 
 
 def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
-    """What a device takes of a bundle: the first variant that it can run, whether or not the disk has room for it.
+    """Returns the variants that a device fetches: the first that it can run, even if the disk has no room for it.
 
-    One that holds several takes the others too, as far as they fit beside it.
+    A device that keeps several variants also fetches the others that fit.
 
     Raises:
-        IncompatibleTargetError: there is none; the message says what each asks for.
+        IncompatibleTargetError: the device can run none; the message lists the requirements of each.
     """
     lacking = {variant.id: unmet(variant.needs, device) for variant in release.variants}
     found = tuple(variant for variant in release.variants if not lacking[variant.id])
@@ -231,7 +231,7 @@ def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
 
 
 def unmet(needs: Needs, device: Hardware) -> str:
-    """What a device lacks for a variant, in words; "" where it lacks nothing that is known."""
+    """Returns the unmet requirements of a variant as text; "" if all known ones are met."""
     if needs.runtime not in device.runtimes:
         return f"needs the runtime {needs.runtime}, and here is {', '.join(sorted(device.runtimes)) or 'none'}"
     if needs.architectures and device.architecture not in needs.architectures:
@@ -242,7 +242,7 @@ def unmet(needs: Needs, device: Hardware) -> str:
 
 
 def files_for(bundle: ListedBundle, *models: str) -> tuple[SignedFile, ...]:
-    """What variants (by their ids), or the full model (`FULL`), need: the manifest first, then their files alone."""
+    """Returns the files of variants (by id) or of the full model (`FULL`): the manifest, then their own files."""
     return (bundle.manifest, *(file for file, use in bundle.files.values() if not set(models).isdisjoint(use.models)))
 
 
@@ -255,7 +255,7 @@ def _relative(path: str, folder: str) -> str:
 
 def _custom(file: SignedFile, kind: type[_T]) -> _T:
     try:
-        msgspec.convert(file.sha256, Sha256)  # it names a file on disks and in URLs
+        msgspec.convert(file.sha256, Sha256)  # the path is used on disk and in URLs
         return msgspec.convert(file.custom, kind)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"What is signed of {file.path} does not say what it must: {error}.") from error

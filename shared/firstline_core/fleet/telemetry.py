@@ -1,7 +1,8 @@
-"""What a device counted since its process began: sums and histograms of fixed size, whatever the traffic.
+"""The counts of a device since its process started: sums and histograms of fixed size, whatever the traffic.
 
-Counts only grow within a session, as Prometheus' do: a report that was lost costs nothing, one that comes twice or late
-is known by its sequence, and the difference of two is what happened between them. `local_only` requests are in none.
+Counts only grow within a session, like Prometheus counters. A lost report is harmless, a repeated or late one is
+recognised by its sequence, and the difference of two reports is the activity between them. `local_only` requests are
+not counted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from firstline_core.fleet.twin import FORMAT, Version
 from firstline_core.types import Name
 
 LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
-"""Upper bounds of the latencies' bins; one more has what took longer."""
+"""Upper bounds of the latency bins; one further bin has longer latencies."""
 
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Bins = Annotated[tuple[_Count, ...], Meta(max_length=64)]
@@ -25,16 +26,16 @@ class ModelCounts(Struct, frozen=True):
     """One version of a model on one device.
 
     Attributes:
-        rows: that it was asked about; each was kept, escalated, or ended in an error.
-        kept: answered by the edge model or its cached evidence, for good.
+        rows: of all requests; each was kept, escalated, or ended in an error.
+        kept: answered by the edge model or its cached outputs.
         escalated: sent, or to be sent, to the full model.
-        errors: rows that got no answer.
-        latency: requests by how long they took, see `LATENCY_BOUNDS_MS`.
-        latency_sum_ms: of all of them.
-        scores: rows by score, in the bins of the certificate's histogram; () where there is none.
-        audited: kept answers that the full model checked.
-        disagreed: of those, how many it answered otherwise.
-        alarm: whether the contract's alarm stands.
+        errors: rows without an answer.
+        latency: requests by latency, see `LATENCY_BOUNDS_MS`.
+        latency_sum_ms: sum of all latencies.
+        scores: rows by score, in the bins of the certificate's histogram; () without one.
+        audited: edge answers that the full model checked.
+        disagreed: audited answers that differ from the full model's.
+        alarm: whether the contract's alarm is active.
     """
 
     name: Name
@@ -55,11 +56,11 @@ class Telemetry(Struct, frozen=True):
     """One report.
 
     Attributes:
-        session: of the process that counts.
-        sequence: grows with each report of a session.
+        session: id of the process that counts.
+        sequence: increases with each report of a session.
         uptime_s: of that process.
-        starts: processes of this device so far, this one included, as its state directory remembers them.
-        unclean: of those, how many ended without a word.
+        starts: number of starts of the agent on this device, from its state directory.
+        unclean: number of processes that ended without a shutdown.
     """
 
     session: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -73,5 +74,5 @@ class Telemetry(Struct, frozen=True):
 
 
 def latency_bin(ms: float) -> int:
-    """Which bin a latency belongs into."""
+    """Returns the bin of a latency."""
     return bisect_left(LATENCY_BOUNDS_MS, ms)

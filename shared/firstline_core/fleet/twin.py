@@ -1,8 +1,8 @@
-"""A device's twin: what the fleet desires of it, and what it reports. JSON, over retained MQTT topics or HTTP.
+"""The twin of a device: its desired state and its reported state. JSON, over retained MQTT topics or HTTP.
 
-Desired documents are numbered for each device, so that an old one that comes late is known as old. Neither document is
-a proof of anything: what a device installs is what signed metadata names, whatever its twin desires, and what it
-reports is its own word. A reader ignores fields that it does not know, so that a newer writer is still understood.
+Desired documents have a revision per device, so that a late one is recognised. Neither document proves anything: a
+device installs only what signed metadata names, and its report is a claim. A reader ignores unknown fields, so that it
+understands a newer writer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_BYTES = 64 * 1024
 _MODELS = 64
 _WITHDRAWN = 8
 UPDATES = 64
-"""Most updates that a report tells of."""
+"""Maximum number of updates in a report."""
 _MINUTES_PER_WEEK = 7 * 24 * 60
 
 Version = Annotated[int, Meta(ge=1, le=2**53)]
@@ -36,21 +36,21 @@ _T = TypeVar("_T", bound=Struct)
 
 
 class Window(Struct, frozen=True):
-    """When a staged update may be tried, each week; UTC, as devices need no time zones.
+    """The weekly window in which a staged update may be tried, in UTC.
 
     Attributes:
         from_minute: of the week, 0 is Monday 00:00.
-        minutes: how long it is open; it may reach over the week's end.
+        minutes: length; the window may extend over the end of the week.
     """
 
     from_minute: _Minute
     minutes: Annotated[int, Meta(ge=1, le=_MINUTES_PER_WEEK)]
 
     def wait_s(self, wall_s: float) -> float:
-        """Seconds until it is open; 0 while it is.
+        """Returns the seconds until the window opens; 0 while it is open.
 
         Args:
-            wall_s: seconds since 1970, which began on a Thursday.
+            wall_s: seconds since 1970 (1 January 1970 was a Thursday).
         """
         minute = (wall_s / 60 + 3 * 24 * 60) % _MINUTES_PER_WEEK
         since = (minute - self.from_minute) % _MINUTES_PER_WEEK
@@ -58,18 +58,18 @@ class Window(Struct, frozen=True):
 
 
 class DesiredModel(Struct, frozen=True):
-    """A bundle that the device shall run.
+    """A bundle that the device must run.
 
     Attributes:
-        manifest_sha256: of the manifest, as signed metadata must have it too.
-        rollout: which rollout brought it; "" where somebody set it by hand.
-        not_before_s: wall time from which it may be tried; it is fetched before.
-        expires_s: wall time after which it is no more begun; 0 for never.
-        window: further bounds when it is tried; None for any time.
-        attempt: grows where somebody has it tried again on a device that had given it up.
-        undone: it is given up instead: what it replaced, or was to replace, runs again.
-        withdrawn: what the fleet took back before, by sha256, the latest last: a device that was away then, and still
-            runs one of them, goes back from it first.
+        manifest_sha256: of the manifest; signed metadata must have the same.
+        rollout: id of the rollout that set it; "" for a manual change.
+        not_before_s: earliest wall time of the trial; the files are fetched earlier.
+        expires_s: wall time after which the update does not start; 0 for never.
+        window: also bounds the time of the trial; None for any time.
+        attempt: increases when a person retries the update on a device that has given it up.
+        undone: roll back instead: the bundle that it replaced, or would have replaced, runs again.
+        withdrawn: sha256 of the manifests that the fleet withdrew before, latest last. A device that was offline then,
+            and still runs one of them, rolls it back first.
     """
 
     name: Name
@@ -85,7 +85,7 @@ class DesiredModel(Struct, frozen=True):
 
 
 class DesiredConfiguration(Struct, frozen=True):
-    """Settings that travel as models do: a signed file with a version, see `configuration.py`; attributes as there."""
+    """Settings that the device must use: a signed file with a version. For the attributes see `configuration.py`."""
 
     name: Name
     version: Version
@@ -100,11 +100,11 @@ class DesiredConfiguration(Struct, frozen=True):
 
 
 class Brake(Struct, frozen=True):
-    """The whole fleet escalates less; `status` of each device says why.
+    """A limit on the escalations of the whole fleet; `status` of each device shows the reason.
 
     Attributes:
-        escalations_per_hour: rows that this device may escalate; 0 is none.
-        until_s: wall time at which it ends by itself; 0 for not before it is lifted.
+        escalations_per_hour: rows that this device may escalate; 0 forbids escalation.
+        until_s: wall time at which it ends; 0 if it only ends when it is lifted.
     """
 
     escalations_per_hour: Annotated[float, Meta(ge=0, le=1e12)]
@@ -113,12 +113,12 @@ class Brake(Struct, frozen=True):
 
 
 class Desired(Struct, frozen=True):
-    """What the fleet wants of one device.
+    """The desired state of one device.
 
     Attributes:
-        revision: grows with each change, for this device.
-        models: at most one version of each name; a bundle that is not named stays as it is.
-        profiles: bundles to be measured, each named once; agents of before there were such requests pass over it.
+        revision: increases with each change for this device.
+        models: at most one version per name; bundles that are not named do not change.
+        profiles: bundles to be measured, each named once.
     """
 
     revision: Annotated[int, Meta(ge=0, le=2**53)]
@@ -140,10 +140,10 @@ class RunningModel(Struct, frozen=True):
     """A bundle that answers on the device.
 
     Attributes:
-        variant: which edge variant runs; "" where none does.
-        edge_digest: of what really runs; "" likewise.
-        full_digest: which full model its escalations name; "" where the bundle has none.
-        certified: whether a valid certificate stands behind the answers that it keeps.
+        variant: id of the edge variant that runs; "" if none runs.
+        edge_digest: of that variant; "" if none runs.
+        full_digest: of the full model that its escalations name; "" for a bundle without one.
+        certified: whether a valid certificate covers the edge answers.
     """
 
     name: Name
@@ -155,15 +155,15 @@ class RunningModel(Struct, frozen=True):
 
 
 class Update(Struct, frozen=True):
-    """How an update stands.
+    """The state of an update.
 
     Attributes:
         what: "model" or "configuration".
-        reason: code of an error, or another word for a program; "" while all goes well.
-        message: a sentence for people, or "".
-        received_bytes: of `total_bytes`, which is 0 while nobody knows.
-        since_s: wall time of the device when it came into this state.
-        tries: how often it was begun to be tried.
+        reason: code of an error, or another machine-readable word; "" without a problem.
+        message: one sentence, or "".
+        received_bytes: of `total_bytes`, which is 0 while it is unknown.
+        since_s: wall time of the device when this state began.
+        tries: number of trials that were started.
     """
 
     name: Name
@@ -180,20 +180,20 @@ class Update(Struct, frozen=True):
 
 
 class Reported(Struct, frozen=True):
-    """What one device says of itself.
+    """The state that one device reports.
 
     Attributes:
-        session: of the process; a last will that names another session is an old one.
-        sequence: grows with each report of a session, so that a late one is known as late.
-        revision: of the desired document that it knows; 0 for none.
-        updates: of each name the latest, ended ones too.
-        configuration: version of the settings that run; 0 where the device's own do.
-        configuration_name: of those; "" likewise.
-        configuration_sha256: of what was really read; likewise.
-        braked: whether a brake holds.
-        capabilities: what the needs of bundles are held against: runtimes, machine, free bytes.
-        profiles: how far it is with each request that it knows of.
-        hardware: what the device is; None until it has looked, and of devices from before they did.
+        session: id of the process; a last will with another session is outdated.
+        sequence: increases with each report of a session, so that a late one is recognised.
+        revision: of the desired document that the device has; 0 for none.
+        updates: the latest per name, including finished ones.
+        configuration: version of the fleet's settings in use; 0 if the device uses its own.
+        configuration_name: their name; "" if the device uses its own.
+        configuration_sha256: of the file that was read; "" if the device uses its own.
+        braked: whether a brake is in force.
+        capabilities: compared with the requirements of bundles: runtimes, machine, free bytes.
+        profiles: progress of each profiling request.
+        hardware: of the device; None until it was surveyed.
     """
 
     session: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -213,7 +213,7 @@ class Reported(Struct, frozen=True):
 
 
 def withdrawn_after(said: DesiredModel | None, wanted: Sha256) -> Withdrawn:
-    """What was taken back by the time that a device is told something else than it was told before."""
+    """Returns the withdrawn manifests after the desired model of a device changes."""
     if said is None:
         return ()
     before = (*said.withdrawn, said.manifest_sha256) if said.undone else said.withdrawn
@@ -226,7 +226,7 @@ def read_document(content: bytes, kind: type[_T], where: str) -> _T:
     Args:
         content: JSON, at most `LIMIT_BYTES`.
         kind: `Desired`, `Reported` or `telemetry.Telemetry`.
-        where: whence it came, for the error.
+        where: its origin, for the error.
 
     Raises:
         ProtocolError: too long, not JSON, not such a document, or of a newer format.

@@ -1,12 +1,12 @@
-"""The states of one update on one device, and which may follow which.
+"""The states of one update on one device, and the allowed transitions.
 
     OFFERED -> DOWNLOADING -> VERIFIED -> STAGED -> TRIAL -> COMMITTED
        |            |            |          |         |          |
        +------------+------------+----------+         +----------+--> ROLLED_BACK
        `--> REJECTED, FAILED, CANCELLED, EXPIRED
 
-Only a trial puts anything before requests, so only from there on is there something to go back to. Nothing that was
-refused or failed is tried again by itself: a newer word of the fleet begins an update of its own.
+Only a trial changes what answers requests, so a rollback is possible only from there on. A rejected or failed update is
+not retried automatically: a newer desired state starts a new update.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from types import MappingProxyType
 
 
 class UpdateState(StrEnum):
-    """How far an update came."""
+    """The state of an update."""
 
     OFFERED = "offered"
-    """The device was told of it."""
+    """The device received it."""
     DOWNLOADING = "downloading"
     """Signed metadata names it and this device meets its needs; its files are being fetched."""
     VERIFIED = "verified"
     """Every file is here, and is what was signed."""
     STAGED = "staged"
-    """It lies in the other slot and waits for its window."""
+    """It is in the other slot and waits for its window."""
     TRIAL = "trial"
-    """It is being tried; a restart costs a try, and without any left the device goes back by itself."""
+    """It is being tried; each restart uses up one try, and without tries left the device rolls back."""
     COMMITTED = "committed"
-    """It answers requests for good."""
+    """It answers requests permanently."""
     ROLLED_BACK = "rolled_back"
-    """It was tried, or ran, and what ran before it runs again."""
+    """It was tried, or ran, and the previous bundle runs again."""
     FAILED = "failed"
-    """It could not be brought here: no room, no bytes, a disk that refuses."""
+    """It could not be fetched or stored: no room, no connection, a disk error."""
     REJECTED = "rejected"
-    """It must not, or cannot, run here: its signature, its metadata, its needs."""
+    """It must not or cannot run here: its signature, its metadata, its requirements."""
     CANCELLED = "cancelled"
-    """The fleet wants something else by now."""
+    """The desired state has changed since."""
     EXPIRED = "expired"
-    """Its time was over before it was tried."""
+    """It expired before it was tried."""
 
 
 _S = UpdateState
@@ -61,15 +61,15 @@ FOLLOWERS: Mapping[UpdateState, frozenset[UpdateState]] = MappingProxyType(
         _S.EXPIRED: frozenset(),
     }
 )
-"""Which states may follow which."""
+"""The allowed transitions."""
 
 ENDED = frozenset({_S.COMMITTED, _S.ROLLED_BACK, _S.FAILED, _S.REJECTED, _S.CANCELLED, _S.EXPIRED})
-"""Nothing more happens by itself."""
+"""Final states."""
 
 UNSUCCESSFUL = frozenset({_S.ROLLED_BACK, _S.FAILED, _S.REJECTED})
-"""What a rollout counts against a model; cancelled and expired updates say nothing of it."""
+"""The states that a rollout counts against a model; cancelled and expired updates do not count."""
 
 
 def may_follow(before: UpdateState, after: UpdateState) -> bool:
-    """Whether an update in the one state may next be in the other."""
+    """Returns whether an update may change from one state to another."""
     return after in FOLLOWERS[before]

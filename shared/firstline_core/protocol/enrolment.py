@@ -1,14 +1,14 @@
-"""How a device becomes known to a gateway: its join token, what the two ask and answer, and the names in certificates.
+"""Enrolment of a device at a gateway: join tokens, requests and answers, and the names in certificates.
 
 A join token holds a secret that enrols one device, once, and the hash of the certificate authority's public key, so
-that the device knows whom to believe before it has a certificate, a list of authorities or the time (as kubeadm's
-`--discovery-token-ca-cert-hash` does). A device with a token:
+that the device can verify the gateway before it has a certificate, a list of authorities or the time (like kubeadm's
+`--discovery-token-ca-cert-hash`). A device with a token:
 
-1. `GET CA_PATH` without verifying the server: the authorities' certificates, PEM; it keeps the one with the hash,
-2. `POST ENROL_PATH` verifying the server by that one: `EnrolRequest` -> `EnrolAnswer`,
-3. from then on shows its certificate, and asks for the next one at `RENEW_PATH` (`RenewRequest` -> `EnrolAnswer`).
+1. `GET CA_PATH` without verifying the server: the authorities' certificates, PEM; the device keeps the one with the
+hash, 2. `POST ENROL_PATH` verifying the server by that one: `EnrolRequest` -> `EnrolAnswer`, 3. from then on shows its
+certificate, and requests the next one at `RENEW_PATH` (`RenewRequest` -> `EnrolAnswer`).
 
-Tokens come from whoever keeps the fleet, with an API key of scope `fleet`: `POST DEVICES_PATH` (`InviteRequest` ->
+The fleet manager creates tokens with an API key of scope `fleet`: `POST DEVICES_PATH` (`InviteRequest` ->
 `InviteAnswer`); `GET DEVICES_PATH` is the `DeviceList`, and `POST DEVICES_PATH/{name}/revoke` ends a device's access.
 """
 
@@ -43,7 +43,7 @@ Secret = Annotated[str, Meta(max_length=128)]
 
 
 class JoinToken(NamedTuple):
-    """What a join token says.
+    """The content of a join token.
 
     Attributes:
         secret: 32 random bytes, base64url without padding; what `EnrolRequest` carries.
@@ -55,7 +55,7 @@ class JoinToken(NamedTuple):
 
 
 class BrokerAddress(Struct, frozen=True):
-    """Where the device finds its MQTT broker, which speaks TLS and shows a certificate of one of `EnrolAnswer.ca`."""
+    """The address of the device's MQTT broker. It uses TLS with a certificate from an authority in `EnrolAnswer.ca`."""
 
     host: str
     port: int
@@ -63,10 +63,10 @@ class BrokerAddress(Struct, frozen=True):
 
 
 class EnrolRequest(Struct, frozen=True):
-    """What a device with a join token sends.
+    """The request of a device with a join token.
 
     Attributes:
-        secret: the token's; it names the device, so the CSR's own subject counts for nothing.
+        secret: from the token; it identifies the device, so the subject of the CSR is ignored.
         csr: PEM, signed with the device's key (EC P-256).
     """
 
@@ -75,19 +75,19 @@ class EnrolRequest(Struct, frozen=True):
 
 
 class RenewRequest(Struct, frozen=True):
-    """What a device sends over a connection that its present certificate opened; `csr` as in `EnrolRequest`."""
+    """The request for the next certificate, authenticated by the current one; `csr` as in `EnrolRequest`."""
 
     csr: Pem
 
 
 class EnrolAnswer(Struct, frozen=True):
-    """What a device becomes.
+    """The identity that a device receives.
 
     Attributes:
-        device: the name that the gateway knows the device by.
-        certificate: PEM; the device's.
-        ca: PEM, one or several; the authorities that the device believes from now on, gateway's and broker's.
-        broker: None where devices reach this gateway over HTTP alone.
+        device: name of the device at the gateway.
+        certificate: of the device, PEM.
+        ca: certificates of the authorities that the device trusts from now on, for gateway and broker; PEM.
+        broker: None if this gateway serves devices over HTTP only.
         now_s: the gateway's wall time (seconds since 1970), for a device whose clock was never set.
     """
 
@@ -99,12 +99,12 @@ class EnrolAnswer(Struct, frozen=True):
 
 
 class InviteRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who shall get join tokens.
+    """A request for join tokens.
 
     Attributes:
-        devices: names; one that is enrolled already may enrol anew, which ends its older certificates. A new token
-            ends those that the device has not used.
-        valid_s: how long the tokens enrol (seconds).
+        devices: names. An enrolled device may enrol again, which revokes its older certificates. A new token replaces
+            unused tokens of the device.
+        valid_s: lifetime of the tokens (seconds).
     """
 
     devices: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=10_000)]
@@ -112,7 +112,7 @@ class InviteRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Invitation(Struct, frozen=True):
-    """One device's join token, which is shown this once, and until when it enrols (seconds since 1970)."""
+    """The join token of one device, shown only once, and when it expires (seconds since 1970)."""
 
     device: Name
     token: str
@@ -120,20 +120,20 @@ class Invitation(Struct, frozen=True):
 
 
 class InviteAnswer(Struct, frozen=True):
-    """One invitation for each device, in the request's order."""
+    """One invitation per device, in the order of the request."""
 
     invitations: tuple[Invitation, ...]
 
 
 class DeviceState(Struct, frozen=True):
-    """What a gateway knows of a device; times are seconds since 1970.
+    """The enrolment state of a device at the gateway; times are seconds since 1970.
 
     Attributes:
         device: its name.
-        enrolled_s: when it enrolled last; None where it has only been invited.
-        certificate_expires_s: of its newest certificate that is not revoked; None where there is none.
-        revoked_s: since when it is refused; None where it is not.
-        invited_until_s: until when its unused join token enrols; None where there is none.
+        enrolled_s: time of the last enrolment; None for a device that was only invited.
+        certificate_expires_s: of its newest valid certificate; None without one.
+        revoked_s: time of the revocation; None for a device with access.
+        invited_until_s: when its unused join token expires; None without one.
     """
 
     device: Name
@@ -144,22 +144,22 @@ class DeviceState(Struct, frozen=True):
 
 
 class DeviceList(Struct, frozen=True):
-    """Devices by name; `after` is what to ask for next (`?after=NAME`), None at the end."""
+    """A page of devices, sorted by name; `after` is the cursor of the next page (`?after=NAME`), None at the end."""
 
     devices: tuple[DeviceState, ...]
     after: str | None
 
 
 def format_join_token(secret: str, ca_hash: bytes) -> str:
-    """The token as people copy it."""
+    """Returns the token as text to copy."""
     return f"{JOIN_TOKEN_PREFIX}{secret}.{_base64url(ca_hash)}"
 
 
 def parse_join_token(text: str) -> JoinToken:
-    """A token as it was copied, spaces and line ends around it included.
+    """Parses a copied token; surrounding spaces and line ends are ignored.
 
     Raises:
-        ConfigError: it is none, or not all of one; the message does not quote it.
+        ConfigError: the text is no complete token; the message does not quote it.
     """
     found = text.strip()
     if not found.startswith(JOIN_TOKEN_PREFIX):
@@ -174,17 +174,17 @@ def parse_join_token(text: str) -> JoinToken:
 
 
 def format_secret(random_bytes: bytes) -> str:
-    """`SECRET_BYTES` random bytes as a token has them."""
+    """Returns `SECRET_BYTES` random bytes in the form that tokens use."""
     return _base64url(random_bytes)
 
 
 def public_key_hash(certificate_pem: str) -> bytes:
-    """SHA-256 of a certificate's SubjectPublicKeyInfo in DER, as RFC 7469 pins keys.
+    """Returns the SHA-256 of a certificate's SubjectPublicKeyInfo in DER (the key pin of RFC 7469).
 
     Raises:
-        ValueError: it is no certificate, or one of a kind of key that nobody knows.
+        ValueError: not a certificate, or one with an unknown type of key.
     """
-    # Only who enrols, renews or issues needs it.
+    # Imported late: only enrolment, renewal and issuing need it.
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -197,27 +197,27 @@ def public_key_hash(certificate_pem: str) -> bytes:
 
 
 def device_urn(device: str) -> str:
-    """The certificate's subject alternative name (URI) of a device."""
+    """Returns the subject alternative name (URI) in the certificate of a device."""
     return _DEVICE_URN + device
 
 
 def device_of_urn(urn: str) -> str | None:
-    """The device that a subject alternative name stands for; None where it is another's."""
+    """Returns the device in a subject alternative name; None for another name."""
     return _named(urn, _DEVICE_URN)
 
 
 def device_principal(device: str) -> str:
-    """Who a device is in requests and logs."""
+    """Returns the principal of a device, for requests and logs."""
     return _DEVICE + device
 
 
 def device_of_principal(principal: str) -> str | None:
-    """The device that a principal stands for; None where it is no device."""
+    """Returns the device of a principal; None for another principal."""
     return _named(principal, _DEVICE)
 
 
 def application_principal(name: str) -> str:
-    """Who an application with an API key is in requests and logs."""
+    """Returns the principal of an application with an API key, for requests and logs."""
     return _APPLICATION + name
 
 
@@ -231,7 +231,7 @@ def _base64url(content: bytes) -> str:
 
 
 def _bytes_of(text: str, size_bytes: int) -> bytes | None:
-    """What `text` encodes, where it is the one spelling of so many bytes."""
+    """Decodes `text` if it is the canonical encoding of this number of bytes."""
     try:
         content = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (binascii.Error, ValueError):
