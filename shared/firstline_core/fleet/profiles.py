@@ -1,6 +1,7 @@
-"""Profiles in a gateway's keeping, in words of both sides: addresses, and what is asked and answered there. No I/O.
+"""The HTTP interface of the profiles that a gateway stores: addresses, requests and answers. No I/O.
 
-A profile is kept by bundle, version and machine: the newest of each. What in it holds is told by its points' digests.
+The gateway stores the newest profile per bundle, version and machine. The digests of its points say which models it is
+valid for.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 
 PROFILES_PATH = "/fleet/v1/profiles"
-"""GET lists `ProfileEntry`s; `profile_path` has one, as it was measured."""
+"""GET lists `ProfileEntry`s; `profile_path` returns one profile as measured."""
 OWN_PROFILES_PATH = "/fleet/v1/twin/profiles"
 """A device PUTs a profile of itself to OWN_PROFILES_PATH/{bundle}/versions/{version}."""
 BODY_BYTES = LIMIT_BYTES
 MACHINE_VERSIONS = 8
-"""So many versions of a bundle are kept for each machine, those that were stored last."""
+"""Number of versions of a bundle that are stored per machine, latest first."""
 
 
 class ProfileEntry(Struct, frozen=True):
-    """A profile that is kept.
+    """A stored profile.
 
     Attributes:
-        machine: a device's name, or what somebody called another machine.
-        fingerprint: of the machine's hardware and software; another machine of the same is as quick.
-        board: what it is, for people; "" where nobody looked.
-        points: how many were measured.
-        refused: how many could not be.
-        models: digests of those that were measured.
+        machine: name of a device, or the name given to another machine.
+        fingerprint: of the machine's hardware and software; machines with the same one are equally fast.
+        board: description of the machine; "" if unknown.
+        points: number of measured points.
+        refused: number of points that could not be measured.
+        models: digests of the measured models.
         made_s: wall time of the latest point, by the machine's clock.
-        kept_s: wall time when it came here.
-        by: the principal that brought it: only `device:NAME` is the device's own word.
+        kept_s: wall time when the gateway stored it.
+        by: the principal that uploaded it; only `device:NAME` is the device itself.
         size_bytes: of the document.
-        sha256: likewise.
+        sha256: of the document.
     """
 
     bundle: Name
@@ -58,16 +59,19 @@ class ProfileEntry(Struct, frozen=True):
 
 
 class ProfilePage(Struct, frozen=True):
-    """Profiles by bundle, version and machine; `after` is what to ask for next (`?after=`), None at the end."""
+    """A page of profiles, sorted by bundle, version and machine.
+
+    `after` is the cursor of the next page, None at the end.
+    """
 
     profiles: tuple[ProfileEntry, ...]
     after: str | None
 
 
 class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a device is to measure; attributes as `DesiredProfile` has them.
+    """A request that a device measures a bundle; attributes as in `DesiredProfile`.
 
-    What is not said is not sent: a gateway of before refuses only what it does not know.
+    Defaults are not sent.
     """
 
     bundle: Name
@@ -81,26 +85,26 @@ class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     throttled_share: Share = 0.0
 
     def desired(self, id_: str) -> DesiredProfile:
-        """As the device hears it."""
+        """Returns the request in the form that the device receives."""
         return DesiredProfile(id_, **asdict(self))
 
     def is_same(self, other: DesiredProfile) -> bool:
-        """Whether that asks for the same."""
+        """Returns whether another request asks for the same."""
         return replace(other, id="-") == self.desired("-")
 
 
 class ProfileRequest(Struct, frozen=True):
-    """How a request stands.
+    """The state of a request.
 
     Attributes:
-        asked: what the device is to do.
-        version: that it measures, or has measured; 0 while it has not said.
-        done: points, of `total`, which is 0 while it has not said.
-        message: a sentence for people, or "".
-        new: whether it was made by this very call.
-        by: the principal that asks; "" where that is not known.
-        asked_s: wall time when it did.
-        until_s: wall time when the request ends, unless it was fulfilled.
+        asked: what the device must do.
+        version: that it measures or has measured; 0 while unknown.
+        done: measured points, of `total`, which is 0 while unknown.
+        message: one sentence, or "".
+        new: whether this call created it.
+        by: the principal that made the request; "" if unknown.
+        asked_s: wall time of the request.
+        until_s: wall time when the request expires.
     """
 
     device: Name
@@ -117,39 +121,39 @@ class ProfileRequest(Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Returns whether the request has ended."""
         return self.state in ENDED
 
 
 class ProfileRequests(Struct, frozen=True):
-    """All of one device."""
+    """All requests of one device."""
 
     requests: tuple[ProfileRequest, ...]
 
 
 def requests_path(device: str) -> str:
-    """Where a device's are: GET lists them, POST asks; DELETE requests_path/{bundle} takes one back."""
+    """The address of a device's requests: GET lists, POST creates, DELETE requests_path/{bundle} withdraws one."""
     return f"/fleet/v1/devices/{device}/profiles"
 
 
 def profile_path(bundle: str, version: int, machine: str) -> str:
-    """Where one profile is, for names that need no quoting."""
+    """Returns the address of one profile, for names that need no quoting."""
     return f"{PROFILES_PATH}/{bundle}/versions/{version}/machines/{machine}"
 
 
 def own_profile_path(bundle: str, version: int) -> str:
-    """Where a device puts its own."""
+    """Returns the address to which a device uploads its own profile."""
     return f"{OWN_PROFILES_PATH}/{bundle}/versions/{version}"
 
 
 def entry_of(profile: Profile, content: bytes, sha256: str, *, by: str, now_s: float) -> ProfileEntry:
-    """What is told of a profile.
+    """Returns the entry of a profile.
 
     Args:
         profile: as it was read.
         content: the document.
         sha256: of it.
-        by: who brought it.
+        by: the principal that uploaded it.
         now_s: wall time.
     """
     hardware = profile.hardware

@@ -1,6 +1,6 @@
-"""What a gateway answers about rollouts and its audit trail: documents of the REST API, no rules.
+"""The REST API's documents of rollouts and of the audit log.
 
-A number that is not known, or has no bound, is null.
+A number that is unknown or unbounded is null.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from msgspec import Struct
 from firstline_core.fleet.audit_log import Entry
 
 ROLLOUTS_PATH = "/fleet/v1/rollouts"
-"""POST makes a rollout (`Idempotency-Key`), GET lists them; below it each one by id."""
+"""POST creates a rollout (`Idempotency-Key`), GET lists them; each one is below it by id."""
 PLAN_PATH = "/fleet/v1/rollouts/plan"
-"""POST says what a rollout would do, without making it."""
+"""POST returns the plan of a rollout without creating it."""
 AUDIT_PATH = "/fleet/v1/audit"
 AUDIT_HEAD_PATH = "/fleet/v1/audit/head"
 
 
 class RolloutSummary(Struct, frozen=True):
-    """How a rollout stands.
+    """The state of a rollout.
 
     Attributes:
-        stage: from 0; as many as there are stages while those held back take the model.
-        phase: "installing" or "observing"; "" where it does not run.
-        sentence: why it stands so.
-        revision: grows with each change; its ETag.
-        devices: how many are in which state, those that were offered the model or wait for it.
-        control: how many are left alone for comparison now.
-        consequences: what each command that can be given now would do to devices, a sentence each.
-        definition: as it was given.
-        warnings: what a start cannot do as things are, in sentences; none of anything but a start.
+        stage: from 0; equal to the number of stages while the devices held back take the model.
+        phase: "installing" or "observing"; "" if it does not run.
+        sentence: the reason for the state.
+        revision: increases with each change; also the ETag.
+        devices: number of devices by state, of those that were offered the model or wait for it.
+        control: number of devices in the control group.
+        consequences: the effect of each possible command, one sentence each.
+        definition: as submitted.
+        warnings: sentences about what a start cannot achieve at present; only in the answer to a start.
     """
 
     id: str
@@ -55,14 +55,14 @@ class RolloutSummary(Struct, frozen=True):
 
 
 class RolloutPage(Struct, frozen=True):
-    """Rollouts, the newest first; `after` is what to ask for next, None at the end."""
+    """A page of rollouts, newest first; `after` is the cursor of the next page, None at the end."""
 
     rollouts: tuple[RolloutSummary, ...]
     after: str | None
 
 
 class FindingState(Struct, frozen=True):
-    """What one figure said at a look; see the gateway's `judgement.verdict.Finding`."""
+    """The result for one figure in one evaluation; see the gateway's `judgement.verdict.Finding`."""
 
     figure: str
     treated: float | None
@@ -76,12 +76,12 @@ class FindingState(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """One look at a stage.
+    """One evaluation of a stage.
 
     Attributes:
         at_s: wall time.
         decision: "promote", "hold" or "abort".
-        rule: which one made it.
+        rule: that made the decision.
     """
 
     stage: int
@@ -94,20 +94,20 @@ class Look(Struct, frozen=True):
 
 
 class LookList(Struct, frozen=True):
-    """Looks at a rollout, in order; `after` is what to ask for next, None at the end."""
+    """Evaluations of a rollout, in order; `after` is the cursor of the next page, None at the end."""
 
     looks: tuple[Look, ...]
     after: str | None = None
 
 
 class FigurePlan(Struct, frozen=True):
-    """What a stage can see of one figure.
+    """The sensitivity of a stage for one figure.
 
     Attributes:
-        spread: standard deviation between the fleet's devices over a time like the stage's; null where none is known.
-        find: what the rollout is to find; null where nothing.
-        seen: the smallest difference from the control that is found with probability 0.9, the tolerance included.
-        after_s: observed so long, `find` would be seen; null where not within what is known of the past.
+        spread: standard deviation between the fleet's devices over the length of the stage; null if unknown.
+        find: the difference that the rollout must detect; null for none.
+        seen: the smallest difference from the control group that is detected with probability 0.9, tolerance included.
+        after_s: observation time after which `find` would be detected; null if longer than the known past.
     """
 
     figure: str
@@ -119,15 +119,16 @@ class FigurePlan(Struct, frozen=True):
 
 
 class StagePlan(Struct, frozen=True):
-    """What one stage would do.
+    """The plan of one stage.
 
     Attributes:
         devices: that take the model in it.
-        away: of those, not heard of lately; they take it when they return, and nobody waits for them.
-        control: left alone meanwhile.
-        bytes: that are sent; null where the bundle's size is not known.
-        offered_s: until the last device is offered the model.
-        earliest_s: until the stage can be promoted, installations not counted.
+        away: devices of these without a recent message; they take the model when they return, and the stage does not
+            wait.
+        control: devices in the control group meanwhile.
+        bytes: sent to devices; null if the size of the bundle is unknown.
+        offered_s: time until the last device is offered the model.
+        earliest_s: time until the stage can be promoted, without installations.
     """
 
     stage: int
@@ -141,17 +142,17 @@ class StagePlan(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What a rollout would do.
+    """The plan of a rollout.
 
     Attributes:
-        devices: that it is for.
-        rest: held back until all stages were judged.
-        bytes: likewise, all of them; null where not known.
-        earliest_s: until it can be complete, installations not counted.
-        supersedes: ids of the rollouts that its start would end.
-        abort: what an abort would do to those done, running and waiting.
-        rollback: likewise.
-        warnings: what it cannot do as it is planned, in sentences.
+        devices: of the rollout.
+        rest: devices held back until all stages were evaluated.
+        bytes: sent to all devices; null if unknown.
+        earliest_s: time until it can be complete, without installations.
+        supersedes: ids of the rollouts that it would end.
+        abort: the effect of an abort on finished, running and waiting devices.
+        rollback: the same for a rollback.
+        warnings: sentences about what the plan cannot achieve.
     """
 
     devices: int
@@ -166,7 +167,7 @@ class Plan(Struct, frozen=True):
 
 
 class AuditPage(Struct, frozen=True):
-    """Entries of the trail; `after` is what to ask for next, None at the end."""
+    """A page of the audit log; `after` is the cursor of the next page, None at the end."""
 
     entries: tuple[Entry, ...]
     after: int | None

@@ -1,12 +1,12 @@
-"""All budgets together: what an escalation costs, what it would have to be worth, and whether it is paid. Pure.
+"""All budgets together: the cost of an escalation, its price, and whether it is paid. Pure functions.
 
 The prices of several resources add up: an escalation is bought if and only if
 
     value * worth >= sum over resources of markup * price * cost,
 
-where `markup` is how much dearer a resource is at the moment (`conditions.py`). What the contract demands is judged by
-its own, lower prices; everything else also pays what the resource itself is worth (a coin is worth a coin), so that
-it may be too dear although no budget is short.
+where `markup` is the current price factor of a resource (`conditions.py`). Escalations that the contract demands have
+their own, lower prices. All others also pay the resource's own worth (money is worth itself), so that they may be too
+expensive although no budget is short.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Cost(NamedTuple):
 NO_MARKUP = Cost(1.0, 1.0, 1.0)
 _NOTHING = Cost()
 A_COIN_A_COIN = Cost(money=1.0)
-"""Worths where nothing but money has a worth of its own."""
+"""The default worths: only money has a worth of its own."""
 
 
 class Denial(NamedTuple):
-    """Why the budgets denied an escalation.
+    """The reason why the budgets denied an escalation.
 
     Args:
-        value: what it would have been worth: P(edge wrong and full right).
-        price: what it would have had to be worth.
-        cost: what it would have taken.
-        short: the budget that had not enough left for it, "" where only its price was too high.
+        value: of the escalation: P(edge wrong and full right).
+        price: the value that it needed.
+        cost: of the escalation.
+        short: the budget without enough left; "" if only the price was too high.
     """
 
     value: float
@@ -48,17 +48,17 @@ class Denial(NamedTuple):
     short: str = ""
 
 
-_TOGETHER = 32  # decisions that move the prices together, at most
+_TOGETHER = 32  # maximum number of decisions per price update
 
 
 class Account:
     """The budgets of one device.
 
-    A decision takes microseconds, moving the prices takes more. So a few decisions may move them together, as in
-    mini-batch descent: until one of them is paid for, or the forecasts grow old.
+    A decision takes microseconds and a price update takes longer. So a few decisions share one update, as in mini-batch
+    descent, until one of them is paid or the forecasts are outdated.
 
     Args:
-        meters: by name: a resource of `Cost`, and where it has several budgets, "/" and a word of one's own.
+        meters: by name: a resource of `Cost`, followed by "/" and a suffix if it has several budgets.
         worth: of a corrected answer, in money; above 0.
         worths: of a unit of each resource, in money, budget or not.
     """
@@ -76,7 +76,7 @@ class Account:
 
     @property
     def markup(self) -> Cost:
-        """How much dearer each resource is at the moment."""
+        """Returns the current price factor of each resource."""
         return self._markup
 
     @markup.setter
@@ -84,20 +84,20 @@ class Account:
         self._markup, self._until_s = markup, -math.inf
 
     def price(self, cost: Cost, now_s: float, *, demanded: bool) -> float:
-        """What this would have to be worth, as a value: P(edge wrong and full right) that just pays for it."""
+        """Returns the price as a value: the P(edge wrong and full right) that just pays for the cost."""
         if not self._since_s <= now_s < self._until_s:
             self._look(now_s)
         per_byte, per_joule, per_coin = self._prices[demanded]
         return per_byte * cost[0] + per_joule * cost[1] + per_coin * cost[2]
 
     def judge(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
-        """Why one escalation is not bought; None where it is. Nothing is charged: `take` does that once it is sent.
+        """Returns why an escalation is denied; None if it is bought. It charges nothing: `take` does, once it is sent.
 
         Args:
             value: P(edge wrong and full right), 0 to 1.
-            cost: as far as it is known.
+            cost: estimate.
             now_s: wall clock.
-            demanded: the contract demands it.
+            demanded: whether the contract demands it.
         """
         if not self._since_s <= now_s < self._until_s or len(self._decided) >= _TOGETHER:
             self._look(now_s)
@@ -111,12 +111,12 @@ class Account:
         return None if paid else Denial(value, price, cost, "" if enough else self.short(cost, now_s))
 
     def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
-        """Charges what is about to be spent; False, and nothing charged, where too little is left.
+        """Charges a cost in advance; returns False and charges nothing if too little is left.
 
         Args:
-            cost: as far as it is known; `settle` corrects it later.
+            cost: estimate; `settle` corrects it later.
             now_s: wall clock.
-            priced: whether `judge` was asked about it; an audit is not.
+            priced: whether `judge` decided on it; audits are not priced.
         """
         if self.short(cost, now_s):
             return False
@@ -127,23 +127,23 @@ class Account:
         return True
 
     def charge(self, cost: Cost, now_s: float, *, priced: bool = True) -> None:
-        """Charges what is already spent."""
+        """Charges a cost that was spent already."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
         self._look(now_s)
 
     @property
     def periods(self) -> list[int]:
-        """The number of each budget's hour or day, as of the last charge."""
+        """Returns the number of each budget's period at the last charge."""
         return [meter.ledger.period for _, _, meter in self._metered]
 
     def settle(self, reserved: Cost, spent: Cost, periods: Sequence[int], now_s: float) -> None:
-        """Puts what was spent in the place of what `take` charged.
+        """Replaces the charge of `take` with the cost that was spent.
 
         Args:
-            reserved: what that was.
-            spent: in fact.
-            periods: as they were then. What one that is over had set aside is not given back to the next.
+            reserved: the charge of `take`.
+            spent: the real cost.
+            periods: at the time of the charge. Reservations of an ended period are not returned to the next one.
             now_s: wall clock.
         """
         self._look(now_s)
@@ -154,36 +154,36 @@ class Account:
         self._look(now_s)
 
     def short(self, cost: Cost, now_s: float) -> str:
-        """The budget that cannot pay this, whatever its value; "" where all can."""
+        """Returns the budget that cannot pay this at any value; "" if all can."""
         for at, name, meter in self._metered:
             if cost[at] > meter.left(now_s):
                 return name
         return ""
 
     def affords(self, cost: Cost, now_s: float) -> bool:
-        """Whether all budgets can pay this; quicker than `short`."""
+        """Returns whether all budgets can pay this; faster than `short`."""
         if not self._since_s <= now_s < self._until_s:
             self._look(now_s)
         left = self._left
         return cost[0] <= left[0] and cost[1] <= left[1] and cost[2] <= left[2]
 
     def spares(self, cost: Cost, now_s: float) -> bool:
-        """Whether all budgets can do without this, see `Meter.spares`."""
+        """Returns whether all budgets can spare this, see `Meter.spares`."""
         self._look(now_s)
         return all(meter.spares(cost[at], now_s) for at, _, meter in self._metered)
 
     def refilled_in_s(self, name: str, now_s: float) -> float:
-        """Seconds until this budget begins anew; 0 where there is none of that name."""
+        """Returns the seconds until the next period of a budget; 0 for an unknown budget."""
         meter = self.meters.get(name)
         return 0.0 if meter is None else meter.ends_in_s(now_s)
 
     def ledgers(self, now_s: float) -> dict[str, Ledger]:
-        """What must outlive a restart, by budget."""
+        """Returns the state to persist, by budget."""
         self._look(now_s)
         return {name: meter.ledger for name, meter in self.meters.items()}
 
     def _look(self, now_s: float) -> None:
-        """Moves the prices by what was decided, and takes a fresh look at them and at what is left."""
+        """Updates the prices with the decisions since the last update, and refreshes prices and remaining amounts."""
         for demanded in (True, False):
             found = [(value, cost, paid) for was, value, cost, paid in self._decided if was is demanded]
             if found:

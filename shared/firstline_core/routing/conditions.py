@@ -1,4 +1,4 @@
-"""How dear each resource is right now: battery, heat and a metered link, as factors on its prices. Pure."""
+"""Price factors of the resources by battery, heat and a metered link. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from firstline_core.routing.account import NO_MARKUP, Cost
 
 _DEAREST = 8.0
-_EMPTY, _FULL = 0.1, 0.6  # of the battery: from here on as dear as it gets; from here on no dearer
-_COOL_C = 5.0  # degrees below the limit from which on nothing is dearer
+_EMPTY, _FULL = 0.1, 0.6  # battery charge at or below which the factor is largest, and at or above which it is 1
+_COOL_C = 5.0  # degrees below the limit at which the factor becomes 1
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the device found out of itself.
+    """The measured conditions of the device.
 
     Args:
         battery: charge, 0 to 1; None without a battery.
-        charging: external power is there.
-        heat_c: degrees Celsius by which the hottest part is above its limit (below it: negative); None if unknown.
-        metered: the link in use is metered.
+        charging: whether external power is connected.
+        heat_c: temperature of the hottest part relative to its limit (degrees Celsius, negative below); None if
+            unknown.
+        metered: whether the link in use is metered.
     """
 
     battery: float | None = None
@@ -29,11 +30,10 @@ class Conditions:
 
 
 def markup(conditions: Conditions, metered_factor: float = 4.0) -> Cost:
-    """The factor on each resource's prices, at least 1.
+    """Returns the price factor of each resource, at least 1.
 
-    Joules are up to 8 times as dear the emptier a battery that is not being charged, and again up to 8 times near the
-    heat limit; bytes and money `metered_factor` times over a metered link. Factors are geometric in between, so that
-    each step costs the same share.
+    The factor of energy rises to 8 with an emptying battery, and again by up to 8 near the heat limit; bytes and money
+    cost `metered_factor` times as much over a metered link. Factors are interpolated geometrically.
     """
     if conditions == Conditions():
         return NO_MARKUP

@@ -1,7 +1,7 @@
-"""How much demand is still to come in this hour or day: a forecast by earlier ones and by how it began. Pure.
+"""A forecast of the remaining demand in this hour or day, from earlier periods and the current one. Pure functions.
 
-What usually comes from now on is scaled by how much more or less than usual has come today. Where nothing is usual yet,
-demand is taken to go on evenly.
+The usual remaining demand is scaled by the ratio of today's demand to the usual one. Before the end of the first
+period, demand is assumed to be even.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SLOTS = 24
-"""Parts of a period, of each of which the demand is remembered."""
+"""Number of parts of a period; the demand is stored per part."""
 
-_RECENT = 0.3  # weight of the last period against all earlier ones: one odd day is not yet a habit
-_SURPRISE = 0.1  # of a whole period: what a slot that was busier than ever is believed to have been busier by
-_DOUBT = 0.1  # share of a whole period's demand that it takes to believe that today is different
+_RECENT = 0.3  # weight of the last period against all earlier ones: one unusual day must not dominate
+_SURPRISE = 0.1  # of a whole period: assumed excess of a slot that was busier than ever before
+_DOUBT = 0.1  # share of a period's demand that is needed as evidence that today is different
 
 
 @dataclass(slots=True)
 class Demand:
-    """What was asked for, in units of one resource.
+    """Observed demand in units of one resource.
 
     Args:
-        today: in each slot of this period.
-        usual: in each slot of earlier periods, newer ones weighing more; empty before the end of the first.
-        since: share of this period that had passed when watching began.
+        today: demand per slot of this period.
+        usual: weighted mean per slot of earlier periods; empty before the end of the first.
+        since: share of this period that had passed when observation began.
     """
 
     today: list[float] = field(default_factory=lambda: [0.0] * SLOTS)
@@ -35,7 +35,7 @@ class Demand:
             raise ValueError(f"demand is remembered for {SLOTS} parts of a period")
 
     def add(self, amount: float, passed: float) -> None:
-        """Counts what was asked for.
+        """Adds demand.
 
         Args:
             amount: at least 0.

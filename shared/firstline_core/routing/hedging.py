@@ -1,8 +1,10 @@
-"""Whether to ask the full model before the small one has answered. Pure.
+"""Hedging: whether to ask the full model before the small one has answered.
 
-A hedge is a second way to the answer that is started before the first one has failed (Dean and Barroso, "The Tail at
-Scale", CACM 2013). Here it buys time: where the device's own model is slow and the deadline near, one after the other
-would be too late for an answer that escalates, and side by side is not.
+Pure functions.
+
+A hedge starts a second attempt before the first one has failed (Dean and Barroso, "The Tail at Scale", CACM 2013). Here
+it saves time: if the device's own model is slow and the deadline is near, an escalation after the edge model would be
+too late, and a parallel one is not.
 """
 
 from __future__ import annotations
@@ -16,14 +18,13 @@ _KEEP = 2.0 ** (-1 / _HALF_LIFE_COUNT)
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What is known of a request before the edge model runs.
+    """The estimates for a request before the edge model runs.
 
     Args:
-        left_s: until the full model's answer is worth nothing.
-        edge_s: what the edge model will take, its turn waited for; infinite where that was never measured.
-        cloud_s: within which most such requests are answered by the gateway; None where nobody can tell.
-        escalation_rate: of this model's requests of late, the share that the gateway had to answer; None while few were
-            seen.
+        left_s: time until the deadline.
+        edge_s: expected time of the edge model, including its queue; infinite if never measured.
+        cloud_s: time within which the gateway answers most such requests; None if unknown.
+        escalation_rate: recent share of this model's requests that were escalated; None with too few observations.
     """
 
     left_s: float
@@ -33,14 +34,14 @@ class Prospect:
 
 
 def worth_hedging(prospect: Prospect, least_rate: float) -> bool:
-    """Whether asking now may be in time, asking later would not, and an escalation is likely."""
+    """Returns whether an escalation is likely, in time if sent now, and too late if sent later."""
     if prospect.cloud_s is None or prospect.escalation_rate is None or prospect.escalation_rate < least_rate:
         return False
     return prospect.cloud_s <= prospect.left_s < prospect.edge_s + prospect.cloud_s
 
 
 class DecayedShare:
-    """How often something was so, of late: an observation loses half of its weight by 32 further ones."""
+    """A decaying share of true observations: the weight of each is halved after 32 further ones."""
 
     __slots__ = ("_hits", "_weight")
 
@@ -54,5 +55,5 @@ class DecayedShare:
 
     @property
     def value(self) -> float | None:
-        """The share; None while few were seen."""
+        """Returns the share; None with too few observations."""
         return self._hits / self._weight if self._weight >= _LEAST_WEIGHT else None

@@ -1,7 +1,7 @@
-"""The policies to choose from: who answers a row, given what the edge model said of it. Pure; state is passed in.
+"""The selectable policies: which tier answers a row, given the edge model's output. Pure; state is passed in.
 
-`certified` and `value` are Firstline's. The others are baselines and re-implementations of what peers do, from their
-published descriptions, so that they can be compared on the same rows. `budget.py` has the last word on all of them.
+`certified` and `value` are Firstline's own. The others are baselines, and re-implementations of other products from
+their published descriptions, for comparison on the same rows. Budgets can override all of them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _ESCALATE = Decision(Tier.CLOUD, Reason.UNCERTAIN)
 _ESCALATE_BLINDLY = Decision(Tier.CLOUD, Reason.POLICY)
 _ESCALATE_IF_WORTH = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
-_FEW = 32  # numbers that a loop sums faster than numpy begins to
+_FEW = 32  # up to this many numbers, a loop is faster than numpy
 
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of one row after the edge model ran.
+    """The evidence for one row after the edge model ran.
 
     Args:
-        score: the edge model's confidence, higher means keep; NaN where it has none.
+        score: confidence of the edge model, higher means more certain; NaN without one.
         value: P(edge wrong and full right), 0 to 1; see `value_of`.
-        threshold: the bundle's in use: certified, declared, or raised.
-        certified: a valid certificate is in force.
+        threshold: in use: certified, declared or raised.
+        certified: whether a valid certificate is in force.
         probabilities: (classes,) of the edge model.
         now_s: monotonic.
     """
@@ -54,11 +54,11 @@ class Seen:
 
 @dataclass(slots=True)
 class State:
-    """What a policy remembers of one model's rows.
+    """The state of a policy for one model.
 
     Args:
-        escalated_s: when it last escalated one, monotonic.
-        draws: for policies that draw lots.
+        escalated_s: time of the last escalation, monotonic.
+        draws: random numbers for policies that need them.
     """
 
     escalated_s: float = -math.inf
@@ -66,7 +66,10 @@ class State:
 
 
 class Policy(Protocol):
-    """One way to decide. `certifies`: the contracts whose certificate covers what it keeps for its score."""
+    """A policy.
+
+    `certifies` names the contracts whose certificates cover the answers that it accepts for their score.
+    """
 
     @property
     def kind(self) -> Kind: ...
@@ -75,13 +78,13 @@ class Policy(Protocol):
     def certifies(self) -> tuple[Contract, ...]: ...
 
     def decide(self, seen: Seen, state: State) -> Decision:
-        """Who answers the row; `state` is brought up to date."""
+        """Returns which tier answers the row, and updates `state`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """Keeps an answer if and only if its score reaches the threshold in use."""
+    """Accepts an edge answer if and only if its score reaches the threshold in use."""
 
     kind: ClassVar[Kind] = "certified"
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "stream")
@@ -95,14 +98,14 @@ CERTIFIED = Certified()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Escalates what is worth its price, likeliest corrections first; a certificate's contract still comes before that.
+    """Escalates rows that are worth their price, after those that the certificate's contract demands.
 
-    Where there is a certificate, rows below its threshold are escalated as by `certified`. The rest is escalated as
-    long as the value pays for it, and without a certificate that is all there is to it. The certificate goes on to
-    cover what is kept, see `policy.covered`; but not one on a stream, where more escalations may cost accuracy.
+    With a certificate, rows below its threshold are escalated as by `certified`. Other rows are escalated if their
+    value pays for it. The certificate still covers the accepted answers (see `policy.covered`), except for a contract
+    on the stream, where more escalations may cost accuracy.
 
     Args:
-        least_value: what is worth less is kept, however low the price.
+        least_value: rows with a lower value are accepted at any price.
     """
 
     least_value: float = 0.0
@@ -117,7 +120,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """Keeps an answer if and only if its score reaches a number that somebody chose.
+    """Accepts an edge answer if and only if its score reaches a configured number.
 
     Args:
         threshold: None for the bundle's own.
@@ -133,7 +136,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class EdgeOnly:
-    """Keeps everything."""
+    """Accepts every edge answer."""
 
     kind: ClassVar[Kind] = "edge_only"
     certifies: ClassVar[tuple[Contract, ...]] = ()
@@ -144,7 +147,7 @@ class EdgeOnly:
 
 @dataclass(frozen=True, slots=True)
 class CloudOnly:
-    """Escalates everything."""
+    """Escalates every row."""
 
     kind: ClassVar[Kind] = "cloud_only"
     certifies: ClassVar[tuple[Contract, ...]] = ()
@@ -155,7 +158,7 @@ class CloudOnly:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Escalates a random part.
+    """Escalates a random share of the rows.
 
     Args:
         rate: probability of escalating a row.
@@ -170,7 +173,7 @@ class Random:
 
 
 def _certainty(probabilities: NDArray[np.float32]) -> float:
-    """One plus the sum of p * log p over log(classes), 0 log 0 being 0; NaN where a p is not within 0 to 1."""
+    """Returns 1 + sum(p * log p) / log(classes), with 0 log 0 = 0; NaN if a probability is outside 0 to 1."""
     classes = len(probabilities)
     if classes <= _FEW:
         shares: list[float] = probabilities.tolist()
@@ -208,17 +211,17 @@ class Sedna:
 class Groundlight:
     """Groundlight's edge endpoint: a confidence threshold, and a pause between two escalations of one detector.
 
-    A row that is not confident enough during the pause is answered by the edge model. The pause keeps a burst of
-    unsure, probably alike images from being escalated one by one.
+    During the pause the edge model also answers uncertain rows. So a burst of uncertain, probably similar images is not
+    escalated one by one.
 
-    From groundlight/edge-endpoint, README and CONFIGURING-DETECTORS: `min_time_between_escalations` with its default
-    of 2 s; the confidence threshold is 0.9 where a request brings none. There the pause bounds what is escalated in the
-    background, once the edge model's answer was returned; here a row outside the pause waits for the full model's, as
-    with every other policy.
+    From groundlight/edge-endpoint, README and CONFIGURING-DETECTORS: `min_time_between_escalations` with its default of
+    2 s; the confidence threshold is 0.9 where a request brings none. There the pause limits escalations in the
+    background, after the edge answer was returned; here a row outside the pause waits for the full model, as with every
+    other policy.
 
     Args:
         threshold: of the confidence.
-        pause_s: seconds that must have passed since the last escalation, and more.
+        pause_s: minimum number of seconds between two escalations.
     """
 
     threshold: float = 0.9
@@ -253,25 +256,25 @@ PARAMETERS: dict[Kind, tuple[str, ...]] = {
     "sedna": ("threshold",),
     "groundlight": ("threshold", "pause_s"),
 }
-"""What each kind can be told; those left out take nothing."""
+"""The parameters of each kind; kinds that are not listed have none."""
 
 
 def make(kind: Kind, **parameters: float) -> Policy:
-    """The policy of this kind.
+    """Returns a policy.
 
     Args:
-        kind: which.
-        parameters: those in `PARAMETERS`, each with a default of its own.
+        kind: of the policy.
+        parameters: of `PARAMETERS`; each has a default.
     """
     return _MAKERS[kind](**parameters)
 
 
 def value_of(learned: float | None, score: float) -> float:
-    """P(edge wrong and full right) of a row, 0 to 1: as the bundle learned it, or else as the score lets suppose.
+    """Returns P(edge wrong and full right) of a row: learned in the bundle, or estimated from the score.
 
     Args:
-        learned: None where the bundle learned none.
-        score: the higher, the likelier the edge is right; NaN where there is none.
+        learned: None if the bundle has none.
+        score: higher means that the edge is more likely right; NaN without one.
     """
     if learned is not None:
         return learned

@@ -1,6 +1,6 @@
 """The routing policy: a pure function of evidence. `before` the edge model runs, and `after`.
 
-Nothing here knows a link, a cache or a clock: what they found out is in the evidence.
+This module uses no link, cache or clock: their findings are in the evidence.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from firstline_core.types import Privacy, Reason, Route, Tier
 
 
 class Evidence(NamedTuple):
-    """What is known of one request before the edge model runs.
+    """The evidence for one request before the edge model runs.
 
     Attributes:
         holds_model: this device has an edge variant of the bundle loaded.
         size_bytes: payload of the request.
-        limit_bytes: the largest payload that this device takes on itself.
+        limit_bytes: the largest payload that this device processes.
     """
 
     route: Route
@@ -34,17 +34,17 @@ class Evidence(NamedTuple):
         return not self.holds_model or self.size_bytes > self.limit_bytes
 
 
-# Looking a member up in its enumeration takes as long as all the rest of `before`.
+# Looking up a member of an enumeration takes as long as the rest of `before`.
 _AUTO, _ANY, _CONFIDENT = Route.AUTO, Privacy.ANY, Reason.CONFIDENT
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which tier answers, and why.
+    """The tier that answers, and the reason.
 
     Args:
         tier: EDGE or CLOUD.
-        demanded: False for an escalation that is only to be made if it is worth its price.
+        demanded: False for an escalation that is made only if it is worth its price.
     """
 
     tier: Tier
@@ -53,10 +53,10 @@ class Decision:
 
 
 def before(evidence: Evidence) -> Decision | None:
-    """Decides what needs no look at the edge model's answer; None where the answer must be seen.
+    """Decides without the edge model's answer; returns None if the answer is needed.
 
     Raises:
-        RequestError: a request that no tier may answer: heavy, yet bound to this device.
+        RequestError: no tier may answer: the request is heavy, but bound to this device.
     """
     if evidence.route is _AUTO and evidence.privacy is _ANY and not evidence.heavy:  # most requests
         return None
@@ -82,7 +82,7 @@ def before(evidence: Evidence) -> Decision | None:
 
 
 def after(score: float, threshold: float) -> Decision:
-    """Keeps an edge answer if and only if its score is at least the threshold; NaN is never kept."""
+    """Accepts an edge answer if and only if its score is at least the threshold; NaN is never accepted."""
     if score >= threshold:
         return Decision(Tier.EDGE, Reason.CONFIDENT)
     return Decision(Tier.CLOUD, Reason.UNCERTAIN)
@@ -91,13 +91,13 @@ def after(score: float, threshold: float) -> Decision:
 def threshold_in_use(
     declared: float, certificate: Certificate | None, min_threshold: float = -math.inf, label: str | None = None
 ) -> float:
-    """The score from which an edge answer is kept.
+    """Returns the score from which an edge answer is accepted.
 
     Args:
-        declared: the bundle's own, for a variant without a certificate.
-        certificate: the variant's, where it is valid.
-        min_threshold: the device's: raises the threshold, never lowers it.
-        label: the predicted class, which matters to a certificate by class; None for the lowest of any class.
+        declared: threshold of the bundle, for a variant without a certificate.
+        certificate: of the variant, if valid.
+        min_threshold: of the device; it raises the threshold and never lowers it.
+        label: the predicted class, for a certificate by class; None for the lowest threshold of all classes.
     """
     return max(declared if certificate is None else _certified(certificate, label), min_threshold)
 
@@ -105,15 +105,15 @@ def threshold_in_use(
 def covered(decision: Decision, threshold: float, certificate: Certificate | None, label: str | None = None) -> bool:
     """Whether a valid certificate covers an edge answer.
 
-    It speaks of all answers from its own threshold on that are decided by their score: at most epsilon of them end up
-    different from the full model's. Who asks the full model about more of them than it demands makes none of them
-    worse, so a stricter threshold is covered too; what the caller or a failure bound to the device is not. A stream's
-    promise sets what the edge loses off against what it wins, so it holds at exactly its threshold.
+    The certificate bounds the share of differing answers among those that were accepted for their score at its
+    threshold. Escalating more rows makes no answer worse, so a stricter threshold is covered too. Answers that the
+    caller or a failure bound to the device are not covered. A contract on the stream balances losses against gains of
+    the edge, so it holds only at exactly its threshold.
 
     Args:
         decision: the policy's for this answer.
         threshold: the one in use, for this label.
-        certificate: the variant's, where it is valid.
+        certificate: of the variant, if valid.
         label: the predicted class, which matters to a certificate by class.
     """
     if certificate is None or decision.reason is not _CONFIDENT:

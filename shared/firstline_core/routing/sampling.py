@@ -1,14 +1,14 @@
-"""With which probability is the next kept answer audited? From a budget and from past traffic, and nothing else.
+"""The probability with which the next edge answer is audited, computed from a budget and past traffic only.
 
-A propensity that knows nothing of the answer itself, neither its score nor its size nor whether it is right, needs no
-weights: its floor is itself (see `audit.py`). So an answer is counted, and its audit is charged, only after its
-propensity is fixed, and what an audit costs beyond what is left becomes a debt that later answers wait for. For the
-same reason a propensity may be used for some answers more: it knows less of the past then, and nothing of them.
+A propensity that does not depend on the answer itself (score, size, correctness) needs no weights: its floor is itself
+(see `audit.py`). So an answer is counted, and its audit is charged, only after its propensity is fixed. A cost beyond
+the remaining budget becomes a debt that later answers pay. For the same reason one propensity may be used for several
+answers.
 
-The budget is a bucket for audits and one for bytes. Each fills at 3/4 of what an hour allows and holds a quarter of it
-at most, so that no hour sees more than was allowed, but for one payload. The propensity spends what is in the buckets
-over the next `HORIZON_S` at the pace of the latest ones: half-full buckets are where spending and filling meet. They
-begin empty, so that a process that restarts for ever spends no more than one that does not.
+The budget is one token bucket for audits and one for bytes. Each fills at 3/4 of the hourly allowance and holds at most
+1/4 of it, so that no hour exceeds the allowance by more than one payload. The propensity spends the content of the
+buckets over the next `HORIZON_S` at the recent rate of traffic; spending and filling balance at half-full buckets. They
+start empty, so that frequent restarts do not spend more.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 HORIZON_S = 600.0
-"""Seconds over which the pace of the traffic is remembered."""
+"""Time constant of the traffic estimate (seconds)."""
 
 _HOUR_S = 3600.0
-_FILL, _HOLD = 0.75, 0.25  # of an hour's allowance: together the most that is spent in any hour
+_FILL, _HOLD = 0.75, 0.25  # of the hourly allowance; together the maximum of any hour
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What audits may cost.
+    """The budget of audits.
 
     Args:
         per_hour: audits.
         bytes_per_hour: of payload.
-        max_share: the largest propensity, at most 1, however much is allowed.
+        max_share: the largest propensity, at most 1, whatever the budget.
     """
 
     per_hour: float
@@ -40,14 +40,14 @@ class Allowance:
 
 
 class Pace(NamedTuple):
-    """All that is remembered of the traffic.
+    """The state of the traffic estimate.
 
     Attributes:
-        at_s: when the rest was true.
-        rows: kept answers that could have been audited, decayed over `HORIZON_S`.
-        size_bytes: of their payload, likewise.
-        audits: left in the bucket; a debt where below 0.
-        audit_bytes: likewise.
+        at_s: time of this state.
+        rows: edge answers that could have been audited, decayed over `HORIZON_S`.
+        size_bytes: of their payload, decayed likewise.
+        audits: tokens in the bucket; negative for a debt.
+        audit_bytes: tokens in the bucket of bytes.
     """
 
     at_s: float
@@ -58,7 +58,7 @@ class Pace(NamedTuple):
 
 
 def elapsed(pace: Pace, now_s: float, allowance: Allowance) -> Pace:
-    """The pace as it is now; time that goes backwards stands still."""
+    """Returns the state at a later time; a clock that goes backwards is ignored."""
     passed_s = max(0.0, now_s - pace.at_s)
     decay = math.exp(-passed_s / HORIZON_S)
     return Pace(
@@ -71,16 +71,19 @@ def elapsed(pace: Pace, now_s: float, allowance: Allowance) -> Pace:
 
 
 def filled(level: float, passed_s: float, per_hour: float) -> float:
-    """What is in a bucket after some seconds: it holds a quarter of what an hour allows, or 1 where that is less."""
+    """Returns the content of a bucket after some seconds.
+
+    Its capacity is a quarter of the hourly allowance, at least 1.
+    """
     return min(level + _FILL * passed_s / _HOUR_S * per_hour, max(_HOLD * per_hour, min(1.0, per_hour)))
 
 
 def propensity(pace: Pace, allowance: Allowance) -> float:
-    """The probability with which the next answer is audited, whatever it is; also its floor.
+    """Returns the probability with which the next answer is audited, which is also its floor.
 
     Args:
         pace: as it is now, see `elapsed`.
-        allowance: what audits may cost.
+        allowance: the budget of audits.
     """
     if pace.audits <= 0 or pace.audit_bytes <= 0:
         return 0.0
@@ -93,10 +96,10 @@ def propensity(pace: Pace, allowance: Allowance) -> float:
 
 
 def counted(pace: Pace, rows: int, size_bytes: int) -> Pace:
-    """The pace after so many more answers, which together have so many bytes."""
+    """Returns the state after more answers with a total size."""
     return pace._replace(rows=pace.rows + rows, size_bytes=pace.size_bytes + size_bytes)
 
 
 def charged(pace: Pace, size_bytes: int) -> Pace:
-    """The pace after an audit of so many bytes was drawn; what it costs beyond what there is becomes a debt."""
+    """Returns the state after an audit of a given size; a cost beyond the bucket's content becomes a debt."""
     return pace._replace(audits=pace.audits - 1, audit_bytes=pace.audit_bytes - size_bytes)

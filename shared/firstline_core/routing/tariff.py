@@ -1,4 +1,4 @@
-"""What traffic and runs cost, as the device's owner states it. Pure."""
+"""The costs of traffic and runs, as configured by the owner of the device. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LinkTariff:
-    """What a byte over one link takes.
+    """The cost of a byte over one link.
 
     Args:
         joules_per_byte_sent, joules_per_byte_received: energy.
-        money_per_byte: 0 over a link that is not metered.
-        metered: its bytes cost money.
+        money_per_byte: 0 for an unmetered link.
+        metered: whether bytes cost money.
     """
 
     joules_per_byte_sent: float = 0.0
@@ -26,7 +26,7 @@ class LinkTariff:
     metered: bool = False
 
     def cost(self, sent: float, received: float, money: float = 0.0) -> Cost:
-        """What so many bytes take, and `money` beside."""
+        """Returns the cost of a transfer, plus `money`."""
         energy = sent * self.joules_per_byte_sent + received * self.joules_per_byte_received
         return Cost(sent + received, energy, (sent + received) * self.money_per_byte + money)
 
@@ -36,14 +36,14 @@ _UNSTATED = LinkTariff()
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """All stated costs.
+    """All configured costs.
 
     Args:
-        links: by name; a link that is not there costs nothing but its bytes.
-        money_per_request: what the gateway's answer costs.
+        links: by name; unknown links only cost bytes.
+        money_per_request: cost of an answer of the gateway.
         joules_per_run: of the edge model, on one row.
-        joules_per_core_s: what a busy core takes in a second, beyond the idle device.
-        idle_w: what the idle device takes, in watts.
+        joules_per_core_s: energy of a busy core per second, above the idle device.
+        idle_w: power of the idle device (watts).
     """
 
     links: Mapping[str, LinkTariff] = field(default_factory=dict)
@@ -53,18 +53,18 @@ class Tariff:
     idle_w: float = 0.0
 
     def of_link(self, link: str) -> LinkTariff:
-        """What the link's bytes take."""
+        """Returns the tariff of a link."""
         return self.links.get(link, _UNSTATED)
 
     def runs(self, rows: int) -> Cost:
-        """What running the edge model on so many rows costs."""
+        """Returns the cost of running the edge model on a number of rows."""
         return Cost(joules=rows * self.joules_per_run)
 
     def power_w(self, busy_cores: float, traffic_w: float = 0.0) -> float:
-        """What the whole device draws, in watts, by these costs.
+        """Returns the power of the whole device (watts) by these costs.
 
         Args:
             busy_cores: on average.
-            traffic_w: what its traffic takes beside, see `LinkTariff.cost`.
+            traffic_w: additional power of its traffic, see `LinkTariff.cost`.
         """
         return self.idle_w + busy_cores * self.joules_per_core_s + traffic_w

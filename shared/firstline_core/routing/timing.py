@@ -1,16 +1,17 @@
-"""How long a link takes, by what is sent and what is on its way already: streaming estimates that forget.
+"""Streaming estimates of a link's latency, by the payload's size and the bytes already in flight.
 
-A transfer takes a + b * bytes + c * bytes ahead, give or take: what was sent before and is not answered yet has to go
-through the same link and the same gateway, and where either is the bottleneck, that is what takes the time. The plane
-(a, b, c) is fitted to recent observations by least squares of the relative errors; each observation is then put down as
-the time that a payload of the usual size would have taken with the usual bytes ahead, and the quantiles are theirs. So
-all sizes share what is known, and the plane only says how they compare: when a link slows down, the quantiles follow at
-once and not twice. When too much is sent, the prediction follows at once too: it does not have to wait for answers that
-are late already. A high quantile comes down slowly again, over a hundred observations: so a dozen quick ones in a row,
-which no chance explains, end the memory of what was before.
+Old data is forgotten.
 
-Measured against one estimate for each power of two, against quantiles of the ratio to the plane, and against estimates
-that do not know what is ahead, or count it as the payload's own: bench/timing.py. Pure: times are handed in.
+A transfer takes about a + b * bytes + c * bytes ahead. Unanswered payloads that were sent before use the same link and
+gateway, which may be the bottleneck. The plane (a, b, c) is fitted to recent observations by least squares of the
+relative errors. Each observation is converted to the time of a payload of the usual size with the usual bytes ahead,
+and the quantiles are computed over these times. So all sizes share one distribution, and the plane only compares sizes:
+when a link slows down, the quantiles follow at once and not twice. When too much is sent, the prediction also follows
+at once, before late answers arrive. A high quantile decreases slowly, over a hundred observations. So a dozen fast ones
+in a row, which chance does not explain, discard all older observations.
+
+Alternatives that were measured and are worse: one estimate per power of two, quantiles of the ratio to the plane, and
+estimates that ignore the bytes ahead or count them as the payload's own. Pure: times are passed in.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from dataclasses import dataclass
 
 from firstline_core.routing.quantiles import DecayedQuantiles
 
-_UNIT_BYTES = 32 * 1024  # of sizes in here, so that numbers are of one order
-# Amounts that differ by less than a tenth of their mean say little about their slope: it is then drawn to 0 (ridge).
+_UNIT_BYTES = 32 * 1024  # of sizes in this module, so that all numbers have a similar magnitude
+# Sizes that differ by less than a tenth of their mean say little about the slope: a ridge term then pulls it to 0.
 _RIDGE = 0.01
-_APART = 6.0  # with so much more spread than the ridge's, it takes at most a seventh of the slope
+_APART = 6.0  # with this much more spread than the ridge term, it reduces the slope by at most a seventh
 _COLLINEAR = 1e-9
 LEAST_WEIGHT = 0.5
-"""Evidence that is worth less than this many fresh observations is none: what it spoke of is tried anew."""
+"""Evidence worth fewer fresh observations than this counts as none."""
 _LINE_HALF_LIFE_COUNT = 64.0
-_CLIP = 3.0  # times what was expected: a stall must not tilt the plane
+_CLIP = 3.0  # times the expected duration: a stall must not tilt the plane
 _LEAST_S = 1e-5
 _AFTER_RETURN = 4.0
 _KEEP = 2.0 ** (-1 / _LINE_HALF_LIFE_COUNT)
-# So many in a row, each quicker than this share of the median, are no chance: things have changed.
+# This many in a row, each faster than this share of the median, mean that the link has changed.
 _RUN = 12
 _QUICK = 0.8
 # Sums of weight * (1, x, z, x * x, x * z, z * z, y, x * y, z * y): x is the size and z what is ahead, in `_UNIT_BYTES`,
@@ -43,7 +44,7 @@ _NOTHING = (0.0,) * 9
 
 
 class TimesBySize:
-    """Durations of one kind, by payload size and by what was ahead. A few hundred numbers, however long it runs."""
+    """Durations by payload size and bytes ahead, in constant memory."""
 
     __slots__ = (
         "_base_s",
@@ -61,12 +62,12 @@ class TimesBySize:
 
     def __init__(self) -> None:
         self._times = DecayedQuantiles()
-        self._run: list[tuple[float, float]] = []  # quick ones in a row, with their times
-        self._quick_s, self._since = 0.0, 0  # what was quick, so many observations ago
+        self._run: list[tuple[float, float]] = []  # consecutive fast observations, with their times
+        self._quick_s, self._since = 0.0, 0  # the limit for fast ones, this many observations ago
         self._moments = _NOTHING
         self._base_s, self._slopes_s = 1.0, (0.0, 0.0)
-        self._count, self._mean = 0, (0.0, 0.0)  # of sizes and of what is ahead, of late
-        self._usual = (0.0, 0.0)  # the same by the weights of the fit, to which the quantiles are scaled
+        self._count, self._mean = 0, (0.0, 0.0)  # recent means of sizes and of bytes ahead
+        self._usual = (0.0, 0.0)  # the same with the weights of the fit; the quantiles are scaled to these
         self._usual_s = 1.0  # expected there
 
     def add(
@@ -76,10 +77,10 @@ class TimesBySize:
 
         Args:
             size_bytes: of the payload.
-            seconds: how long it took.
+            seconds: duration.
             now_s: on a monotonic clock.
-            ahead_bytes: of other payloads, which were on their way when it was sent.
-            censored: it was waited for so long in vain.
+            ahead_bytes: of other payloads that were in flight when it was sent.
+            censored: no answer came within `seconds`.
         """
         at = (size_bytes / _UNIT_BYTES, ahead_bytes / _UNIT_BYTES)
         expected_s = self._expected_s(at) if self._moments[0] else max(_LEAST_S, seconds)
@@ -90,14 +91,14 @@ class TimesBySize:
         self._notice(usual_s, now_s, quick=not censored and usual_s < self._quick_s)
 
     def quantile(self, size_bytes: int, share: float, ahead_bytes: int = 0) -> float | None:
-        """Seconds that this share of such payloads does not exceed; None where nothing was seen."""
+        """Returns the quantile of the duration of such payloads (seconds); None without observations."""
         usual_s = self._times.quantile(share)
         if usual_s is None:
             return None
         return usual_s * self._scale((size_bytes / _UNIT_BYTES, ahead_bytes / _UNIT_BYTES))
 
     def weight(self, now_s: float) -> float:
-        """How many fresh observations all that is remembered is worth."""
+        """Returns the equivalent number of fresh observations."""
         return self._times.weight(now_s)
 
     def doubt(self, worth: float) -> None:
@@ -106,7 +107,7 @@ class TimesBySize:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """Seconds that any payload takes, and those of each byte; None while sizes differ too little to tell."""
+        """Returns the seconds of an empty payload and the seconds per byte; None while sizes differ too little."""
         n, sx, _, sxx = self._moments[:4]
         if n * sxx - sx * sx < _APART * _RIDGE * sx * sx or self._slopes_s[0] <= 0:
             return None
@@ -114,11 +115,11 @@ class TimesBySize:
 
     @property
     def typical_bytes(self) -> tuple[int, int]:
-        """The mean size of late, and the mean of what was ahead; zeros where nothing was seen."""
+        """Returns the recent mean of the size and of the bytes ahead; zeros without observations."""
         return round(self._mean[0] * _UNIT_BYTES), round(self._mean[1] * _UNIT_BYTES)
 
     def _notice(self, usual_s: float, now_s: float, *, quick: bool) -> None:
-        """Begins anew with the run of quick ones, once it is long enough."""
+        """Restarts from the consecutive fast observations once there are enough."""
         self._since += 1
         if quick:
             self._run.append((usual_s, now_s))
@@ -144,7 +145,7 @@ class TimesBySize:
         sxx, sxz, szz = _KEEP * sxx + weight * x * x, _KEEP * sxz + weight * x * z, _KEEP * szz + weight * z * z
         sxy, szy = _KEEP * sxy + weight * x * y, _KEEP * szy + weight * z * y
         self._moments = (n, sx, sz, sxx, sxz, szz, sy, sxy, szy)
-        # About the means, where the base is nothing to ask for.
+        # Centred at the means, where the base needs no fit.
         xx, zz = sxx - sx * sx / n + _RIDGE * sx * sx / n, szz - sz * sz / n + _RIDGE * sz * sz / n
         most = sy / (sx + sz) if sx > 0 else math.inf
         slopes = _slopes(xx, sxz - sx * sz / n, zz, sxy - sx * sy / n, szy - sz * sy / n, most=most)
@@ -161,7 +162,7 @@ class TimesBySize:
             self._move_to(usual)
 
     def _move_to(self, usual: tuple[float, float]) -> None:
-        """Other amounts are usual now: close to them, an error of the slopes makes no difference."""
+        """Moves the reference point to the usual amounts: close to it, an error of the slopes has little effect."""
         factor = self._scale(usual)
         self._times.rescale(factor)
         self._quick_s *= factor
@@ -170,11 +171,11 @@ class TimesBySize:
 
 
 def _slopes(xx: float, xz: float, zz: float, xy: float, zy: float, *, most: float) -> tuple[float, float]:
-    """The two slopes of least squares of which neither is below 0: nothing gets quicker by being larger or later.
+    """Returns the non-negative least-squares slopes: no payload gets faster by being larger or later.
 
-    And the second is no more than `most`, the usual time by all bytes in flight, own ones included: what is ahead costs
-    no more than what went the same way. Otherwise a link that was slow, so that more was in flight, and is quick again
-    would be held for a crowded one.
+    The second slope is at most `most`, the usual time divided by all bytes in flight: bytes ahead cost no more than
+    other bytes on the same path. Otherwise a link that was slow, with more bytes in flight, and is fast again would
+    look congested.
     """
     x, z = _positive(xx, xz, zz, xy, zy)
     return (max(0.0, (xy - xz * most) / xx) if xx > 0 else 0.0, most) if z > most else (x, z)
@@ -186,24 +187,24 @@ def _positive(xx: float, xz: float, zz: float, xy: float, zy: float) -> tuple[fl
         x, z = (xy * zz - zy * xz) / determinant, (zy * xx - xy * xz) / determinant
         if x >= 0 and z >= 0:
             return x, z
-    # One of them is 0: the other alone explains what it can.
+    # One of them is 0, so the other is fitted alone.
     x, z = max(0.0, xy / xx) if xx > 0 else 0.0, max(0.0, zy / zz) if zz > 0 else 0.0
     return (x, 0.0) if x * xy >= z * zy else (0.0, z)
 
 
 @dataclass(frozen=True, slots=True)
 class TimingReport:
-    """How long a link takes, for people, in milliseconds: payloads of `typical_bytes` with as much ahead as of late.
+    """A report on a link's latency (ms), for payloads of `typical_bytes` with the recent bytes ahead.
 
     Args:
-        typical_bytes: mean size of late.
-        typical_ahead_bytes: mean of what was ahead of them.
-        observations: how many fresh ones the evidence is worth.
-        total_p50_ms: from sending to the answer.
-        network_p50_ms: of that, what the gateway did not account for: the way there and back.
-        service_p50_ms: what the gateway says that it took, its queue included.
-        round_trip_ms: of the network's, what a payload of no size would take; None while sizes differ too little.
-        bytes_per_s: how fast the rest went; None likewise.
+        typical_bytes: recent mean size.
+        typical_ahead_bytes: recent mean of the bytes ahead.
+        observations: equivalent number of fresh observations.
+        total_p50_ms: median from sending to the answer.
+        network_p50_ms: median without the gateway's service time.
+        service_p50_ms: median of the service time that the gateway reports, including its queue.
+        round_trip_ms: network time of an empty payload; None while sizes differ too little.
+        bytes_per_s: throughput of larger payloads; None while sizes differ too little.
     """
 
     typical_bytes: int
@@ -220,25 +221,25 @@ class TimingReport:
 
 
 def ahead_of(size_bytes: int, others_bytes: Iterable[int], *, in_turn: bool) -> int:
-    """How many bytes of other payloads are ahead of one.
+    """Returns the bytes of other payloads that are ahead of one.
 
     Args:
-        size_bytes: of that one.
-        others_bytes: of those that are on their way.
-        in_turn: they go each after the other. Where they share the link, a large one does not hold up a small one for
-            as long as it takes itself: of each at most as many bytes count as the new one has.
+        size_bytes: of this payload.
+        others_bytes: of the payloads in flight.
+        in_turn: whether payloads are sent one after the other. If they share the link instead, each counts with at most
+            the size of the new one, because a large payload delays a small one less.
     """
     return sum(others_bytes) if in_turn else sum(min(size_bytes, other) for other in others_bytes)
 
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """One call that is on its way.
+    """One call in flight.
 
     Attributes:
         size_bytes: of its payload.
-        ahead_bytes: of others, when it was sent.
-        lost: the link was down since, so that it is ahead of nobody, and its time tells of the outage.
+        ahead_bytes: of other payloads when it was sent.
+        lost: the link went down since, so that the call delays no other and its time measures the outage.
     """
 
     size_bytes: int
@@ -247,7 +248,7 @@ class Flight:
 
 
 class LinkTiming:
-    """What is known of one link's times.
+    """The latency estimates of one link.
 
     Args:
         in_turn: see `ahead_of`.
@@ -260,18 +261,18 @@ class LinkTiming:
         self._flights: set[Flight] = set()
 
     def sent(self, size_bytes: int) -> Flight:
-        """A call begins: its payload is in flight until it has `ended`."""
+        """Starts a call: its payload is in flight until `ended`."""
         flight = Flight(size_bytes, self.ahead_bytes(size_bytes))
         self._flights.add(flight)
         return flight
 
     def ended(self, flight: Flight) -> None:
-        """A call has ended, however it did."""
+        """Ends a call, with or without success."""
         self._flights.discard(flight)
 
     @contextmanager
     def carrying(self, size_bytes: int) -> Iterator[Flight]:
-        """Both, around a call."""
+        """Context manager of `sent` and `ended`."""
         flight = self.sent(size_bytes)
         try:
             yield flight
@@ -279,20 +280,20 @@ class LinkTiming:
             self.ended(flight)
 
     def ahead_bytes(self, size_bytes: int) -> int:
-        """Of what is in flight, so much would be ahead of a payload that is sent now."""
+        """Returns the bytes in flight that would be ahead of a payload sent now."""
         return ahead_of(size_bytes, (flight.size_bytes for flight in self._flights), in_turn=self._in_turn)
 
     def answered(
         self, size_bytes: int, seconds: float, now_s: float, service_s: float | None = None, ahead_bytes: int = 0
     ) -> None:
-        """A call was answered.
+        """Adds an answered call.
 
         Args:
             size_bytes: of the payload that was sent.
             seconds: from sending to the answer.
             now_s: on a monotonic clock.
-            service_s: of that, what the gateway says that it took; None where it does not say.
-            ahead_bytes: of it, when it was sent.
+            service_s: service time that the gateway reports; None if it reports none.
+            ahead_bytes: when it was sent.
         """
         self._total.add(size_bytes, seconds, now_s, ahead_bytes=ahead_bytes)
         if service_s is not None:
@@ -301,31 +302,31 @@ class LinkTiming:
             self._network.add(size_bytes, seconds - service_s, now_s, ahead_bytes=ahead_bytes)
 
     def waited(self, size_bytes: int, seconds: float, now_s: float, ahead_bytes: int = 0) -> None:
-        """A call was given up after so long, unanswered."""
+        """Adds a call that was abandoned without an answer."""
         self._total.add(size_bytes, seconds, now_s, ahead_bytes=ahead_bytes, censored=True)
 
     def probed(self, seconds: float, now_s: float) -> None:
-        """A probe came back: nothing that was sent can be answered sooner."""
+        """Adds the round trip of a probe, the lower bound of any call."""
         self._probes.add(seconds, now_s)
 
     def returned(self) -> None:
-        """The link was down, and works again. It need not be the one that it was, and what it carried may be lost."""
+        """Resets after an outage: the link may be a different one, and calls in flight may be lost."""
         self._total.doubt(_AFTER_RETURN)
         for flight in self._flights:
             flight.lost = True
         self._flights.clear()
 
     def predicted_s(self, size_bytes: int, share: float, now_s: float) -> float | None:
-        """Seconds within which this share of such payloads is answered; None where nothing is known, or not any more.
+        """Returns the quantile of the time to an answer (seconds); None without current observations.
 
-        Sent now, behind what is in flight. Until a payload was answered, a probe's time stands in.
+        For a payload sent now, behind those in flight. Before the first answer, the time of a probe is used.
         """
         if self._total.weight(now_s) >= LEAST_WEIGHT:
             return self._total.quantile(size_bytes, share, self.ahead_bytes(size_bytes))
         return self._probes.quantile(share) if self._probes.weight(now_s) >= LEAST_WEIGHT else None
 
     def report(self, now_s: float) -> TimingReport | None:
-        """None where nothing is known, or not any more."""
+        """Returns the report; None without current observations."""
         observations = self._total.weight(now_s)
         if observations < LEAST_WEIGHT:
             return None

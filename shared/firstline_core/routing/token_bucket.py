@@ -1,18 +1,18 @@
-"""A token bucket: what may be done now and then, and not without end. Pure: times are handed in."""
+"""A token bucket. Pure: times are passed in."""
 
 from __future__ import annotations
 
 import math
 
-_ROUNDING = 1e-9  # so that five fifths are a whole
+_ROUNDING = 1e-9  # tolerates rounding: five fifths are a whole token
 
 
 class TokenBucket:
-    """Tokens that come by the second, or with each event that earns a share of one, and are spent one at a time.
+    """A bucket that is refilled with time and by events, and from which one token is taken at a time.
 
     Args:
-        burst: tokens kept at most; it starts full, so that the first minute is no worse than the others.
-        per_second: tokens that come by themselves.
+        burst: capacity; the bucket starts full.
+        per_second: rate of refill.
     """
 
     __slots__ = ("_at_s", "_burst", "_per_second", "_tokens")
@@ -23,11 +23,11 @@ class TokenBucket:
         self._at_s: float | None = None
 
     def earn(self, share: float) -> None:
-        """Adds a share of a token."""
+        """Adds a fraction of a token."""
         self._tokens = min(self._burst, self._tokens + share)
 
     def take(self, now_s: float) -> bool:
-        """Spends one, where there is one."""
+        """Takes one token if available."""
         self._refill(now_s)
         if self._tokens < 1 - _ROUNDING:
             return False
@@ -35,7 +35,7 @@ class TokenBucket:
         return True
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until there is one, if none is earned; infinite where none comes by itself."""
+        """Returns the seconds until the next token without further events; infinite without a refill rate."""
         self._refill(now_s)
         if self._tokens >= 1 - _ROUNDING:
             return 0.0
