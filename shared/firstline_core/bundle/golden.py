@@ -1,7 +1,6 @@
-"""Golden answers: what each edge variant said of some inputs where the bundle was made, for a device to say again.
+"""Golden answers: outputs of each edge variant for some inputs, which a device must reproduce in its self-test.
 
-They lie in a file of the bundle, which the manifest names like any other. Whoever makes a bundle chooses the inputs:
-they are public to everybody who holds it.
+They are stored in a file of the bundle. Their inputs are visible to everyone who has the bundle.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
     """The file's content.
 
     Attributes:
-        inputs: rows: encoded images where the bundle takes BYTES, else little-endian bytes in C order.
-        outputs: by variant, (rows, classes) probabilities.
+        inputs: rows: encoded images if the bundle takes BYTES, otherwise little-endian bytes in C order.
+        outputs: probabilities (rows, classes) by variant.
         shape: of a row; () for BYTES.
     """
 
@@ -39,10 +38,10 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
-    """The bundle's golden answers.
+    """Reads the bundle's golden answers.
 
     Raises:
-        IntegrityError: the file is absent, or says something else.
+        IntegrityError: the file is absent or has other content.
     """
     path = bundle.file(artefact)
     try:
@@ -56,15 +55,15 @@ def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
 
 
 def encode_golden(answers: GoldenAnswers) -> bytes:
-    """The file's form."""
+    """Returns the content of the file."""
     return msgspec.json.encode(answers) + b"\n"
 
 
 def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
-    """The inputs as a request would have them.
+    """Returns the inputs as the tensor of a request.
 
     Raises:
-        IntegrityError: they are none of the bundle's.
+        IntegrityError: they do not fit the bundle's input.
     """
     if spec.datatype == "BYTES":
         array = np.empty(len(answers.inputs), object)
@@ -78,12 +77,12 @@ def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
 
 
 def deviation(answers: GoldenAnswers, variant: str, said: Probabilities) -> float | None:
-    """The largest difference of a probability; None where nothing is known of the variant, infinite where it fits not.
+    """Returns the largest difference of a probability; None for an unknown variant, infinite for another shape.
 
     Args:
         answers: of the bundle.
         variant: its id.
-        said: (rows, classes) here.
+        said: probabilities (rows, classes) on this device.
     """
     expected = answers.outputs.get(variant)
     if expected is None:

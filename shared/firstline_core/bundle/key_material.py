@@ -1,4 +1,4 @@
-"""Whether a root has as many keys as it names: python-tuf tells them apart by id, which whoever signs chooses."""
+"""Detects root metadata that lists one key under two ids. python-tuf compares ids only, which the signer chooses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tuf.api.metadata import Root
 
 
 def named_twice(root: Root) -> str:
-    """What is wrong where a role has one key under two ids, whose signature would count twice; "" where none has."""
+    """Returns the problem if a role has one key under two ids, whose signature would count twice; "" otherwise."""
     for name, role in root.roles.items():
         found: dict[tuple[str, bytes], str] = {}
         for keyid in role.keyids:
@@ -20,12 +20,12 @@ def named_twice(root: Root) -> str:
 
 
 def _material(key: Key) -> tuple[str, bytes]:
-    """The key itself, however it is written."""
+    """Returns the key independent of its encoding."""
     public = str(key.keyval.get("public", ""))
     try:
         if key.keytype == "ed25519":
             return key.keytype, bytes.fromhex(public)
-        # Of one key the same bytes, whatever its type is called and wherever its lines are broken.
+        # The same bytes for one key, whatever its type is called and wherever its lines break.
         return "", load_pem_public_key(public.encode()).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     except (ValueError, UnsupportedAlgorithm):
-        return key.keytype, public.encode()  # no signature by it can be checked
+        return key.keytype, public.encode()  # its signatures cannot be verified

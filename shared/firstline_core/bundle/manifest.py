@@ -1,7 +1,7 @@
-"""What a bundle declares: `manifest.json`, format 1. Structure and digests only; files are `bundle/store.py`'s.
+"""The declaration of a bundle, `manifest.json`, format 1: structure and digests. For files see `bundle/store.py`.
 
 A bundle is a directory with `manifest.json` and artefacts. Model, processing, score and threshold travel together,
-because a change of any of them changes what may be trusted.
+because a change of any of them invalidates the certificate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMAT_JSON = str(FORMAT).encode()
 
 ScoreKind = Literal["max_probability", "margin", "entropy", "energy", "learned", "graph"]
 TEMPERATURES = (0.01, 100.0)
-"""Least and largest temperature of a score."""
+"""Minimum and maximum temperature of a score."""
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,15 +35,15 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         id: unique in the bundle, e.g. "edge-int8" or "full".
-        runtime: which runtime loads it.
+        runtime: that loads it.
         precision: as measured on the artefact, for people ("fp32", "int8").
         preprocess: from the bundle's input to the model's, in order.
         postprocess: from the model's output to the bundle's, in order.
-        input: the model's input by name; "" where it has one.
-        output: the model's output by name; "" where it has one.
-        measured: figures that someone measured on this artefact, e.g. {"accuracy": 0.97}.
-        certificate: of an edge variant: what was proved of its kept answers. It may be void: see `certificate.py`.
-        provenance: how it was made of another model; None where nobody says.
+        input: name of the model's input; "" if it has only one.
+        output: name of the model's output; "" if it has only one.
+        measured: figures measured on this artefact, e.g. {"accuracy": 0.97}.
+        certificate: of an edge variant. It may be void: see `certificate_problem`.
+        provenance: how it was derived from another model; None if unknown.
     """
 
     id: Name
@@ -60,19 +60,19 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
-        """Every file that this model needs."""
+        """Returns every file that this model needs."""
         steps = (*self.preprocess, *self.postprocess)
         return (self.artefact, *(step.artefact for step in steps if isinstance(step, Graph)))
 
     @property
     def shows_logits(self) -> bool:
-        """Whether the postprocessing has a softmax step to find logits at; a graph beside it may hide them."""
+        """Returns whether logits are available: the postprocessing has a softmax step and no graph."""
         kinds = {type(step) for step in self.postprocess}
         return Softmax in kinds and Graph not in kinds
 
     @property
     def digest(self) -> str:
-        """sha256 over everything that can change this model's outputs: its bytes and its processing."""
+        """Returns the sha256 over everything that can change this model's outputs: its bytes and its processing."""
         said = msgspec.json.encode(
             [
                 self.artefact.sha256,
@@ -87,12 +87,12 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Score(Struct, frozen=True, forbid_unknown_fields=True):
-    """How sure the edge model is: higher means keep. `graph` scores by an ONNX graph of the bundle's own.
+    """The declared score: higher means that the edge answer is more likely to be accepted.
 
     Attributes:
-        kind: see `routing/confidence.py`; "energy" looks at what the postprocessing's softmax step is given.
-        temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 leaves them as they
-            are. Its bounds keep the quotients well inside FP32. A learned score does not look at it.
+        kind: see `routing/confidence.py`; "energy" uses the input of the postprocessing's softmax step.
+        temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 has no effect. Its
+            bounds keep the quotients well inside FP32. A learned score does not use it.
         graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].
         learned: for kind "learned": P(loss), of which the score is the complement.
     """
@@ -110,7 +110,7 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """sha256 over everything that can change a score, given the model's output."""
+        """Returns the sha256 over everything that can change a score, given the model's output."""
         said = [self.kind, float(self.temperature), self.graph.sha256 if self.graph is not None else None]
         if self.learned is not None:
             said += [*self.learned.weights, self.learned.bias]
@@ -118,13 +118,13 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an edge answer is kept: if and only if its score is at least `threshold`.
+    """The policy of the bundle: an edge answer is accepted if and only if its score is at least `threshold`.
 
-    For a variant with a valid certificate, that one's threshold takes its place.
+    For a variant with a valid certificate, the threshold of the certificate applies instead.
 
     Attributes:
-        value: P(edge wrong and full right): what asking the full model is worth. Where budgets forbid to ask for all
-            that the threshold sends on, the most valuable go first. No certificate depends on it.
+        value: P(edge wrong and full right), the value of an escalation. If the budgets do not allow all escalations,
+            the most valuable rows are escalated first. No certificate depends on it.
     """
 
     score: Score = Score()
@@ -133,10 +133,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Golden(Struct, frozen=True, forbid_unknown_fields=True):
-    """Answers that every device must be able to repeat before a bundle comes before requests, see `golden.py`.
+    """Answers that a device must reproduce before a bundle serves requests, see `golden.py`.
 
     Attributes:
-        tolerance: by which a probability may differ, as runtimes and processors do.
+        tolerance: maximum difference of a probability, because runtimes and processors differ.
     """
 
     artefact: Artefact
@@ -149,8 +149,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         task: "classification": the output is `probabilities` FP32 [-1, classes] in the order of `labels`.
         edge: variants in order of preference; a device takes the first that it can load.
-        full: the full model, where the bundle has one.
-        golden: what a device tests itself with; None where the bundle brings nothing.
+        full: the full model, if the bundle has one.
+        golden: the data of the device's self-test; None if the bundle has none.
     """
 
     name: Name
@@ -191,7 +191,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def artefacts(self) -> tuple[Artefact, ...]:
-        """Every file that the manifest names."""
+        """Returns every file that the manifest names."""
         files = [artefact for model in self.models for artefact in model.artefacts]
         if self.policy.score.graph is not None:
             files.append(self.policy.score.graph)
@@ -209,12 +209,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def full_digest(self) -> str:
-        """The full model's digest, or "" where the bundle names none."""
+        """Returns the full model's digest, or "" if the bundle has none."""
         return self.full.digest if self.full is not None else ""
 
 
 def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
-    """Reads a manifest strictly: unknown fields and other formats are refused.
+    """Parses a manifest strictly: unknown fields and other formats are refused.
 
     Args:
         text: the file's bytes.
@@ -242,12 +242,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def valid_certificate(manifest: Manifest, model: Model) -> Certificate | None:
-    """The variant's certificate, or None where it has none or it was made for something else."""
+    """Returns the variant's certificate, or None if it has none or the certificate is void."""
     return None if certificate_problem(manifest, model) else model.certificate
 
 
 def certificate_problem(manifest: Manifest, model: Model) -> str:
-    """Why the variant has no valid certificate, as part of a sentence; "" where it has one."""
+    """Returns why the variant has no valid certificate, as part of a sentence; "" if it has one."""
     certificate = model.certificate
     if certificate is None:
         return "its bundle carries no certificate for it"

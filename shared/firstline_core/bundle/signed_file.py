@@ -1,4 +1,4 @@
-"""A file as signed metadata lists it; by itself, so that whoever verifies loads nothing of what a bundle is."""
+"""A file listed in signed metadata; a separate module, so that the verifying process loads no bundle code."""
 
 from __future__ import annotations
 

@@ -1,22 +1,21 @@
-"""What a device believes about models: the client of The Update Framework, on `tuf.ngclient.Updater`.
+"""Verification of signed metadata: the client of The Update Framework, on `tuf.ngclient.Updater`.
 
-Metadata is fetched from a port, verified against a root that the device was given once, and kept, so that what was
-seen is never taken back. Nothing here fetches a model's bytes, and nothing but a new installation asks: metadata that
-has expired stops no inference.
+Metadata is fetched from a `MetadataSource`, verified against a root that the device received once, and stored to detect
+rollbacks. This module fetches no model files. Only installations use it: expired metadata stops no inference.
 
 Each attack has its own error:
 
-    tampered with, or too few of those signed who may      SignatureError
-    older than what this device has seen                   MetadataRollbackError
+    tampered with, or too few valid signatures             SignatureError
+    older than the metadata seen before                    MetadataRollbackError
     frozen: newer metadata is held back                    MetadataExpiredError
     genuine files of different moments                     MetadataMismatchError
     endless, or no metadata at all                         IntegrityError
-    slower than anybody waits                              RemoteTimeoutError
+    slower than the time limit                             RemoteTimeoutError
 
-An older bundle that the present targets list may be installed: that is a rollback which somebody signed.
+An older bundle that the current targets list may be installed: that is a signed rollback.
 
-No agent imports this module: python-tuf brings urllib3, and takes some megabytes for good. It has a process for it
-(`firstline_edge.fleet.updates.verifier`), which ends with the look.
+The agent does not import this module, because python-tuf and urllib3 take several megabytes of memory. A short-lived
+process uses it instead (`firstline_edge.fleet.updates.verifier`).
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
     from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
 
 LIMITS_BYTES: Mapping[str, int] = {"root": 512_000, "timestamp": 16_384, "snapshot": 262_144, "targets": 8_000_000}
-"""The largest metadata that is read; some 20,000 files of bundles fit the targets."""
+"""Size limits of metadata; the targets have room for about 20,000 files."""
 
-# A file may take so long, and longer by what came of it: the slowest mobile links carry more.
+# Time limit of a file, which grows with the received bytes: even the slowest mobile links are faster.
 _GRACE_S = 20.0
 _LEAST_BYTES_PER_S = 1024
 _ROTATIONS_LIMIT = 256
@@ -59,33 +58,32 @@ _SHA256 = "sha256"
 
 
 class MetadataSource(Protocol):
-    """Where metadata comes from. Simulations implement it as `bundle/trust_http.py` does; it may block."""
+    """A source of metadata, such as `HttpMetadata` or a simulation. Calls may block."""
 
     def fetch(self, name: str) -> Iterator[bytes]:
-        """A file's bytes, in parts as they come.
+        """Yields the bytes of a file as they arrive.
 
         Args:
-            name: such as "timestamp.json" or "3.root.json", quoted as a part of a URL is.
+            name: such as "timestamp.json" or "3.root.json", quoted as part of a URL.
 
         Raises:
-            NotFoundError: there is no such file.
-            LinkError: nobody answers.
-            FirstlineError: what else the far side said.
+            NotFoundError: the file does not exist.
+            LinkError: no answer.
+            FirstlineError: any other error of the server.
         """
         ...
 
 
 class Trust:
-    """What one device believes; one thread at a time, for it blocks.
+    """The trusted metadata of one device. Calls block; use it from one thread at a time.
 
     Args:
-        folder: where verified metadata is kept, for this alone; made here.
-        source: where it comes from.
-        anchor: the root metadata that the device was given, whoever else says otherwise; None for what `folder`
-            holds as `root.json`.
-        now_s: the time to judge expiry by (wall time, seconds): on a device that of its `TimeFloor`.
-        clock: how long fetching takes.
-        rotations_limit: how many root metadata after the anchor's, or the last seen, are taken up at once.
+        folder: stores verified metadata; created if necessary, and used by nothing else.
+        source: of the metadata.
+        anchor: the root metadata that the device trusts; None for `root.json` in `folder`.
+        now_s: returns the time for checks of expiry (wall time, seconds); on a device from its `TimeFloor`.
+        clock: for time limits.
+        rotations_limit: maximum number of new root versions per refresh.
     """
 
     def __init__(
@@ -114,14 +112,14 @@ class Trust:
         self._fetcher = _Fetcher(source, clock)
 
     def refresh(self) -> dict[str, SignedFile]:
-        """Takes up what is newest, and lists what is signed now, by path.
+        """Fetches and verifies the newest metadata; returns the signed files by path.
 
         Raises:
-            SignatureError, MetadataRollbackError, MetadataExpiredError, MetadataMismatchError, IntegrityError: it
-                must not be believed; what was believed before is still on the disk.
+            SignatureError, MetadataRollbackError, MetadataExpiredError, MetadataMismatchError, IntegrityError: it is
+                not trusted; the metadata trusted before stays on the disk.
             LinkError: it could not be fetched.
-            UpdateError: it cannot be kept; NoRoomError where the disk is full.
-            FirstlineError: what else the source said.
+            UpdateError: it cannot be stored; NoRoomError if the disk is full.
+            FirstlineError: any other error of the source.
         """
         fetcher = self._fetcher = _Fetcher(self._source, self._clock)
         self._updater = None
@@ -146,31 +144,31 @@ class Trust:
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version of each role's metadata, after `refresh`."""
+        """Returns the version of each role's metadata, after `refresh`."""
         trusted = self._refreshed.trusted
         return {signed.type: signed.version for signed in trusted}
 
     @property
     def expires_s(self) -> float:
-        """When the first of the metadata ends (wall time, seconds), after `refresh`."""
+        """Returns the earliest expiry of the metadata (wall time, seconds), after `refresh`."""
         return min(signed.expires.timestamp() for signed in self._refreshed.trusted)
 
     @property
     def targets(self) -> Metadata[Targets]:
-        """The targets metadata as it was signed, after `refresh`: whoever signs the next begins with it."""
+        """Returns the signed targets metadata, after `refresh`; the next version is based on it."""
         self._refreshed  # noqa: B018 (it must have been verified)
         return Metadata[Targets].from_file(str(self._folder / "targets.json"))
 
     @property
     def root(self) -> Root:
-        """The root that is believed, after `refresh`."""
+        """Returns the trusted root, after `refresh`."""
         return self._refreshed.trusted.root
 
     def find(self, path: str) -> TargetFile | None:
-        """A target, those that others sign for (delegations) included, after `refresh`; None where there is none.
+        """Returns a target, including delegated ones, after `refresh`; None if it does not exist.
 
         Raises:
-            UpdateError, LinkError: as `refresh`, of the metadata that has to be fetched for it.
+            UpdateError, LinkError: as `refresh`, for delegated metadata.
         """
         updater = self._refreshed
         try:
@@ -194,15 +192,15 @@ class Trust:
 
 
 class _DurableUpdater(Updater):
-    """Whose files a power cut leaves whole, and which writes nothing that is there already: flash wears.
+    """An updater whose files survive a power cut, and which does not rewrite unchanged files, to spare flash memory.
 
-    python-tuf writes without fsync, and after a power cut takes an empty timestamp for none: what it had seen would be
-    forgotten, and an older one be believed.
+    python-tuf writes without fsync, and treats an empty timestamp after a power cut as absent: it would then accept
+    older metadata. The overridden methods are private to python-tuf: hence the upper bound on its version.
     """
 
     @property
     def trusted(self) -> TrustedMetadataSet:
-        """The set of verified metadata; its `reference_time` is what expiry is judged by."""
+        """Returns the set of verified metadata; its `reference_time` is the time for checks of expiry."""
         return self._trusted_set
 
     def _persist_file(self, filename: str, data: bytes) -> None:
@@ -231,7 +229,7 @@ class _DurableUpdater(Updater):
 
 
 class _Fetcher(FetcherInterface):
-    """python-tuf's port on ours; remembers what came last, for what is said where it is refused."""
+    """python-tuf's fetcher on a `MetadataSource`. It keeps the last file for the error message of a refusal."""
 
     def __init__(self, source: MetadataSource, clock: Clock) -> None:
         self._source = source
@@ -240,7 +238,7 @@ class _Fetcher(FetcherInterface):
         self.content = b""
 
     def download_bytes(self, url: str, max_length: int) -> bytes:
-        """In memory: python-tuf's own goes by a file."""
+        """Downloads to memory; python-tuf's own method uses a file."""
         self.name, self.content = url.rpartition("/")[2], b""
         parts, size_bytes = [], 0
         for part in self._fetch(self.name):

@@ -1,4 +1,4 @@
-"""Metadata over HTTP, from a gateway's registry or any other server of files: what `trust.py` asks of a source."""
+"""Metadata over HTTP, from a gateway's registry or any other file server: a source for `trust.py`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HttpMetadata:
     """A `MetadataSource`.
 
     Args:
-        client: knows whom to believe, and shows who asks.
-        folder: the address that the names are appended to.
+        client: with trusted authorities and credentials.
+        folder: base address of the files.
     """
 
     def __init__(self, client: httpx.Client, folder: str) -> None:

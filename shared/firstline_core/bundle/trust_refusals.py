@@ -1,6 +1,6 @@
-"""Why metadata was not believed, in sentences: python-tuf's refusals as errors that tell one attack from another.
+"""Translates python-tuf's errors to Firstline's, with one class for each kind of attack.
 
-The table of attacks stands in `trust.py`. No agent imports either of them: see there.
+For the table of attacks see `trust.py`. The agent imports neither of them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def refusal(
     content: bytes,
     trusted: TrustedMetadataSet | None,
 ) -> FirstlineError:
-    """The error to raise for one of python-tuf's.
+    """Returns the error to raise for one of python-tuf's.
 
     Args:
-        error: see there.
-        name: of the file that came last.
-        content: of it.
-        trusted: what was verified before; None where the root itself was refused.
+        error: of python-tuf.
+        name: of the last file.
+        content: of the last file.
+        trusted: metadata verified before; None if the root itself was refused.
     """
     said = str(error).rstrip(".")
     if trusted is None:
@@ -51,7 +51,7 @@ def refusal(
         return _mismatch(name, said) if _is_genuine(content, trusted) else _unsigned(name, said)
     if isinstance(error, exceptions.BadVersionNumberError):
         return _wrong_version(name, content, trusted, said)
-    if "missing info" in said:  # a snapshot that no longer knows of metadata which an earlier one had
+    if "missing info" in said:  # a snapshot without metadata that an earlier one listed
         return _rollback(name, said)
     return IntegrityError(f"{name} is no metadata that can be used: {said}.")
 
@@ -89,7 +89,7 @@ def _rollback(name: str, said: str) -> MetadataRollbackError:
 
 
 def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, said: str) -> FirstlineError:
-    """Older than what was seen, or only not what the other metadata says; each was verified before."""
+    """Tells a rollback from a mismatch with the other metadata; the content was verified before."""
     found: Metadata[Any] = Metadata.from_bytes(content)
     signed = found.signed
     if signed.type == Root.type:
@@ -102,7 +102,7 @@ def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, said:
 
 
 def _is_genuine(content: bytes, trusted: TrustedMetadataSet) -> bool:
-    """Whether what came last is signed by those who may sign it."""
+    """Returns whether the content is signed by the required keys."""
     try:
         found: Metadata[Any] = Metadata.from_bytes(content)
         trusted.root.verify_delegate(found.signed.type, found.signed_bytes, found.signatures)

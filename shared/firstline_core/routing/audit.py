@@ -1,27 +1,27 @@
-"""Does the contract still hold? A test of "risk <= epsilon" that may be looked at after every audit, for ever.
+"""A sequential test of the contract, "risk <= epsilon", that stays valid when it is evaluated after every audit.
 
-A kept answer is audited with a probability (its propensity) fixed before its loss is known. A player bets that audited
-losses are above epsilon: with the bet b, an audit of loss L multiplies his money by
+An edge answer is audited with a probability (its propensity) fixed before its loss is known. A player bets that audited
+losses are above epsilon: with the bet b, an audit of loss L multiplies the wealth by
 
     f = 1 + b * w * (L - epsilon),    w = floor / propensity,    0 < b < 1 / epsilon.
 
-`floor` is the smallest propensity that the answer could have had, whatever it turned out to be: it is known before the
-answer is, so that 0 < w <= 1 and f >= 1 - b * epsilon > 0, and a bet never costs more than there is. An answer that is
-not audited leaves the money alone. Its propensity may depend on the answer (its score, its size): over the draw,
-f - 1 is on average propensity * b * w * (loss - epsilon) = b * floor * (loss - epsilon), of which the mean over answers
-is at most 0 while their risk is at most epsilon. Weights that were cut off at 1 instead would lose exactly this. Where
-the propensity depends on the past alone (a budget), `floor` is the propensity, and all weights are 1.
+`floor` is the smallest propensity that the answer could have had, and is known before the answer. So 0 < w <= 1 and f
+>= 1 - b * epsilon > 0, and a bet never costs more than the wealth. An answer that is not audited does not change the
+wealth. The propensity may depend on the answer (its score, its size): over the draw, f - 1 is on average propensity * b
+* w * (loss - epsilon) = b * floor * (loss - epsilon), of which the mean over answers is at most 0 while their risk is
+at most epsilon. Weights that are merely clipped at 1 lose this property. If the propensity depends on the past alone (a
+budget), `floor` is the propensity, and all weights are 1.
 
-One start forgets nothing: after thousands of quiet audits the money is gone. So a share 1 / (k * (k + 1)) of it waits
-for audit k before it is bet. With F(k, t) = f_k * ... * f_t, what is there after audit t is
+With a single start the wealth is gone after thousands of quiet audits. So a share 1 / (k * (k + 1)) of it waits for
+audit k before it is bet. With F(k, t) = f_k * ... * f_t, the wealth after audit t is
 
     M_t = S_t + 1 / (t + 1),    S_t = sum of F(k, t) / (k * (k + 1)) over k <= t,
 
-as what still waits telescopes to 1 / (t + 1). f_t is the last factor of every F(k, t), so that S_t follows from one
-number: S_t = f_t * (S_{t-1} + 1 / (t * (t + 1))), S_0 = 0. While the risk is at most epsilon, M_t is on average at most
-S_{t-1} + 1 / (t * (t + 1)) + 1 / (t + 1) = S_{t-1} + 1 / t = M_{t-1}: a supermartingale that starts at 1 and is never
-negative. It ever reaches 1 / delta with a probability of at most delta (Ville 1939), whenever one looks. So does the
-average over a few bets, of which each is best for another risk; that average is the e-value here.
+as the waiting shares telescope to 1 / (t + 1). f_t is the last factor of every F(k, t), so that S_t needs one number:
+S_t = f_t * (S_{t-1} + 1 / (t * (t + 1))), S_0 = 0. While the risk is at most epsilon, M_t is on average at most S_{t-1}
++ 1 / (t * (t + 1)) + 1 / (t + 1) = S_{t-1} + 1 / t = M_{t-1}: a supermartingale that starts at 1 and is never negative.
+The probability that it ever reaches 1 / delta is at most delta (Ville 1939). The same holds for the average over a few
+bets, each of which is best for another risk; that average is the e-value here.
 
 Sources: Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Variables by Betting"; Waudby-Smith et al.
 2024, "Anytime-valid Off-policy Inference for Contextual Bandits" (epsilon is the reward predictor in their weighted
@@ -42,18 +42,18 @@ import msgspec
 from firstline_core.errors import ConfigError
 
 _ODDS = (1.5, 2.0, 3.0, 5.0, 12.0)  # times as likely to be wrong: the shifts for which the bets are best
-_RICH = 1e300  # money above this is given away, which only makes the test stricter
+_RICH = 1e300  # wealth above this is discarded, which only makes the test stricter
 
 
 @dataclass(frozen=True, slots=True)
 class AuditState:
-    """All that the test remembers, the same size for ever.
+    """The state of the test, of constant size.
 
     Attributes:
-        epsilon: the risk that was promised, above 0 and below 1.
+        epsilon: the certified risk, above 0 and below 1.
         bets: of each player, above 0 and below 1 / epsilon.
         wealth: S_t of each player.
-        audits: how many were counted.
+        audits: number of audits.
         peak: the largest e-value so far, 1 before any audit.
     """
 
@@ -65,9 +65,9 @@ class AuditState:
 
 
 def begin(epsilon: float) -> AuditState:
-    """The state before the first audit of a threshold; what is re-certified begins anew.
+    """Returns the state before the first audit of a threshold; a new certificate starts a new test.
 
-    Each bet grows fastest (Kelly 1956) where losses are 0 and 1 and the odds of a loss are some times those of epsilon.
+    Each bet grows fastest (Kelly 1956) for losses of 0 and 1 whose odds are a certain multiple of the odds of epsilon.
 
     Raises:
         ConfigError: epsilon is not above 0 and below 1.
@@ -79,11 +79,11 @@ def begin(epsilon: float) -> AuditState:
 
 
 def update(state: AuditState, loss: float, *, propensity: float, floor: float) -> AuditState:
-    """The state after one more audit.
+    """Returns the state after one more audit.
 
     Args:
-        state: after the audits before.
-        loss: of the kept answer, 0 to 1; 0 where it agrees with the full model.
+        state: after the previous audits.
+        loss: of the edge answer, 0 to 1; 0 if it agrees with the full model.
         propensity: the probability with which it was audited, recorded when it was drawn.
         floor: the smallest probability with which any answer would then have been audited; at most `propensity`.
 
@@ -107,17 +107,17 @@ def update(state: AuditState, loss: float, *, propensity: float, floor: float) -
 
 
 def waiting(audits: int) -> float:
-    """The share of the money that is not bet yet after so many audits."""
+    """Returns the share of the wealth that is not yet bet after a number of audits."""
     return 1 / (audits + 1)
 
 
 def starting(audit: int) -> float:
-    """The share of the money that is bet from this audit on; the first is 1."""
+    """Returns the share of the wealth that is bet from this audit on; the first audit is 1."""
     return 1 / (audit * (audit + 1))
 
 
 def e_value(state: AuditState) -> float:
-    """Evidence against "risk <= epsilon": the money there is, 1 at the beginning."""
+    """Returns the evidence against "risk <= epsilon": the wealth, 1 at the beginning."""
     return _together(state.audits, state.wealth)
 
 
@@ -126,11 +126,13 @@ def _together(audits: int, wealth: Sequence[float]) -> float:
 
 
 def alarm(state: AuditState, level: float) -> bool:
-    """Whether the e-value ever reached 1 / level; while the risk is at most epsilon, it does with at most `level`.
+    """Returns whether the e-value ever reached 1 / level.
+
+    That has a probability of at most `level` if the risk is at most epsilon.
 
     Args:
         state: after any number of audits.
-        level: delta where all audits of a bundle are pooled, delta over the number of devices on each of them.
+        level: delta if all audits of a bundle are pooled; delta / number of devices on a single device.
 
     Raises:
         ConfigError: the level is not above 0 and below 1.
@@ -141,28 +143,28 @@ def alarm(state: AuditState, level: float) -> bool:
 
 
 def average(e_values: Sequence[float]) -> float:
-    """One e-value from those of several devices, 1 for none: valid however the devices' losses hang together.
+    """Returns one e-value from those of several devices, 1 for none. It is valid under any dependence of their losses.
 
-    A product would be valid for independent streams only: two cameras on one scene err together, and their money
-    multiplies. The average is hardly more than the best device's share of it, so that it finds little which devices
-    that alarm at delta over their number do not. A shift that all devices share is found far sooner by one state that
-    is updated with every device's audits as they come. It needs no independence over time, but that the next audit,
-    given those before on any device, is wrong with a probability of at most epsilon. Audits of one scene at one moment
-    break that: of those, count one, chosen before its loss is known.
+    A product would be valid only for independent streams: two cameras on one scene err together, and their wealth
+    multiplies. The average is hardly more than the best device's share, so that it detects little more than alarms at
+    delta / number of devices. A shift on all devices is detected far sooner by one state that is updated with the
+    audits of every device in order of arrival. That requires that the next audit, given all before on any device, is
+    wrong with a probability of at most epsilon. Several audits of one scene at one moment violate this: count one of
+    them, chosen before its loss is known.
     """
     return sum(e_values) / len(e_values) if e_values else 1.0
 
 
 def encode(state: AuditState) -> bytes:
-    """As JSON, exact to the last bit."""
+    """Returns the state as JSON, exact to the last bit."""
     return msgspec.json.encode(state)
 
 
 def decode(encoded: bytes | str) -> AuditState:
-    """What `encode` wrote.
+    """Parses the output of `encode`.
 
     Raises:
-        ConfigError: something else, or numbers that no audits lead to.
+        ConfigError: other content, or numbers that no audits produce.
     """
     try:
         state = msgspec.json.decode(encoded, type=AuditState)
@@ -173,10 +175,10 @@ def decode(encoded: bytes | str) -> AuditState:
 
 
 def check(state: AuditState) -> None:
-    """Holds what was read back to what `update` makes.
+    """Checks the invariants of `update` on a state that was read back.
 
     Raises:
-        ConfigError: numbers that no audits lead to.
+        ConfigError: numbers that no audits produce.
     """
     fits = (
         0 < state.epsilon < 1

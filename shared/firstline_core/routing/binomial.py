@@ -1,6 +1,6 @@
 """Exact binomial tails and the Clopper-Pearson bound, in numpy alone and accurate up to a million trials.
 
-What a certificate rests on: given how many answers were kept, the errors among them are binomial.
+Certificates use them: given the number of accepted answers, the errors among them are binomial.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: float) -> Floats:
         rate: above 0 and below 1.
 
     Returns:
-        Of the arguments' common shape, in [0, 1], with a relative error around 1e-10 at most.
+        Array of the arguments' common shape, in [0, 1], with a relative error of about 1e-10 at most.
     """
     k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(trials, np.float64))
     found = np.ones(k.shape)
@@ -43,10 +43,10 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: float) -> Floats:
 
 
 def upper_bound(errors: int, trials: int, level: float) -> float:
-    """The Clopper-Pearson upper bound: the largest rate at which so few errors still have probability `level`.
+    """Returns the Clopper-Pearson bound: the largest rate at which this few errors have probability `level`.
 
-    Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits". The true rate lies above it with probability
-    at most `level`, whatever it is. For no errors at all it is 1 - level ** (1 / trials).
+    Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits". The true rate lies above the bound with
+    probability at most `level`. Without errors it is 1 - level ** (1 / trials).
     """
     if errors >= trials:
         return 1.0
@@ -61,7 +61,7 @@ def upper_bound(errors: int, trials: int, level: float) -> float:
 
 
 def rows_needed(errors: int, rate: float, level: float) -> int:
-    """The fewest trials, `errors` of them errors, of which the upper bound at `level` is at most `rate`.
+    """Returns the fewest trials with `errors` errors whose upper bound at `level` is at most `rate`.
 
     Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %.
     """

@@ -1,7 +1,7 @@
-"""Tests of "the mean loss is at most this" for losses anywhere in [0, 1], where the binomial's tail does not hold.
+"""Tests of "the mean loss is at most this" for losses anywhere in [0, 1], for which the binomial tail is not valid.
 
-Every p-value here is valid for any distribution of independent losses, at any sample size, and falls as the mean to be
-shown rises: what holds at 2 % also holds at 5 %.
+Every p-value here is valid for any distribution of independent losses and any sample size. It decreases as the tested
+mean increases: what holds at 2 % also holds at 5 %.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from firstline_core.routing.binomial import cdf
 Floats = NDArray[np.float64]
 
 _TINY = 1e-300
-_LARGEST_BET = 0.75  # of what could ruin
+_LARGEST_BET = 0.75  # of the bet that could lose everything
 
 
 def hoeffding_bentkus(total: ArrayLike, rows: ArrayLike, mean: float) -> Floats:
-    """P-values of "the true mean loss is above `mean`", from the losses' sum alone, elementwise.
+    """Returns p-values of "the true mean loss is above `mean`" from the sum of the losses, elementwise.
 
     The smaller of Hoeffding's relative-entropy bound and e times the binomial tail (Bentkus 2004), as Bates et al.
-    2021, "Distribution-Free, Risk-Controlling Prediction Sets", join them.
+    2021, "Distribution-Free, Risk-Controlling Prediction Sets", combine them.
 
     Args:
         total: sum of the losses, each in [0, 1].
-        rows: how many losses.
+        rows: number of losses.
         mean: above 0 and below 1.
     """
     lost, n = np.broadcast_arrays(np.asarray(total, np.float64), np.asarray(rows, np.float64))
@@ -41,13 +41,13 @@ def hoeffding_bentkus(total: ArrayLike, rows: ArrayLike, mean: float) -> Floats:
 
 
 def betting(losses: Floats, mean: float) -> float:
-    """P-value of "the true mean loss is above `mean`", from what betting against that would have won.
+    """Returns the p-value of "the true mean loss is above `mean`" from the wealth of a player who bets against it.
 
-    A player bets on each loss to come out below `mean`, and multiplies his money by 1 + bet * (mean - loss) /
-    (1 - mean). Where the mean is truly above, he ever reaches 1/p times his stake with a probability of at most p
-    (Ville 1939), whatever bets below 1 he chooses from the losses seen before. Waudby-Smith and Ramdas 2024,
-    "Estimating Means of Bounded Random Variables by Betting", section 4: their predictable plug-in bets, large where
-    losses vary little; but tuned for 95 % always and without a look at `mean`, so that the p-value falls as that rises.
+    The player bets that each loss is below `mean`, which multiplies the wealth by 1 + bet * (mean - loss) / (1 - mean).
+    If the true mean is above, the wealth ever reaches 1/p times the stake with a probability of at most p (Ville 1939),
+    for any bets below 1 that depend on earlier losses only. Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded
+    Random Variables by Betting", section 4: their predictable plug-in bets, which are large if losses vary little, but
+    always tuned for 95 % and independent of `mean`, so that the p-value decreases in `mean`.
 
     Args:
         losses: (n,) in [0, 1], independent, in an order that does not depend on them.
@@ -56,7 +56,7 @@ def betting(losses: Floats, mean: float) -> float:
     if len(losses) == 0:
         return 1.0
     seen = np.arange(1, len(losses))
-    # Half a loss is put before the first one, so that there is a mean and a variance to begin with.
+    # Half a loss before the first one gives an initial mean and variance.
     means = np.append(0.5, (0.5 + np.cumsum(losses[:-1])) / (seen + 1))
     variances = np.append(0.25, (0.25 + np.cumsum((losses[:-1] - means[1:]) ** 2)) / (seen + 1))
     bets = np.minimum(_LARGEST_BET, np.sqrt(2 * math.log(20) / (len(losses) * variances)) * (1 - means))
@@ -65,7 +65,7 @@ def betting(losses: Floats, mean: float) -> float:
 
 
 def rows_needed(loss: float, mean: float, level: float) -> int:
-    """Of fewer losses, each of them `loss`, `betting` can never show at `level` that they lie at most at `mean`.
+    """Returns the fewest losses, all equal to `loss`, for which `betting` can show at `level` a mean of at most `mean`.
 
     Args:
         loss: in [0, mean).
@@ -76,7 +76,7 @@ def rows_needed(loss: float, mean: float, level: float) -> int:
 
 
 def upper_bound(p_value: Callable[[float], float], level: float) -> float:
-    """The smallest mean that is shown at `level`; the true mean lies above it with probability at most that.
+    """Returns the smallest mean that is shown at `level`; the true mean lies above it with probability at most `level`.
 
     Args:
         p_value: of "the true mean is above this".

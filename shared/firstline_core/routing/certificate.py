@@ -1,7 +1,7 @@
-"""The certificate that an edge variant carries, and what voids it.
+"""The certificate of an edge variant, as stored in the manifest.
 
-What was proved holds for one edge model with its processing, one full model and one score. The certificate names the
-digests of all three; where one of them is not the manifest's, nothing is proved of this bundle, and it is void.
+A certificate holds for one edge model with its processing, one full model and one score. It names the digests of all
+three and is void if one of them differs from the manifest's.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from msgspec import Meta, Struct
 from firstline_core.storage.artefact import Sha256
 
 Contract = Literal["disagreement", "harm", "stream"]
-"""What is bounded. Of the kept answers: "disagreement": the full model says otherwise; "harm": the edge is wrong where
-the full is right. Of all answers: "stream": the accuracy given up against the full model alone."""
+"""The bounded quantity.
+
+Of the edge answers: "disagreement" with the full model, or "harm": the edge is wrong and the full model right. Of all
+answers: "stream", the accuracy given up compared with the full model alone.
+"""
 
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _OpenShare = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the scores lay that a certificate was made on, so that a drift of what comes in can be seen.
+    """The distribution of the scores at certification, against which drift in the field is measured.
 
     Attributes:
-        edges: ascending, strictly; where one bin ends and the next begins. A score on an edge is above it.
-        shares: of the scores in each bin, one more than edges; the first and the last bin are open.
+        edges: limits between bins, strictly ascending. A score on an edge belongs to the bin above.
+        shares: of the scores per bin, one more than edges; the first and the last bin are open.
     """
 
     edges: Annotated[tuple[float, ...], Meta(min_length=1)]
@@ -41,12 +44,12 @@ class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was proved of one group; `threshold` is None where nothing was, and all of the group goes to the full model.
+    """The certificate of one group. Without a certified `threshold` it is None, and the whole group is escalated.
 
     Attributes:
-        n: rows of the group that it was proved on.
-        kept: share of them.
-        risk_upper: as in `Certificate`; None where nothing is certified.
+        n: number of rows of the group at certification.
+        kept: share of these rows that the threshold accepts.
+        risk_upper: as in `Certificate`; None if nothing is certified.
     """
 
     threshold: float | None
@@ -60,24 +63,23 @@ class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of the answers kept at `threshold`, at most `epsilon` break the contract, with confidence 1 - `delta`.
+    """Of the answers accepted at `threshold`, at most `epsilon` break the contract, with confidence 1 - `delta`.
 
     Attributes:
-        threshold: an answer is kept if and only if its score is at least this.
-        n: rows that it was proved on.
-        kept: share of them that the threshold keeps.
-        risk_upper: upper confidence bound of the risk, at most `epsilon`; of a stream, of the accuracy given up.
+        threshold: an edge answer is accepted if and only if its score is at least this.
+        n: number of rows at certification.
+        kept: share of these rows that the threshold accepts.
+        risk_upper: upper confidence bound of the risk, at most `epsilon`; for a stream, of the accuracy given up.
         edge_digest: `Model.digest` of the variant, processing included.
         full_digest: `Model.digest` of the full model.
         score_digest: `Score.digest` of the policy's score.
-        audit_epsilon: what audits in the field test: the share of kept answers for which the full model says otherwise.
-            For "disagreement" that is `epsilon`. Elsewhere it takes labels, which the field does not have, to see the
-            loss itself; so it is what the same rows show of the disagreement, an upper bound at `delta`. None where
-            nothing is audited.
+        audit_epsilon: bound that field audits test: the share of edge answers that differ from the full model's. For
+            "disagreement" it is `epsilon`. The loss of the other contracts needs labels, which the field does not have,
+            so it is the upper bound of the disagreement on the same rows, at `delta`. None without audits.
         histogram: of the scores of the `n` rows.
-        by: what the promise holds for: "" for all kept answers together, "class" for those of each predicted class.
-        groups: by the class's label. `threshold` is then the lowest of theirs, below which nothing is kept, and a
-            label that is absent keeps nothing.
+        by: scope of the bound: "" for all edge answers together, "class" for each predicted class.
+        groups: by label of the class. `threshold` is then the lowest of all groups, and answers with an absent label
+            are escalated.
     """
 
     contract: Contract
@@ -110,7 +112,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def promise(self) -> str:
-        """What it says, in words."""
+        """Returns the guarantee as text."""
         sure = f"with confidence {100 - 100 * self.delta:.10g} %"
         if self.contract == "stream":
             return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
@@ -119,7 +121,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{most} of kept answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
 
     def threshold_for(self, label: str) -> float:
-        """The score from which an answer of this predicted class is kept; infinite where none is."""
+        """Returns the score from which an answer of this predicted class is accepted; infinite if none is."""
         if not self.by:
             return self.threshold
         group = self.groups.get(label)
@@ -127,6 +129,6 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def points(difference: float) -> str:
-    """A difference of two shares, in words: from 92 % to 90 % it is 2 percentage points, which is not 2 % of 92 %."""
+    """Returns a difference of two shares as text: from 92 % to 90 % it is 2 percentage points."""
     amount = f"{100 * difference:.4g}"
     return f"{amount} percentage point{'' if amount == '1' else 's'}"

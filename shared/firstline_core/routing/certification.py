@@ -1,19 +1,19 @@
-"""Certification: the loosest threshold whose risk among kept answers is at most epsilon, with confidence 1 - delta.
+"""Certification: the loosest threshold whose risk among edge answers is at most epsilon, with confidence 1 - delta.
 
-An answer is kept if and only if its score is at least the threshold. The risk is that of kept answers alone: the mean
-loss of an answer, given that it is kept. Rows must be exchangeable with what will come: drawn from it at random, and
-none used before to choose model, score or temperature.
+An edge answer is accepted ("kept") if and only if its score is at least the threshold. The risk is the mean loss of an
+answer, given that it is kept. Rows must be exchangeable with future ones: a random sample, and not used before to
+choose model, score or temperature.
 
 Hypotheses are "the risk at this threshold is above epsilon", one for every number, from strict to loose. Thresholds
-between two neighbouring scores keep the same rows, so that each score that occurs stands for all down to the next one,
+between two neighbouring scores keep the same rows, so that each occurring score represents all down to the next one,
 and rows of equal score are kept or dropped together. Given how many rows a threshold keeps, the errors among them are
-binomial, which makes Clopper-Pearson exact (`binomial.py`). `fallback.py` bounds the error of testing so many.
+binomial, which makes Clopper-Pearson exact (`binomial.py`). `fallback.py` bounds the error of the multiple tests.
 
 Where testing begins (`starts.py`) must not depend on the losses tested, nor on epsilon and delta. Taken from a
 selection part, or given, the starts are fixed numbers, and the guarantee holds for any score and any risk. Without one
-they are ranks: the first test is of exactly so many of the surest rows, ties broken by chance, and then of whole
-thresholds, as ever. Only where the surest rows of all tie, all of them are the start. That holds however the risk rises
-and falls (`docs/proof.md`).
+they are ranks: the first test keeps an exact number of the most certain rows, with ties broken at random; the next
+tests are of whole thresholds. If the most certain rows of all tie, all of them form the start. The guarantee holds for
+any shape of the risk (`docs/proof.md`).
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from firstline_core.routing.starts import Start, cells_of, ranks, start_shares, 
 
 Floats = NDArray[np.float64]
 
-_BETTING_ROWS = 5000  # beyond, betting takes long, and Hoeffding-Bentkus shows nearly as much
+_BETTING_ROWS = 5000  # above this, betting is slow and Hoeffding-Bentkus is nearly as powerful
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the rows prove.
+    """The result of a certification.
 
     Attributes:
-        threshold: the loosest certified one, half-way to the next lower score; None where none is.
+        threshold: the loosest certified one, half-way to the next lower score; None without one.
         kept: share of the `n` rows with a score of at least the threshold.
         risk_upper: upper confidence bound of the risk at the threshold, at the level at which it was tested; at most
-            epsilon. None where nothing is certified.
-        n: rows that were certified on.
-        n_needed: where nothing is certified, the fewest more rows that some start would have to keep, none of them
-            wrong, to be certified. 0 where a threshold is.
+            epsilon. None if nothing is certified.
+        n: number of rows of the certification.
+        n_needed: if nothing is certified, the smallest number of additional error-free rows that a start would have to
+            keep. 0 with a threshold.
     """
 
     certified: bool
@@ -70,15 +70,15 @@ def certify(
 ) -> Proof:
     """Finds the loosest threshold that the rows certify.
 
-    Losses of 0 and 1 are tested exactly; others by betting, or by Hoeffding-Bentkus where there are many.
+    Losses of 0 and 1 are tested exactly; others by betting, or by Hoeffding-Bentkus for many rows.
 
     Args:
         scores: (n,), higher means keep; NaN is never kept.
-        losses: (n,) in [0, 1]: what a kept answer costs.
-        epsilon: the risk promised, above 0 and below 1.
-        delta: probability that the promise is wrong, above 0 and below 1.
+        losses: (n,) in [0, 1]: the loss of each answer if kept.
+        epsilon: the bound of the risk, above 0 and below 1.
+        delta: probability that the bound does not hold, above 0 and below 1.
         select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
-        seed: of the split, of how a tie at a start is broken, and of the order in which bets are placed.
+        seed: of the split, of tie-breaking at a start, and of the order of bets.
         starts: instead of a selection part; they must not come from these rows.
 
     Raises:
@@ -96,7 +96,7 @@ def certify(
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Positions of the selection part and of the certification part: a random partition, each in ascending order."""
+    """Returns the positions of the selection part and of the certification part: a random partition, both ascending."""
     order = np.random.default_rng(seed).permutation(n)
     cut = round(n * fraction)
     return np.sort(order[:cut]), np.sort(order[cut:])
@@ -118,7 +118,7 @@ def _checked(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: float)
 
 
 def check_share(name: str, value: float) -> None:
-    """Raises ConfigError for what is not above 0 and below 1."""
+    """Raises ConfigError for a value that is not above 0 and below 1."""
     if not 0 < value < 1:
         raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
 
@@ -127,9 +127,9 @@ class _Walk(NamedTuple):
     """The hypotheses, from strict to loose, and where testing begins.
 
     Attributes:
-        kept: (hypotheses,) rows that each keeps.
-        lowest: (hypotheses,) of the numbers that keep these rows, the loosest known one.
-        whole: (hypotheses,) whether that is a threshold; a start at a rank is none.
+        kept: (hypotheses,) number of rows that each keeps.
+        lowest: (hypotheses,) the lowest known threshold that keeps exactly these rows.
+        whole: (hypotheses,) whether it is a threshold, in contrast to a start at a rank.
         places: (position, share of delta), ascending.
     """
 
@@ -140,7 +140,7 @@ class _Walk(NamedTuple):
 
 
 def _from_numbers(descending: Floats, starts: Sequence[Start]) -> _Walk:
-    """From given numbers through every score."""
+    """Returns the walk from given thresholds through every score."""
     thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
     kept = np.searchsorted(-descending, -thresholds, side="right")
     places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
@@ -148,10 +148,10 @@ def _from_numbers(descending: Floats, starts: Sequence[Start]) -> _Walk:
 
 
 def _from_ranks(descending: Floats, rows: int) -> _Walk:
-    """From exactly the surest so and so many of all rows, ties in the order given, through every score.
+    """Returns the walk from the given ranks of the most certain rows, ties in the given order, through every score.
 
-    Starts within the surest cell begin with all of it: a number then, and so a threshold. So does one that takes in all
-    rows that have a score.
+    A start within the cell of the highest scores keeps the whole cell, which makes it a threshold. So does a start that
+    keeps all rows with a score.
     """
     if not len(descending):
         return _Walk(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
@@ -180,23 +180,23 @@ def _certify(
     few = not exact and n <= _BETTING_ROWS
     rated = n - int(np.isnan(scores).sum())
     random = np.random.default_rng(seed)
-    order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the rows' own order has no part in it
-    order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # chance breaks the ties
+    order = np.lexsort((losses, -scores))[:rated]  # NaN sorts last; the order of the rows has no influence
+    order = order[np.lexsort((random.permutation(rated), -scores[order]))]  # breaks ties at random
     descending, lost, turns = scores[order], losses[order], random.permutation(rated)
     walk = _from_ranks(descending, n) if starts is None else _from_numbers(descending, starts)
     kept, places = walk.kept, walk.places
     errors = np.concatenate([[0.0], np.cumsum(lost)])[kept]
 
     def kept_losses(at: int) -> Floats:
-        """In random order: bets must not follow the order of scores."""
+        """Returns the losses in random order: bets must not follow the order of scores."""
         return lost[: kept[at]][np.argsort(turns[: kept[at]])]
 
     def p_values(first: int, last: int) -> Floats:
         found = np.ones(last - first)
         hopeful = np.append(errors[first:last] < epsilon * kept[first:last], False)
-        passable = int(np.argmin(hopeful))  # what did not even hold on these rows ends the walk
+        passable = int(np.argmin(hopeful))  # a risk above epsilon on these rows ends the walk
         if exact:
-            # More kept rows without another error only lower the p-value: it need be known where errors are added.
+            # More kept rows without another error only lower the p-value: compute it only where errors are added.
             steps = first + np.flatnonzero(np.diff(errors[first : first + passable], prepend=-1) > 0)
             known = binomial.cdf(errors[steps], kept[steps], epsilon)
             found[:passable] = np.repeat(known, np.diff(np.append(steps, first + passable)))
@@ -235,9 +235,9 @@ def _certify(
 
 
 def between(below: float | None, lowest: float) -> float:
-    """A threshold that keeps `lowest` and not `below`, the next lower score (None where there is none).
+    """Returns a threshold that keeps `lowest` and not `below`, the next lower score (None without one).
 
-    Half-way and short, so that a score's last digit, which differs between processors, decides nothing.
+    It is half-way and rounded, so that the last digit of a score, which differs between processors, has no effect.
     """
     if below is None:
         return lowest

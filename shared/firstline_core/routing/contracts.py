@@ -1,4 +1,4 @@
-"""Contracts other than the one on kept answers: on the whole answer stream, and on groups of answers."""
+"""Contracts on the whole stream of answers, and on groups of answers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from firstline_core.routing.fallback import rejected
 from firstline_core.routing.starts import Start
 
 _STEPS = 100
-_WALKED = 5000  # more rows take a part to place the thresholds
+_WALKED = 5000  # with more rows, a part of them places the thresholds
 
 Group = TypeVar("Group", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCertificate:
-    """What the rows prove of all answers, kept and escalated.
+    """The result of a certification of all answers, at the edge and escalated.
 
     Attributes:
-        threshold: the loosest certified one; None where even the strictest is not.
-        kept: share of the `n` rows that it keeps.
-        given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None where none is certified.
-        n: rows that were certified on.
-        n_needed: where nothing is certified, the fewest more rows that might be; 0 where a threshold is.
+        threshold: the loosest certified one; None without one.
+        kept: share of the `n` rows that it accepts.
+        given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None if nothing is certified.
+        n: number of rows of the certification.
+        n_needed: if nothing is certified, the smallest number of additional rows that might suffice; 0 with a
+            threshold.
     """
 
     certified: bool
@@ -42,7 +43,7 @@ class StreamCertificate:
 
 
 def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.int8]:
-    """What keeping each answer costs in accuracy: 1 where only the full model is right, -1 where only the edge is."""
+    """Returns the accuracy lost by each edge answer: 1 if only the full model is right, -1 if only the edge is."""
     return np.asarray(full_right, np.int8) - np.asarray(edge_right, np.int8)
 
 
@@ -58,19 +59,19 @@ def certify_stream(
 ) -> StreamCertificate:
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
-    Paired: each row's loss is what keeping it costs, and 0 where it is escalated, so that the difference of the two
-    accuracies is its mean over all rows. It lies in -1 to 1; (1 + loss) / 2 is tested by betting. Thresholds are
-    tested from strict to loose up to the first failure, all of delta beginning where nothing is kept: that gives up
-    nothing, so that the test does not stop there for noise. With a selection part they keep 1, 2, ... 100 % of it;
-    without one every score is a threshold. Either way testing begins at a fixed number and passes over none that the
-    rows could have placed elsewhere, so the guarantee holds for any score. Of many rows a few place the thresholds, for
-    each test looks at all rows.
+    The test is paired: the loss of a row is the accuracy lost by accepting it, and 0 if it is escalated, so that its
+    mean over all rows is the difference of the two accuracies. It lies in -1 to 1; (1 + loss) / 2 is tested by betting.
+    Thresholds are tested from strict to loose up to the first failure. All of delta starts at the threshold that
+    accepts nothing, which loses nothing, so that noise does not stop the test there. With a selection part the
+    thresholds accept 1, 2, ... 100 % of it; without one every score is a threshold. Either way testing starts at a
+    fixed number and skips no threshold, so the guarantee holds for any score. With many rows only a part places the
+    thresholds, because each test uses all rows.
 
     Args:
         scores: (n,), higher means keep; NaN is never kept.
         net_losses: (n,) of -1, 0 and 1: see `net_loss`.
-        epsilon: accuracy given up at most, above 0 and below 1.
-        delta: probability that the promise is wrong, above 0 and below 1.
+        epsilon: bound of the accuracy given up, above 0 and below 1.
+        delta: probability that the bound does not hold, above 0 and below 1.
         select_fraction: share of the rows that only places the thresholds.
         seed: of the split and of the order of bets.
         grid: scores that place the thresholds, instead of a selection part; they must not come from these rows.
@@ -94,7 +95,7 @@ def certify_stream(
     order = np.random.default_rng(seed).permutation(len(sure))
     sure, net = sure[order], net[order]
     numbers = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
-    # Keeping answers that cost nothing is a loss of one half throughout.
+    # Accepted answers without a net loss have the transformed loss 1/2.
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(sure), 1)
     if not len(numbers) or not len(sure):
         return StreamCertificate(False, None, 0.0, None, len(sure), needed)
@@ -137,20 +138,20 @@ def certify_groups(
     seed: int = 0,
     starts: Mapping[Group, Sequence[Start]] | None = None,
 ) -> dict[Group, Proof]:
-    """One certificate for each group (a class that the edge predicts, a site), true together with confidence 1 - delta.
+    """Certifies each group (a predicted class, a site); all results hold together with confidence 1 - delta.
 
-    Delta is split evenly over the groups (Bonferroni). Holm's improvement would let a group that is certified down to
-    its last row hand its share on, and so make each group's threshold depend on the others' rows; not worth it.
+    Delta is split evenly over the groups (Bonferroni). Holm's improvement would make the threshold of each group depend
+    on the rows of the others, for a small gain.
 
     Args:
         scores: (n,), as for `certify`.
         losses: (n,), as for `certify`.
         groups: (n,), known before the decision.
         epsilon: risk within each group.
-        delta: probability that any of the promises is wrong.
+        delta: probability that any of the bounds does not hold.
         select_fraction: as for `certify`, within each group.
         seed: as for `certify`.
-        starts: of each group, as for `certify`; one that has none takes its rows'.
+        starts: per group, as for `certify`; a group without starts uses ranks of its rows.
 
     Raises:
         ConfigError: as for `certify`.

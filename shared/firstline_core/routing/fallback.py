@@ -1,4 +1,4 @@
-"""The fallback procedure: which of many hypotheses, in a fixed order, may be rejected at one delta for all of them."""
+"""The fallback procedure: tests many hypotheses in a fixed order with one delta for all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 
 class Stretch(NamedTuple):
-    """Hypotheses in a row that were rejected at one level.
+    """Consecutive hypotheses that were rejected at one level.
 
     Attributes:
         first, last: positions.
-        level: at which they were.
+        level: of the rejection.
     """
 
     first: int
@@ -31,20 +31,20 @@ def rejected(
 ) -> list[Stretch]:
     """Tests hypotheses 0 to count - 1 in this order.
 
-    Each start brings its share of delta. A rejected hypothesis hands its level on to the next one, where a start adds
-    its own; one that is not rejected keeps it, and testing goes on at the next start. With one start this is
-    fixed-sequence testing. The probability that any true hypothesis is rejected is at most delta, whatever the
-    dependence between the p-values, if order and shares do not depend on what is tested (Wiens 2003, "A Fixed Sequence
-    Bonferroni Procedure"; Wiens and Dmitrienko 2005). Angelopoulos et al. 2021, "Learn then Test", control risks so.
+    Each start adds its share of delta. A rejected hypothesis passes its level on to the next one; otherwise the level
+    is used up, and testing continues at the next start. With one start this is fixed-sequence testing. The probability
+    that any true hypothesis is rejected is at most delta, whatever the dependence between the p-values, if order and
+    shares do not depend on what is tested (Wiens 2003, "A Fixed Sequence Bonferroni Procedure"; Wiens and Dmitrienko
+    2005). Angelopoulos et al. 2021, "Learn then Test", control risks in this way.
 
     Args:
-        count: hypotheses.
+        count: number of hypotheses.
         starts: (position, share of delta), positions ascending, shares of at most 1 in all.
         delta: probability of any false rejection.
-        p_values: those of hypotheses first to last - 1; asked for only where the testing comes by.
+        p_values: returns those of hypotheses first to last - 1; called only for hypotheses that are tested.
 
     Returns:
-        What was rejected, in order.
+        The rejected hypotheses, in order.
     """
     found: list[Stretch] = []
     carried = 0.0

@@ -1,7 +1,7 @@
-"""Where testing begins: at a few thresholds, each with its share of delta, none of them chosen by the losses tested.
+"""The starts of testing: a few thresholds, each with its share of delta, chosen independently of the tested losses.
 
-Testing cannot begin at the strictest threshold, which keeps one row and shows nothing. Most of delta begins at 20 %
-kept, which wins most on real pairs; the rest is for edge models that are good on few answers only, or on nearly all.
+Testing cannot start at the strictest threshold, which keeps one row and proves nothing. Most of delta starts at 20 %
+kept, which is best on real pairs of models. The rest serves edge models that are good on few answers, or on nearly all.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ START_SHARES = ((0.05, 0.08), (_MAIN, 0.86), (0.5, 0.03), (1.0, 0.03))
 """(share of the rows kept, share of delta)."""
 
 FEWEST_ROWS = 60
-"""That a start keeps: 59 are the fewest that show 5 % at 95 %."""
+"""Minimum number of rows of a start: 59 rows without error prove 5 % at 95 % confidence."""
 
-_CELL_BITS = 20  # of a score: a float32 has 24, of which sums over many classes lose some
+_CELL_BITS = 20  # bits of a score that count: a float32 has 24, of which sums over many classes lose some
 
 
 class Start(NamedTuple):
-    """Testing begins here, with this share of delta."""
+    """A threshold at which testing starts, with its share of delta."""
 
     threshold: float
     share: float
 
 
 def start_shares(rows: int) -> tuple[tuple[float, float], ...]:
-    """`START_SHARES` for so many rows: a start that would keep too few of them to show anything joins the main one."""
+    """Returns `START_SHARES` for a number of rows; a start that would keep too few rows is merged into the main one."""
     fewest = min(FEWEST_ROWS / max(rows, 1), 1.0)
     return tuple((share if share >= fewest else max(fewest, _MAIN), of_delta) for share, of_delta in START_SHARES)
 
 
 def ranks(rows: int) -> dict[int, float]:
-    """How many of so many rows each start keeps, with its share of delta."""
+    """Returns the number of rows that each start keeps, with its share of delta."""
     at: dict[int, float] = {}
     for kept, share in start_shares(rows):
         rank = _rank(kept, rows)
@@ -47,9 +47,10 @@ def ranks(rows: int) -> dict[int, float]:
 
 
 def cells_of(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same number for scores that only rounding tells apart, in the same order.
+    """Returns equal numbers for scores that differ only by rounding, in the order of the scores.
 
-    A quantised softmax's surest answers are one step of 1/256, yet normalising its rows leaves several last digits.
+    The most certain answers of a quantised softmax share one step of 1/256, but normalisation changes their last
+    digits.
     """
     mantissas, exponents = np.frexp(scores)
     cells: NDArray[np.float64] = np.ldexp(np.rint(mantissas * 2**_CELL_BITS), exponents)
@@ -57,11 +58,11 @@ def cells_of(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def starts_at(scores: ArrayLike, shares: Sequence[tuple[float, float]] = START_SHARES) -> tuple[Start, ...]:
-    """The thresholds that keep these shares of the rows, or more where scores tie.
+    """Returns the thresholds that keep these shares of the rows, or more if scores tie.
 
     Args:
-        scores: (n,); NaN counts as a row that is never kept.
-        shares: (share of the rows kept, share of delta); those of delta add up where thresholds fall together.
+        scores: (n,); a row with NaN is never kept.
+        shares: (share of the rows kept, share of delta); those of delta are added for equal thresholds.
     """
     found = np.asarray(scores, np.float64)
     descending = np.sort(found[~np.isnan(found)])[::-1]

@@ -1,7 +1,7 @@
-"""After an alarm: from which score on is an answer still good enough to keep?
+"""The threshold after an alarm: the score from which edge answers are still good enough.
 
-Nothing is proved of the threshold that comes out: what is kept with it is not certified. It is where the audits say
-that the edge model still agrees, and it is only ever stricter than the one before.
+The resulting threshold is not certified. It is the score from which the audits show that the edge model still agrees,
+and it is always stricter than the one before.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from firstline_core.errors import ConfigError
 EVERYTHING = math.inf
 """The threshold that escalates everything."""
 
-_ODDS = 3.0  # a change is looked for as the middle one of the audits' bets would find it
-_CLEAR = 10.0  # times the stake: less is won by chance, by a single loss that happens to be the latest
+_ODDS = 3.0  # a change is detected with the middle one of the audits' bets
+_CLEAR = 10.0  # times the stake: a smaller gain can be due to a single recent loss
 
 
 def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
-    """Where the audits that broke the promise begin: old quiet ones say nothing of what the model does now.
+    """Returns the position of the first audit after the change.
 
-    The start from which a bet against "risk <= epsilon" has won most by now: the maximum-likelihood start of a change
+    Older audits do not describe the present behaviour.
+
+    It is the start from which a bet against "risk <= epsilon" has won most: the maximum-likelihood start of a change
     (Page 1954, "Continuous Inspection Schemes"), for the odds of a loss being `_ODDS` times those of epsilon.
 
     Args:
         losses: (n,) in [0, 1], oldest first.
         weights: (n,) above 0 and at most 1, see `audit.py`.
-        epsilon: the promise, above 0 and below 1.
+        epsilon: the contract's bound, above 0 and below 1.
 
     Returns:
-        A position below n; 0 where no start has won tenfold, as no change is to be seen: the gateway may alarm for
-        what other devices saw.
+        A position below n; 0 if no start has won tenfold, because then no change is visible here: the gateway may raise
+        an alarm because of other devices.
     """
     lost, heavy = np.asarray(losses, np.float64), np.asarray(weights, np.float64)
     if not len(lost):
@@ -45,21 +47,21 @@ def since_change(losses: ArrayLike, weights: ArrayLike, epsilon: float) -> int:
 
 
 def tightened(scores: ArrayLike, losses: ArrayLike, propensities: ArrayLike, epsilon: float, threshold: float) -> float:
-    """The loosest threshold above the one in use whose audited answers keep the promise, or `EVERYTHING`.
+    """Returns the loosest threshold above the one in use whose audited answers satisfy the contract, or `EVERYTHING`.
 
-    Every audit stands for the answers that were not drawn: it weighs 1 / propensity. One loss of the heaviest weight
-    is added, which is what conformal risk control asks of so few rows (Angelopoulos et al. 2022, "Conformal Risk
-    Control", equation 4): at 5 % it takes 19 audits without a loss to keep anything.
+    Every audit also represents the answers that were not audited: its weight is 1 / propensity. One loss of the largest
+    weight is added, as conformal risk control requires for few rows (Angelopoulos et al. 2022, "Conformal Risk
+    Control", equation 4): at 5 % it takes 19 audits without a loss to accept anything.
 
     Args:
         scores: (n,) of audited answers, oldest first; those below `threshold` do not count.
         losses: (n,) in [0, 1].
         propensities: (n,) with which they were drawn, above 0 and at most 1.
-        epsilon: the promise, above 0 and below 1.
-        threshold: the one in use, which was shown to be too loose.
+        epsilon: the contract's bound, above 0 and below 1.
+        threshold: the one in use, which is too loose.
 
     Raises:
-        ConfigError: not as many of each.
+        ConfigError: the arrays have different lengths.
     """
     found = np.asarray(scores, np.float64)
     lost, drawn = np.asarray(losses, np.float64), np.asarray(propensities, np.float64)

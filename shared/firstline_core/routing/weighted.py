@@ -1,16 +1,16 @@
-"""Certifying on rows that were drawn with different probabilities, such as a device's audits.
+"""Certification on rows that were sampled with different probabilities, such as the audits of a device.
 
-A row that was drawn with probability p stands for 1 / p rows: its weight w is in proportion to that, scaled so that the
-largest is 1. The risk at a threshold is then E[w * loss] / E[w] over the rows drawn that it keeps, and
+A row that was sampled with probability p represents 1 / p rows. Its weight w is proportional to that, scaled so that
+the largest is 1. The risk at a threshold is then E[w * loss] / E[w] over the sampled rows that it keeps, and
 
     risk > epsilon    if and only if    E[y] > epsilon,    y = epsilon + w * (loss - epsilon).
 
-Each y lies in [0, 1], so that whatever shows "the mean of y is at most epsilon" shows the same of the risk: bets, or
-Hoeffding-Bentkus where there are many rows. Equal weights leave the losses as they are, and the test exact. An upper
-bound of the mean of y, where it is below epsilon, is one of the risk too, for E[w] is at most 1.
+Each y lies in [0, 1], so that a proof of "the mean of y is at most epsilon" proves the same of the risk: betting, or
+Hoeffding-Bentkus for many rows. Equal weights leave the losses as they are, and the test exact. An upper bound of the
+mean of y below epsilon is also an upper bound of the risk, because E[w] is at most 1.
 
-The weights must come from the draw alone: given a row's score and weight, whether it is wrong has no part in whether it
-was drawn.
+The weights must depend on the sampling alone: given its score and weight, the loss of a row must not influence whether
+it was sampled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def certify_weighted(
     select_fraction: float = 0.0,
     seed: int = 0,
 ) -> Proof:
-    """Finds the loosest threshold that the rows certify of the population that they were drawn from.
+    """Finds the loosest threshold that the rows certify for the population that they were sampled from.
 
     Args:
         scores: (n,), higher means keep.
@@ -49,7 +49,7 @@ def certify_weighted(
         As `certify` does; `kept` is the share of the population.
 
     Raises:
-        ConfigError: as for `certify`, or a weight that is none.
+        ConfigError: as for `certify`, or an invalid weight.
     """
     check_share("epsilon", epsilon)
     sure, lost, heavy = (np.asarray(column, np.float64) for column in (scores, losses, weights))

@@ -1,4 +1,4 @@
-"""What both runtimes ask of their feeds: the right names, shapes, row counts and kinds of number."""
+"""Checks of the runtimes' inputs: names, shapes, row counts and datatypes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstline_core.types import Array, TensorSpec
 
 
 def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> None:
-    """Checks names, shapes and that all feeds have the same rows, at least one.
+    """Checks names and shapes, and that all feeds have the same number of rows, at least one.
 
     Raises:
         InvalidTensorError: names the input and both shapes.
@@ -36,9 +36,9 @@ def check_feeds(feeds: Mapping[str, Array], inputs: Sequence[TensorSpec]) -> Non
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether the axes after the rows are as wanted, -1 meaning any.
+    """Returns whether the axes after the rows match; -1 matches any size.
 
-    The first axis counts rows: a fixed batch size is the runtime's business, not the caller's.
+    The first axis counts rows: the runtime handles a fixed batch size, not the caller.
     """
     if shape[1:] == wanted[1:]:
         return len(shape) == len(wanted)
@@ -48,19 +48,19 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def all_finite(array: Array) -> bool:
-    """Whether no number is NaN or infinite.
+    """Returns whether all numbers are finite.
 
-    A sum of squares is finite only where all of them are, and takes one pass without an array between; where it is
-    not, large numbers may be the reason, and each is looked at.
+    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
+    and each number is checked.
     """
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 
 def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array in the model's dtype, C-contiguous, where that loses no meaning.
+    """Returns the array in the model's dtype, C-contiguous, if the cast loses no meaning.
 
-    Floats may change their width and integers may become floats, where none becomes infinite. Integers may change their
-    width where every value fits; floats do not silently become integers.
+    Floats may change their width and integers may become floats if none becomes infinite. Integers may change their
+    width if every value fits; floats do not become integers.
 
     Raises:
         InvalidTensorError: a cast that would lose meaning.
@@ -68,7 +68,7 @@ def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
     if array.dtype == dtype:
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
     if dtype.kind == "f" and array.dtype.kind in "fiub":
-        with np.errstate(over="ignore"):  # said below, in a sentence
+        with np.errstate(over="ignore"):  # reported below
             cast = np.ascontiguousarray(array, dtype=dtype)
         if not np.can_cast(array.dtype, dtype) and (np.isinf(cast) & np.isfinite(array)).any():
             raise InvalidTensorError(

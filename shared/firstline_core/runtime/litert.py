@@ -1,7 +1,7 @@
-"""TFLite models, through ai-edge-litert or tflite-runtime: whichever builds an interpreter.
+"""TFLite models, through ai-edge-litert or tflite-runtime: the first that builds an interpreter.
 
-The only file that imports either. Importing is no proof: tflite-runtime with numpy 2 imports well and fails when an
-interpreter is built.
+The only file that imports either. A successful import is not enough: tflite-runtime with numpy 2 imports well and fails
+to build an interpreter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
 _CPU = "cpu"
-# Delegates that are shared libraries, by the names that their vendors give them.
+# Delegates that are shared libraries, with their vendors' file names.
 _DELEGATES = {
     "edgetpu": "libedgetpu.so.1",
     "vx": "libvx_delegate.so",
@@ -37,10 +37,11 @@ _DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items() if name != "BYT
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """One input or output: where it is in the interpreter, and how its integers become real values.
+    """One input or output: its index in the interpreter, and the scaling of its integers.
 
-    real = (stored - zero_point) * scale (https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec);
-    `scale` is None where the stored values are the real ones.
+    real = (stored - zero_point) * scale
+    (https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/quantization_spec); `scale` is None if the
+    stored values are the real ones.
     """
 
     spec: TensorSpec
@@ -51,7 +52,7 @@ class _Port:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least and the largest real value that can be stored."""
+        """Returns the smallest and the largest real value that can be stored."""
         if self.scale is None:
             return None
         limits = np.iinfo(self.dtype)
@@ -83,14 +84,14 @@ class _Port:
 
 
 def delegates() -> tuple[str, ...]:
-    """The interpreter's own way ("cpu"), and the delegates whose libraries are here; none without an interpreter."""
+    """Returns "cpu" and the delegates whose libraries are installed; none without an interpreter."""
     if not any(_module(module) for module in _MODULES.values()):
         return ()
     return (_CPU, *(name for name, library in _DELEGATES.items() if _is_there(library)))
 
 
 def run_alone(path: Path, delegate: str, feed: Array) -> Array:
-    """Runs a model of one input through one delegate.
+    """Runs a model with one input through one delegate.
 
     Args:
         path: of the model.
@@ -101,8 +102,8 @@ def run_alone(path: Path, delegate: str, feed: Array) -> Array:
         The first output.
 
     Raises:
-        ModelLoadError: no interpreter, no such delegate, or it takes no operator of the model.
-        InferenceError: it took some, and failed.
+        ModelLoadError: no interpreter, no such delegate, or it supports no operator of the model.
+        InferenceError: the run failed.
     """
     module = next(filter(None, map(_module, _MODULES.values())), None)
     if module is None:
@@ -113,7 +114,7 @@ def run_alone(path: Path, delegate: str, feed: Array) -> Array:
         interpreter.allocate_tensors()
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         raise ModelLoadError(f"It does not take the trial model: {error}") from error
-    # What a delegate takes becomes one operator of that name; the interpreter says nothing where it takes none.
+    # Delegated operators become one operator of this name; the interpreter reports nothing if there are none.
     if loaded and not any(operator["op_name"] == "DELEGATE" for operator in interpreter._get_ops_details()):
         raise ModelLoadError("It takes no operator of the trial model, which the processor would run instead.")
     try:
@@ -136,15 +137,15 @@ def _is_there(library: str) -> bool:
     try:
         CDLL(library)
     except OSError as error:
-        return "cannot open shared object file" not in str(error)  # another fault shows when it is tried
+        return "cannot open shared object file" not in str(error)  # other errors appear when it is used
     return True
 
 
 class LiteRtRuntime:
-    """A `Runtime` over a TFLite interpreter, one run at a time: interpreters are not safe to share.
+    """A `Runtime` over a TFLite interpreter, one run at a time: interpreters are not thread-safe.
 
-    Batches run row by row. Resizing the input to the batch was measured to win nothing on convolutional models, and
-    models with a fixed batch refuse it.
+    Batches run row by row. Measurements showed no gain from resizing the input to the batch on convolutional models,
+    and models with a fixed batch refuse it.
     """
 
     def __init__(self, path: Path, *, threads: int) -> None:
@@ -152,10 +153,10 @@ class LiteRtRuntime:
 
         Args:
             path: a .tflite file.
-            threads: that one run may use; 0 leaves it to the interpreter.
+            threads: that one run may use; 0 for the interpreter's default.
 
         Raises:
-            ModelLoadError: no interpreter is installed, or none loads the file.
+            ModelLoadError: no installed interpreter loads the file.
         """
         try:
             model = path.read_bytes()
@@ -203,10 +204,10 @@ class LiteRtRuntime:
 
 
 def _build(model: bytes, path: Path, threads: int) -> tuple[Any, str]:
-    """An interpreter with its tensors allocated, and the name of what built it.
+    """Returns an interpreter with allocated tensors, and the name of its package.
 
-    The interpreter's own log ("INFO: Created TensorFlow Lite XNNPACK delegate") goes to file descriptor 2. It has no
-    switch, and taking the descriptor away meanwhile would lose the last words of an interpreter that aborts.
+    The interpreter's own log ("INFO: Created TensorFlow Lite XNNPACK delegate") goes to file descriptor 2. It cannot be
+    switched off, and redirecting the descriptor would lose the message of an interpreter that aborts.
     """
     causes = []
     for name, module in _MODULES.items():
@@ -234,7 +235,7 @@ def _port(detail: Mapping[str, Any], path: Path) -> _Port:
         raise ModelLoadError(f"{path}: '{name}' is quantised by channel; inputs and outputs need one scale.")
     scaled = len(scales) == 1 and dtype.kind in "iu" and scales[0] > 0
     shape = tuple(int(size) for size in detail["shape"])
-    # Free sizes are 1 in `shape`; the batch stays as allocated, because that is how it runs.
+    # Free sizes are 1 in `shape`; the batch size stays as allocated.
     signature = detail.get("shape_signature", shape)
     free = tuple(int(size) for size in signature) if len(signature) == len(shape) else shape
     if any(size < 1 for size in (*shape, *map(abs, free))) or any(size < 0 for size in free[1:]):

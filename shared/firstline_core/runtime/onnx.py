@@ -34,14 +34,14 @@ _DATATYPES = {
 
 
 def check_providers(providers: tuple[str, ...], setting: str) -> None:
-    """Compares the providers of a setting with those that this onnxruntime was built with.
+    """Checks that this onnxruntime has the providers of a setting.
 
     Args:
         providers: execution providers by name.
         setting: where they are configured, for the message.
 
     Raises:
-        ConfigError: one is not offered, or there is no onnxruntime; names those that are.
+        ConfigError: a provider or onnxruntime is missing; the message names the available ones.
     """
     try:
         available = _onnxruntime().get_available_providers()
@@ -56,7 +56,7 @@ def check_providers(providers: tuple[str, ...], setting: str) -> None:
 
 
 def providers() -> tuple[str, ...]:
-    """The execution providers that this onnxruntime was built with; none where there is no onnxruntime."""
+    """Returns the execution providers of this onnxruntime; none without onnxruntime."""
     try:
         return tuple(_onnxruntime().get_available_providers())
     except ModelLoadError:
@@ -64,7 +64,7 @@ def providers() -> tuple[str, ...]:
 
 
 def run_alone(path: Path, provider: str, feed: Array) -> Array:
-    """Runs a model of one input on one provider, and on nothing else: no operator may fall back to the CPU.
+    """Runs a model with one input on one provider only: no operator may fall back to the CPU.
 
     Args:
         path: of the model.
@@ -75,8 +75,8 @@ def run_alone(path: Path, provider: str, feed: Array) -> Array:
         The first output.
 
     Raises:
-        ModelLoadError: the provider does not take all of the model.
-        InferenceError: it took it, and failed.
+        ModelLoadError: the provider does not support the whole model.
+        InferenceError: the run failed.
     """
     ort = _onnxruntime()
     failures, options = _failures(ort), _options(ort, 1)
@@ -99,24 +99,24 @@ def run_alone(path: Path, provider: str, feed: Array) -> Array:
 
 
 class OnnxRuntime:
-    """A `Runtime` over an ONNX Runtime session. Sessions run from several threads at once.
+    """A `Runtime` over an ONNX Runtime session, which is thread-safe.
 
-    ONNX says nothing of how an integer input is quantised: what it takes are integers, and no range is known.
+    ONNX does not describe the quantisation of integer inputs: they are integers, without a known range.
     """
 
     ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
     def __init__(self, path: Path, *, providers: tuple[str, ...], threads: int, trace: Path | None = None) -> None:
-        """Loads the model and checks that the providers asked for really execute it.
+        """Loads the model and checks that the requested providers really execute it.
 
         Args:
             path: a single-file ONNX model; weights in a second file are refused.
             providers: execution providers by name, preferred first.
-            threads: that one run may use; 0 leaves it to ONNX Runtime (one a core).
-            trace: where a file begins its name that tells what each operator took, see `end_trace`; None for none.
+            threads: that one run may use; 0 for ONNX Runtime's default (one per core).
+            trace: prefix of a file with the duration of each operator, see `end_trace`; None for no trace.
 
         Raises:
-            ModelLoadError: onnxruntime is missing, a provider is absent, or the file is no model that it can run.
+            ModelLoadError: onnxruntime is missing, a provider is absent, or it cannot run the file.
         """
         ort = _onnxruntime()
         self._failures = _failures(ort)
@@ -131,7 +131,7 @@ class OnnxRuntime:
         if unreadable := [f"'{node.name}' ({node.type})" for node in nodes if node.type not in _DATATYPES]:
             raise ModelLoadError(f"{path}: inputs must be tensors of numbers; these are not: {', '.join(unreadable)}.")
         self.inputs = tuple(_specs(nodes))
-        # Sequences and maps (scikit-learn's ZipMap) are no tensors: nothing here could carry them.
+        # Sequences and maps (scikit-learn's ZipMap) are not tensors and cannot be sent.
         self.outputs = tuple(_specs(node for node in self._session.get_outputs() if node.type in _DATATYPES))
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
@@ -145,7 +145,7 @@ class OnnxRuntime:
             session = ort.InferenceSession(model, options, providers=list(providers))
         except self._failures as error:
             raise ModelLoadError(f"{path}: ONNX Runtime cannot load this model: {error}") from error
-        session.disable_fallback()  # else a provider that fails later is replaced by the CPU without a word
+        session.disable_fallback()  # otherwise a provider that fails later is silently replaced by the CPU
         running = tuple(session.get_providers())
         if running[: len(providers)] != providers:
             raise ModelLoadError(
@@ -162,7 +162,7 @@ class OnnxRuntime:
         return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)
 
     def _is_ready(self, feeds: Mapping[str, Array]) -> bool:
-        """Whether these are, at a glance, what the model takes: one array, of its dtype and shape, with rows."""
+        """Returns whether the feeds need no conversion: one array with the model's dtype and shape, and rows."""
         spec = self._only
         if spec is None or self._batch is not None:
             return False
@@ -189,7 +189,7 @@ class OnnxRuntime:
         return dict(zip(self._output_names, outputs, strict=True))
 
     def end_trace(self) -> Path:
-        """Ends the trace that was asked for, and says where it lies; `operators` reads it."""
+        """Ends the requested trace and returns its path; `operators` reads it."""
         return Path(self._session.end_profiling())
 
     def close(self) -> None:
@@ -247,9 +247,9 @@ def _options(ort: ModuleType, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = _LOG_ERRORS_ONLY
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # Spinning threads win microseconds and cost a whole core, which other models and a battery need.
+    # Spinning threads save microseconds, but occupy a whole core.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Weights live as long as the session: outside the arena they take their own size, not the next power of two.
+    # Weights live as long as the session: outside the arena they take their exact size, not the next power of two.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
 

@@ -12,17 +12,17 @@ from firstline_core.types import TensorSpec
 def pick_port(
     specs: Sequence[TensorSpec], name: str, what: str, side: Literal["input", "output"], *, only: bool = False
 ) -> TensorSpec:
-    """The input or output that the manifest names, or the only one.
+    """Returns the input or output that the manifest names, or the only one.
 
     Args:
         specs: the model's inputs, or its outputs.
-        name: "" where there is one.
-        what: whose they are, for messages.
-        side: which of the two they are.
-        only: refuses further ones, which nothing would feed.
+        name: "" for the only one.
+        what: the model, for messages.
+        side: "input" or "output".
+        only: refuse further ones, which would get no data.
 
     Raises:
-        ModelLoadError: none of that name, or several and no name.
+        ModelLoadError: no port of that name, or several and no name.
     """
     names = ", ".join(f"'{spec.name}'" for spec in specs)
     if len(specs) > 1 and only:

@@ -1,4 +1,4 @@
-"""For a process that measures beside live traffic: it runs when nobody else wants to."""
+"""The lowest scheduling priority, for processes that measure next to live traffic."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _NICENESS = 19
 
 
 def use_lowest_priority() -> None:
-    """Gives this process, and what it will start, the lowest priority that the system has.
+    """Sets the lowest priority of the system for this process and its future children.
 
-    Niceness alone still takes turns of milliseconds from a busy server; Linux's SCHED_IDLE takes none (sched(7)).
-    Containers that forbid it leave the niceness.
+    Niceness alone still takes time slices of milliseconds from a busy server; Linux's SCHED_IDLE takes none (sched(7)).
+    In containers that forbid it, only the niceness applies.
     """
     os.nice(_NICENESS)
     with suppress(AttributeError, OSError):  # no Linux, or forbidden

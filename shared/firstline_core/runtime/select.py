@@ -1,4 +1,4 @@
-"""Which runtime loads a model, and with what options."""
+"""Selects the runtime of a model, and its options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from firstline_core.runtime.onnx import OnnxRuntime, check_providers
 CPU = "CPUExecutionProvider"
 
 PLATFORMS = {"onnx": "onnxruntime_onnx", "tflite": "tflite"}
-"""What V2 metadata calls each runtime: the names are Triton's."""
+"""Names of the runtimes in V2 metadata, as Triton uses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How models run here.
+    """Options of all models on this machine.
 
     Args:
-        providers: ONNX Runtime's execution providers by name, preferred first; one that is absent is an error.
+        providers: ONNX Runtime's execution providers by name, preferred first; an absent one is an error.
         threads: that one run may use; 0 leaves it to the runtime.
     """
 
@@ -30,9 +30,9 @@ class RuntimeOptions:
 
 
 def check_options(options: RuntimeOptions, setting: str) -> None:
-    """Tries what can be tried without a model, so that a device never runs elsewhere than configured.
+    """Checks the options as far as possible without a model, so that models run only on the configured providers.
 
-    The CPU alone is not looked for: a device with TFLite models needs no onnxruntime.
+    The CPU provider alone is not checked: a device with TFLite models needs no onnxruntime.
 
     Args:
         options: from the settings.

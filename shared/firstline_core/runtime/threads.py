@@ -11,32 +11,32 @@ from typing import TypeVar
 R = TypeVar("R")
 
 REFUSED = (OSError, RuntimeError, MemoryError)
-"""What comes of a system that gives no process, no thread, no memory; it may give some later."""
+"""Errors of a system that lacks resources for a process, a thread or memory; a retry may succeed."""
 
 
 async def in_daemon_thread(call: Callable[[], R]) -> R:
-    """What the call returns or raises, from a thread that a process does not wait for at its end.
+    """Runs a call in a daemon thread, for which the process does not wait when it exits.
 
-    For a call that may never return; `asyncio.to_thread` would hold the process up for as long.
+    For a call that may never return; `asyncio.to_thread` would delay the exit of the process.
 
     Raises:
-        RuntimeError: the system gives no further thread.
+        RuntimeError: the system cannot start another thread.
     """
     return await asyncio.wrap_future(_begun(call))
 
 
 def within(limit_s: float, call: Callable[[], R]) -> R:
-    """The same for a program without an event loop.
+    """Runs a call in a daemon thread, with a time limit; for a program without an event loop.
 
     Raises:
-        TimeoutError: it did not return in so many seconds; it goes on, and is not heard any more.
+        TimeoutError: it did not return in time; it continues to run and its result is discarded.
     """
     return _begun(call).result(limit_s)
 
 
 def _begun(call: Callable[[], R]) -> Future[R]:
     outcome: Future[R] = Future()
-    outcome.set_running_or_notify_cancel()  # so that a caller who leaves does not take the thread by surprise
+    outcome.set_running_or_notify_cancel()  # so that a cancelled caller does not make `set_result` fail
 
     def work() -> None:
         try:
