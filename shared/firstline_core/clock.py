@@ -9,39 +9,39 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 EARLIEST_PLAUSIBLE_WALL_S = 1_767_225_600.0  # 2026-01-01
-"""A wall clock that says less was never set."""
+"""A wall clock that shows an earlier time was never set."""
 
 
 class Timer(Protocol):
-    """What `Clock.call_at` returns."""
+    """The handle that `Clock.call_at` returns."""
 
     def cancel(self) -> object:
-        """Forgets the call; harmless where it was made already."""
+        """Cancels the call; no effect after the call."""
         ...
 
 
 class Clock(Protocol):
-    """Where time comes from. Durations use `monotonic_s`; `wall_s` is only ever shown or stored."""
+    """The source of time. Durations use `monotonic_s`; `wall_s` is only displayed or stored."""
 
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary start; never goes backwards."""
+        """Returns the seconds since an arbitrary start; never goes backwards."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since the Unix epoch, as far as this machine knows."""
+        """Returns the seconds since the Unix epoch by this machine's clock."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...
 
     def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
-        """Has the running event loop make a call once `monotonic_s` has reached `when_s`."""
+        """Schedules a call on the running event loop for the time `when_s` of `monotonic_s`."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
-    # Not wrapped in methods of our own: a request asks half a dozen times.
+    # Not wrapped in methods: a request reads the clock several times.
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 
@@ -53,7 +53,7 @@ class SystemClock:
 
 
 class SimulatedClock:
-    """Time that moves only when `advance` is called, and wakes sleepers in order."""
+    """A clock that moves only when `advance` is called, and wakes sleepers in order."""
 
     def __init__(self, start_s: float = 0.0, wall_start_s: float = 1_800_000_000.0) -> None:
         self._now_s = start_s
@@ -68,7 +68,7 @@ class SimulatedClock:
         return self._now_s + self._wall_offset_s
 
     def set_wall_s(self, wall_s: float) -> None:
-        """As somebody sets a machine's clock."""
+        """Sets the wall clock."""
         self._wall_offset_s = wall_s - self._now_s
 
     async def sleep(self, seconds: float) -> None:
@@ -87,11 +87,11 @@ class SimulatedClock:
 
     @property
     def sleepers(self) -> int:
-        """How many tasks and timers wait on this clock."""
+        """Returns the number of tasks and timers that wait on this clock."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def advance(self, seconds: float) -> None:
-        """Moves time forward, letting each sleeper run at the moment it asked for."""
+        """Moves time forward, and wakes each sleeper at its time."""
         end_s = self._now_s + seconds
         while self._sleepers and self._sleepers[0][0] <= end_s:
             when_s, _, woken = heapq.heappop(self._sleepers)

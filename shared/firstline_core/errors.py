@@ -1,4 +1,4 @@
-"""Every failure Firstline names, as one tree. No status codes here: `protocol/http_errors.py` maps them.
+"""The tree of errors. `protocol/http_errors.py` maps them to status codes.
 
     FirstlineError
     ├── RequestError              the caller's to mend; never retried
@@ -49,14 +49,14 @@ from typing import ClassVar
 
 
 class FirstlineError(Exception):
-    """A failure with a sentence for a person and a code for a program.
+    """An error with a sentence for people and a code for programs.
 
     Attributes:
         code: stable, lower_snake_case; part of the wire format.
         retryable: whether the same call may succeed later, unchanged.
         message: one sentence that says what was wrong, where, and what to do.
-        retry_after_s: seconds after which a retry makes sense, where known.
-        request_id: of the request that failed, where one was minted; "" elsewhere.
+        retry_after_s: seconds after which a retry makes sense, if known.
+        request_id: of the failed request, if one was created; "" otherwise.
     """
 
     code: ClassVar[str] = "internal"
@@ -227,4 +227,4 @@ def _leaves(root: type[FirstlineError]) -> dict[str, type[FirstlineError]]:
 
 
 BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
-"""Every class by its code, so that a client can raise what the server raised."""
+"""Every class by its code, so that a client can raise the server's error."""

@@ -1,13 +1,13 @@
-"""Request ids: UUIDv7, minted here and nowhere else."""
+"""Request ids: UUIDv7."""
 
 from __future__ import annotations
 
 import os
 import time
 
-# So many ids' worth of noise is drawn at once: a system call each would cost as much as all else about an id.
+# Random bytes are read for this many ids at once: a system call per id would double its cost.
 _DRAWN = 256
-# Of each id 18 hexadecimal digits are noise, and 2 bits of one more, beside the 2 that say which variant of UUID it is.
+# Each id has 18 random hexadecimal digits, and 2 random bits in the digit of the UUID variant.
 _DIGITS = 20
 _VARIANT = {f"{digit:x}": "89ab"[digit & 3] for digit in range(16)}
 
@@ -15,10 +15,10 @@ _noise: list[str] = []
 
 
 def new_request_id() -> str:
-    """An unguessable, time-ordered id (RFC 9562, section 5.7).
+    """Returns an unguessable, time-ordered id (RFC 9562, section 5.7).
 
-    The 74 bits that are not time come from the system's secure source: libraries that use them as a counter
-    leave ids of the same millisecond guessable, and an id is half of what guards an answer.
+    The 74 bits after the time come from the system's secure source. Libraries that use them as a counter make ids of
+    the same millisecond guessable, and an id is part of the access control of an answer.
     """
     try:
         noise = _noise.pop()

@@ -1,4 +1,4 @@
-"""What a request and an answer are, on both tiers and over every transport. No I/O, no wire format."""
+"""Requests and answers, for both tiers and every transport. No I/O, no wire format."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 Array = NDArray[Any]
 
 PROBABILITIES = "probabilities"
-"""A classifier's one output, on both tiers: FP32, (rows, classes)."""
+"""The only output of a classifier, on both tiers: FP32, (rows, classes)."""
 
 
 class Tensor(Struct, frozen=True, eq=False):
     """A named array. The first axis counts rows; the datatype follows from the array's dtype.
 
     Args:
-        name: the input's or output's name in the bundle.
+        name: of the input or output in the bundle.
         array: C-contiguous, little-endian, of a dtype in `DATATYPES`; an object array holds `bytes`.
     """
 
@@ -69,7 +69,7 @@ class Tensor(Struct, frozen=True, eq=False):
         return self.array.shape
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """Some of its rows, in the order given; a view, and no copy, where they stand together."""
+        """Returns some of the rows in the given order; a view if they are consecutive."""
         count = len(rows)
         first = rows[0] if rows else 0
         if list(rows) != list(range(first, first + count)):
@@ -79,7 +79,7 @@ class Tensor(Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a model takes or gives: `shape` has -1 where a size is free."""
+    """The name, datatype and shape of an input or output; -1 is a free size."""
 
     name: str
     datatype: str
@@ -87,7 +87,7 @@ class TensorSpec:
 
 
 class Tier(StrEnum):
-    """Who computed an answer."""
+    """The tier that computed an answer."""
 
     EDGE = "edge"
     CACHE = "cache"
@@ -95,9 +95,9 @@ class Tier(StrEnum):
 
 
 class Status(StrEnum):
-    FINAL = "final"  # nothing better will come
-    PROVISIONAL = "provisional"  # a correction, or a terminal `expired`, will follow under this id
-    EXPIRED = "expired"  # the promised correction did not come in time; the provisional answer stands
+    FINAL = "final"  # no better answer will follow
+    PROVISIONAL = "provisional"  # a correction, or `expired`, will follow under this id
+    EXPIRED = "expired"  # the promised correction did not come in time; the provisional answer remains
 
 
 class Route(StrEnum):
@@ -117,20 +117,20 @@ class Wait(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why this tier answered: a closed list, safe to count by."""
+    """The reason why this tier answered: a closed list, safe as a metric label."""
 
     CONFIDENT = "confident"  # the edge score reached the threshold
-    UNCERTAIN = "uncertain"  # it did not, so the full model answered or will
-    HEAVY = "heavy"  # over this device's limits, or a model that it does not hold
-    REQUESTED = "requested"  # the caller's `route` or `wait` said so
-    LOCAL_ONLY = "local_only"  # the caller's `privacy` said so
+    UNCERTAIN = "uncertain"  # it did not, so the full model answered or will answer
+    HEAVY = "heavy"  # above this device's limits, or a model that it does not have
+    REQUESTED = "requested"  # by the caller's `route` or `wait`
+    LOCAL_ONLY = "local_only"  # by the caller's `privacy`
     LINK_DOWN = "link_down"
-    DEADLINE = "deadline"  # the full model's answer would come, or came, too late
-    BUDGET = "budget"  # the full model was to answer, and the device may not spend that much
-    VALUABLE = "valuable"  # the score reached the threshold, yet asking the full model was worth its price
-    POLICY = "policy"  # the device's policy sends all, none or a random part, whatever the score
+    DEADLINE = "deadline"  # the full model's answer would be, or was, too late
+    BUDGET = "budget"  # an escalation exceeded the device's budgets
+    VALUABLE = "valuable"  # the score reached the threshold, but the escalation was worth its price
+    POLICY = "policy"  # the device's policy escalates all, none or a random share, whatever the score
     OUTBOX_FULL = "outbox_full"  # the link is down and no correction can be promised
-    CLOUD_ERROR = "cloud_error"  # the gateway was reached and refused
+    CLOUD_ERROR = "cloud_error"  # the gateway refused
 
 
 LOWEST_PRIORITY = 3
@@ -147,7 +147,7 @@ class TraceContext(Struct, frozen=True):
     Args:
         trace_id: 32 hexadecimal digits, the same on every tier.
         span_id: 16 hexadecimal digits, of the work of this tier.
-        parent_id: span id of the caller; "" where it is not known any more.
+        parent_id: span id of the caller; "" if unknown.
         flags: whether the caller records the trace, and whether its id is random.
         state: the `tracestate` header as received; "" if there is none, or none that may be passed on.
     """
@@ -213,9 +213,9 @@ class RequestedOutput(Struct, frozen=True):
     """An output that the caller named.
 
     Args:
-        name: the output's.
-        binary: whether it travels as binary data; None where the request's default holds.
-        classification: how many of the likeliest classes are wanted in place of the numbers; 0 for the numbers.
+        name: of the output.
+        binary: whether it travels as binary data; None for the request's default.
+        classification: number of most likely classes to return instead of the numbers; 0 for the numbers.
     """
 
     name: str
@@ -224,26 +224,25 @@ class RequestedOutput(Struct, frozen=True):
 
 
 class InferRequest(Struct, frozen=True):
-    """One inference request, already free of its transport.
+    """One inference request, independent of its transport.
 
     Args:
         model: the bundle's name.
         inputs: at least one tensor; all share the first axis, the rows.
-        request_id: minted by Firstline where the request enters.
+        request_id: created by Firstline where the request enters.
         version: the bundle's version, or "" for the current one.
-        id: the client's own, only echoed.
-        outputs: those asked for; empty means all.
-        binary_output: whether outputs travel as binary unless they say otherwise.
+        id: of the client, only echoed.
+        outputs: requested ones; empty means all.
+        binary_output: whether outputs travel as binary data by default.
         deadline_s: on the receiving tier's monotonic clock; None means no deadline.
-        full_model_digest: on an escalation, the full model that the edge's bundle names; "" elsewhere.
-        principal: who asked, as the transport authenticated them.
-        audit: on a device's request that audits a kept answer; None elsewhere.
-        priority: 1 goes first where a gateway is short of room, `LOWEST_PRIORITY` last; 0 is the default.
-        alarm: on a device's request, the edge variant (`Model.digest`, as its certificate names it) whose promise this
-            device's own audits broke; "" elsewhere.
-        promised: on a device's request that keeps the promise of a correction: it takes effect once, however often it
-            is sent.
-        trace: that it belongs to, with this tier's span; None where it came without one.
+        full_model_digest: of an escalation, the full model of the edge's bundle; "" otherwise.
+        principal: the caller that the transport authenticated.
+        audit: of a device's request that audits an edge answer; None otherwise.
+        priority: under overload 1 goes first and `LOWEST_PRIORITY` last; 0 is the default.
+        alarm: of a device's request, the edge variant (`Model.digest`, as in its certificate) whose contract this
+            device's own audits found broken; "" otherwise.
+        promised: of a device's request for a promised correction: it takes effect once, however often it is sent.
+        trace: with this tier's span; None without a trace.
     """
 
     model: str
@@ -271,7 +270,7 @@ class InferRequest(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of payload: the tensors' own, or of the encoded elements for BYTES."""
+        """Returns the bytes of payload: of the tensors, or of the encoded elements for BYTES."""
         size_bytes = 0
         for tensor in self.inputs:
             array = tensor.array
@@ -279,16 +278,16 @@ class InferRequest(Struct, frozen=True):
         return size_bytes
 
     def take(self, rows: Sequence[int]) -> InferRequest:
-        """The same request for some of its rows, in the order given."""
+        """Returns the request with some of its rows, in the given order."""
         return structs.replace(self, inputs=tuple(tensor.take(rows) for tensor in self.inputs))
 
 
 HEDGED = "hedge"
-"""The outcome of an attempt that was made early, in case it would be needed, and was not."""
+"""The outcome of a hedged attempt that was not needed."""
 
 
 class Attempt(Struct, frozen=True):
-    """One try at answering: `outcome` is "ok", an error's code, or `HEDGED`."""
+    """One attempt to answer: `outcome` is "ok", an error's code, or `HEDGED`."""
 
     tier: Tier
     outcome: str
@@ -296,7 +295,7 @@ class Attempt(Struct, frozen=True):
 
 
 class RowAnswer(Struct, frozen=True):
-    """How one row of a batch was answered."""
+    """The answer's metadata for one row of a batch."""
 
     tier: Tier
     reason: Reason
@@ -307,18 +306,18 @@ class RowAnswer(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What every answer says of itself. Of several rows it is the summary; `rows` has each.
+    """The metadata of every answer. For several rows it is the summary; `rows` has each.
 
     Args:
         status: provisional if any row is.
         certified: covered by a valid certificate or computed by the full model; for a batch, every row.
-        durable: the promise of a correction is fsynced.
-        tier: of a batch, the farthest that answered a row.
-        confidence: the edge score, the lowest of a batch; None where the edge model did not run.
+        durable: whether the promise of a correction is fsynced.
+        tier: for a batch, the farthest that answered a row.
+        confidence: the edge score, the lowest of a batch; None if the edge model did not run.
         model_digest: of the model that answered (of a batch, the farthest tier's).
-        changed: on a final answer that corrected a provisional one: whether any row's likeliest class is another now;
-            None elsewhere.
-        contract: from a gateway to a device, where the contract of the bundle's version is broken or bounded.
+        changed: of a final answer that corrected a provisional one: whether the most likely class of any row changed;
+            None otherwise.
+        contract: from a gateway to a device, if the contract of the bundle's version is broken or bounded.
     """
 
     request_id: str
@@ -336,7 +335,7 @@ class Answer(Struct, frozen=True):
 
 
 class InferResponse(Struct, frozen=True):
-    """Outputs, and what the answer says of itself; `answer` is None only from a server not Firstline's."""
+    """Outputs and the answer's metadata; `answer` is None only from a server that is not Firstline."""
 
     model: str
     version: str
@@ -345,7 +344,7 @@ class InferResponse(Struct, frozen=True):
     answer: Answer | None = None
 
     def output(self, name: str) -> Array:
-        """The output's array.
+        """Returns the array of an output.
 
         Raises:
             InvalidTensorError: the answer has no such output.
@@ -359,7 +358,7 @@ class InferResponse(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What V2's model metadata says."""
+    """The model metadata of V2."""
 
     name: str
     versions: tuple[str, ...]

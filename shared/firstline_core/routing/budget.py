@@ -1,30 +1,30 @@
-"""Budgets: prices that make what may be spent in an hour or a day last to its end, and be used. Pure.
+"""Budgets: prices that spread the amount of an hour or a day over the whole period, and use it up. Pure functions.
 
-Escalating a row is worth its value (P(edge wrong and full right)) times what a corrected answer is worth, and costs
-some of each resource. It is worth its price if and only if value * worth >= sum of price * cost.
+The worth of an escalation is its value (P(edge wrong and full right)) times the worth of a corrected answer. It costs
+an amount of each resource, and is bought if and only if value * worth >= sum of price * cost.
 
 A price is the dual variable of its budget. Online dual descent (Balseiro, Lu and Mirrokni 2020, "Dual Mirror Descent
 for Online Allocation Problems"; Agrawal and Devanur 2014, "Fast Algorithms for Online Stochastic Convex Programming")
-moves it with each escalation that is offered, by what that spends beyond its fair share, and never below 0:
+updates it with each offered escalation, by the amount spent above the fair share, and keeps it non-negative:
 
-    price <- max(0, price + step * cost * (taken - fair)),    taken = 1 or 0,
-    fair = what is left / demand that is still to come.
+    price <- max(0, price + step * cost * (taken - fair)),    taken = 1 or 0, fair = remaining amount / remaining
+    demand.
 
-Both parts of `fair` are looked at anew each time, so that an error of the past is made up for. In a quiet night the
-price rests; where what is left is enough for all that will come, fair is at least 1 and the price goes to 0. How much
-will come is forecast (`demand.py`) and then taken for less: of two errors, to be short for the last few requests costs
-less than to leave unspent what could have corrected answers. As an underestimate spends earlier and then raises the
-price step by step, it never spends all at once.
+Both parts of `fair` are computed each time, so that past errors are corrected. Without requests the price does not
+change. If the remaining amount is enough for all remaining demand, fair is at least 1 and the price goes to 0. The
+demand is forecast (`demand.py`) and then reduced, because a shortage for the last few requests costs less than unspent
+budget that could have corrected answers. An underestimate spends earlier and then raises the price step by step, so
+that it never spends everything at once.
 
-The published step is proportional to 1 / sqrt(decisions). Here decisions are those that the budget can pay, and the
-factor is the usual value of a unit: both are learned from what is offered, so that no currency need be known.
+The published step is proportional to 1 / sqrt(decisions). Here the decisions are those that the budget can pay, and the
+factor is the usual value of a unit. Both are learned from the offers, so that the unit of worth does not matter.
 
-What the contract demands comes first. It has a price of its own, which demanded escalations alone move, while all move
-the other price, which is never lower. Spending that asks no price (audits, the device's own runs) is forecast too, and
-set aside.
+Escalations that the contract demands come first. They have their own price, which only they change; all escalations
+change the other price, which is never lower. Unpriced spending (audits, the device's own runs) is forecast and
+reserved.
 
-Periods are hours or days of UTC, and the time is passed in. Nothing is carried over: what a period leaves unspent is
-gone, and none spends more than its amount.
+Periods are hours or days of UTC, and the time is passed in. Unspent amounts are not carried over, and no period spends
+more than its amount.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from firstline_core.routing.demand import Demand, Forecast
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
-_STEP = 4.0  # from 2 to 8 it hardly matters; at 1 the first day is learned too slowly
-_SMOOTH = 0.02  # weight of one more offer in the average value and cost: some fifty count
-_FAIR_MOST = 4.0  # of an offer: a price falls no faster than this, however much is left for however little
-_UNKNOWN, _KNOWN = 0.4, 0.5  # what a forecast is taken for before the first whole period, and after it
+_STEP = 4.0  # 2 to 8 make little difference; with 1 the first day is learned too slowly
+_SMOOTH = 0.02  # weight of one more offer in the average value and cost, which covers some fifty offers
+_FAIR_MOST = 4.0  # of an offer: bounds how fast a price falls with much budget and little demand
+_UNKNOWN, _KNOWN = 0.4, 0.5  # factors on the forecast before the end of the first period, and after it
 _SPARE = 0.05  # of the budget
-_MOMENTS = 2000  # of a period: a forecast holds for one
-_LONGEST_AHEAD = 1  # periods that a set-back clock may wait for
+_MOMENTS = 2000  # of a period: validity of a forecast
+_LONGEST_AHEAD = 1  # maximum number of periods that a clock that was set back may wait
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent.
+    """An amount per period.
 
     Args:
         amount: in each period; above 0.
@@ -61,16 +61,16 @@ class Budget:
 
 @dataclass(slots=True)
 class Ledger:
-    """What a budget has spent and learned: all that must outlive a restart.
+    """The persistent state of a budget: what it has spent and learned.
 
     Args:
         period: number of the current one, counted from the epoch; -1 before the first.
-        spent: in it.
-        audited: of that, by audits.
-        value: average value of an offer, in worth.
+        spent: in the current period.
+        audited: amount of `spent` that audits took.
+        value: average value of an offer.
         cost: average cost of an offer; 0 before the first.
         prices: worth of a unit, for what the contract demands and for everything.
-        demands: of what the contract demands, of everything, and of spending that asks no price.
+        demands: of the contract's escalations, of all escalations, and of unpriced spending.
     """
 
     period: int = -1
@@ -90,11 +90,11 @@ _DEMANDED, _ALL, _UNPRICED = range(3)
 
 
 class Meter:
-    """One budget at work.
+    """One budget in use.
 
     Args:
         budget: what may be spent.
-        ledger: where it left off; changed in place.
+        ledger: the persistent state; changed in place.
     """
 
     def __init__(self, budget: Budget, ledger: Ledger) -> None:
@@ -103,31 +103,31 @@ class Meter:
         self._forecasts: list[Forecast] = []
         self._passed = 0.0
         self.since_s, self.until_s = math.inf, -math.inf
-        """Between when what was found out about the rest of the period holds: a clock may also go back."""
+        """Interval in which the forecast is valid: the clock may also go back."""
 
     def left(self, now_s: float) -> float:
-        """What may still be spent in this period, of which `now_s` is a wall clock's time; at least 0."""
+        """Returns the remaining amount of this period, at least 0; `now_s` is wall time."""
         if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
         return max(0.0, self.budget.amount - self.ledger.spent)
 
     def ends_in_s(self, now_s: float) -> float:
-        """Seconds until this period ends, and all may be spent again."""
+        """Returns the seconds until the next period."""
         self.left(now_s)
         return max(0.0, (self.ledger.period + 1) * self.budget.period_s - now_s)
 
     def price(self, now_s: float, *, demanded: bool) -> float:
-        """Worth of a unit; 0 while the budget is ample."""
+        """Returns the worth of a unit; 0 while the budget is ample."""
         if not self.since_s <= now_s < self.until_s:
             self._look(now_s)
         least, price = self.ledger.prices
         return least if demanded else max(least, price)
 
     def spares(self, amount: float, now_s: float) -> bool:
-        """Whether this may go to what comes after all that the contract demands, such as an audit.
+        """Returns whether an amount may be spent on something less important, such as an audit.
 
-        It may while there is enough for both. A small share of the budget may always: a contract that nobody checks
-        while it is busy is checked at night only.
+        It may while there is enough for both. A small share of the budget may always be used, because otherwise a busy
+        device would be audited at night only.
         """
         if amount > self.left(now_s):
             return False
@@ -135,15 +135,15 @@ class Meter:
         return self.price(now_s, demanded=True) == 0 or amount <= spare
 
     def offered(self, value: float, cost: float, taken: float, now_s: float, *, demanded: bool, count: int = 1) -> None:
-        """Moves the prices after escalations were decided: one, or a few at the same prices.
+        """Updates the prices after the decisions on one or a few escalations at the same prices.
 
         Args:
-            value: of them, in worth; at least 0.
-            cost: of them; at least 0. It is not charged, see `charge`.
-            taken: cost of those that will be made.
+            value: of the escalations, at least 0.
+            cost: of the escalations, at least 0. It is not charged here, see `charge`.
+            taken: cost of the escalations that were bought.
             now_s: wall clock.
             demanded: whether the contract demands them.
-            count: how many.
+            count: number of escalations.
         """
         left = self.left(now_s)
         ledger = self.ledger
@@ -166,7 +166,7 @@ class Meter:
             ledger.prices[which] = max(0.0, price)
 
     def charge(self, amount: float, now_s: float, *, priced: bool) -> None:
-        """Notes what was spent, or given back where it is below 0; `priced` where it had been offered."""
+        """Records spending, or a refund if negative; `priced` if it was offered before."""
         self.left(now_s)
         self.ledger.spent = max(0.0, self.ledger.spent + amount)
         if not priced and amount > 0:
@@ -174,11 +174,11 @@ class Meter:
             self._forecasts[_UNPRICED].seen += amount
 
     def _look(self, now_s: float) -> None:
-        """Finds out where in which period it is, and looks ahead from there.
+        """Determines the current period and position, and updates the forecast.
 
-        A clock that went back waits in the period that it left, for ever while it says what cannot be, as after a boot
-        in 1970. One that had been more than a period ahead was wrong then; so was one in 1970 that is set now. What was
-        spent stays spent.
+        After a clock went back, the period that it left stays current, without a time limit while the clock shows an
+        implausible time (such as 1970 after a boot). A clock that was ahead by more than a period was wrong before, as
+        was one that is set now from 1970. Recorded spending stays.
         """
         ledger, period_s = self.ledger, self.budget.period_s
         period = math.floor(now_s / period_s)

@@ -1,4 +1,4 @@
-"""Scores: how sure the edge model is of its own answer. A higher score always means "keep"."""
+"""Confidence scores. A higher score means that the edge answer is more likely to be accepted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LEAST = np.float32(1e-7)
 
 
 def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
-    """Temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") of finished probabilities.
+    """Applies temperature scaling (Guo et al. 2017, "On Calibration of Modern Neural Networks") to probabilities.
 
-    softmax(log p / T) equals softmax(logits / T), so it needs no logits. A quantised softmax rounds its tails to
-    zero; they are lifted to 1e-7, which keeps the logarithm finite and the order as it was.
+    softmax(log p / T) equals softmax(logits / T), so no logits are needed. A quantised softmax rounds its tails to
+    zero; they are raised to 1e-7, which keeps the logarithm finite and the order unchanged.
 
     Args:
         probabilities: (n, classes) in [0, 1]; rows need not sum to 1.
@@ -31,8 +31,8 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
     Returns:
         (n, classes) float32, rows sum to 1.
     """
-    # In double precision, so that whichever way a score is found it is rounded once: rows that tie have to tie with
-    # the threshold on every way, and an overconfident model's ties are a large share of its rows.
+    # In double precision, so that scores are rounded once: equal rows must get equal scores, because ties are a large
+    # share of an overconfident model's rows.
     tempered = np.maximum(probabilities, _LEAST, dtype=np.float32).astype(np.float64)
     if temperature != 1.0:
         np.log(tempered, out=tempered)
@@ -44,21 +44,21 @@ def temper(probabilities: Probabilities, temperature: float) -> Probabilities:
 
 
 def max_probability(probabilities: Probabilities) -> Scores:
-    """The likeliest class's probability, (n,) in [0, 1]."""
+    """Returns the highest probability, (n,) in [0, 1]."""
     best: Scores = np.maximum.reduce(probabilities, axis=-1)
     return best
 
 
 def margin(probabilities: Probabilities) -> Scores:
-    """Gap between the two likeliest classes, (n,) in [0, 1]; 0 for a tie."""
+    """Returns the gap between the two most likely classes, (n,) in [0, 1]; 0 for a tie."""
     top = np.partition(probabilities, -2, axis=-1)[:, -2:]
     gap: Scores = top[:, 1] - top[:, 0]
     return gap
 
 
 def entropy(probabilities: Probabilities) -> Scores:
-    """One minus the entropy over log(classes), (n,) in [0, 1]; 0 for a uniform row."""
-    # 0 log 0 is 0; NaN stays NaN, because a row of NaN must not look certain.
+    """Returns one minus the entropy divided by log(classes), (n,) in [0, 1]; 0 for a uniform row."""
+    # 0 log 0 is 0; NaN stays NaN, because a row with NaN must not look certain.
     terms = probabilities * np.log(np.where(probabilities > 0, probabilities, 1.0))
     certainty = 1.0 + terms.sum(axis=-1) / np.log(probabilities.shape[-1])
     clipped: Scores = np.clip(certainty, 0.0, 1.0).astype(np.float32)
@@ -72,12 +72,12 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
     """Scores each row after temperature scaling.
 
     Args:
-        kind: which score.
+        kind: of the score.
         probabilities: (n, classes) float32.
         temperature: see `temper`.
 
     Returns:
-        (n,) float32 in [0, 1]; higher means keep.
+        (n,) float32 in [0, 1]; higher means more certain.
 
     Raises:
         InvalidTensorError: not a matrix, or fewer than two classes.
@@ -90,10 +90,10 @@ def score(kind: Kind, probabilities: Probabilities, temperature: float = 1.0) ->
 
 
 def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:
-    """Negative free energy T log sum exp(logits / T): large where the model has seen the like.
+    """Returns the negative free energy T log sum exp(logits / T), which is large for inputs like the training data.
 
-    Liu et al. 2020, "Energy-based Out-of-distribution Detection", with the sign that makes higher mean keep. It needs
-    logits; a softmax has forgotten it.
+    Liu et al. 2020, "Energy-based Out-of-distribution Detection", with the sign for which higher means more certain. It
+    needs logits, because a softmax discards it.
 
     Args:
         logits: (n, classes).
@@ -110,16 +110,16 @@ def energy(logits: Probabilities, temperature: float = 1.0) -> Scores:
 
 
 def auroc(scores: NDArray[np.floating], failed: NDArray[np.bool_]) -> float | None:
-    """Area under the ROC curve of "a lower score fails": the chance that a failed row scores below one that did not.
+    """Returns the area under the ROC curve: the probability that a failed row has a lower score than a successful one.
 
-    By ranks (Mann and Whitney 1947); equal scores count one half.
+    Computed from ranks (Mann and Whitney 1947); equal scores count one half.
 
     Args:
-        scores: (n,), higher means keep.
+        scores: (n,), higher means more certain.
         failed: (n,), such as "edge disagrees with full".
 
     Returns:
-        1 for a perfect order, 0.5 for a useless one; None where none failed, or all did.
+        1 for a perfect order, 0.5 for a random one; None if no row or every row failed.
     """
     bad = int(failed.sum())
     good = len(failed) - bad

@@ -44,7 +44,7 @@ class Demand:
         self.today[int(passed * SLOTS)] += amount
 
     def begin(self) -> None:
-        """Ends the period: what it saw is learned; where nobody watched yet, its average stands in."""
+        """Ends the period and learns its demand; slots before the start of observation use its average."""
         today = self.today
         if not self.usual:
             unseen = int(self.since * SLOTS)
@@ -58,10 +58,10 @@ class Demand:
         self.today, self.since = [0.0] * SLOTS, 0.0
 
     def forecast(self, passed: float) -> Forecast:
-        """What is known of the rest of the period, once this share of it has passed."""
+        """Returns the forecast for the rest of the period, after this share of it has passed."""
         seen, whole = sum(self.today), sum(self.usual)
         if not whole:
-            watched = max(passed - self.since, 0.0) + 1 / SLOTS  # one slot more: a first request is no rate
+            watched = max(passed - self.since, 0.0) + 1 / SLOTS  # one more slot: a single request is not a rate
             return Forecast(seen, to_come=1 - passed, expected=watched, doubt=0.0)
         slot = int(passed * SLOTS)
         to_come = sum(self.usual[slot + 1 :]) + self.usual[slot] * (slot + 1 - passed * SLOTS)
@@ -71,13 +71,13 @@ class Demand:
 
 @dataclass(slots=True)
 class Forecast:
-    """What usually comes from now on, scaled by what has come so far; it holds for a moment.
+    """The usual remaining demand, scaled by the demand so far; valid for a short time.
 
     Args:
-        seen: demand of this period so far; to be raised by what comes.
-        to_come: what usually comes from now on.
-        expected: what usually has come by now, and `doubt`.
-        doubt: what is added to both, lest the first few requests say everything.
+        seen: demand of this period so far; the caller adds new demand.
+        to_come: usual remaining demand.
+        expected: usual demand so far, plus `doubt`.
+        doubt: added to both, so that the first few requests have limited influence.
     """
 
     seen: float
@@ -87,5 +87,5 @@ class Forecast:
 
     @property
     def remaining(self) -> float:
-        """Demand from now to the period's end."""
+        """Returns the demand from now to the end of the period."""
         return self.to_come * (self.seen + self.doubt) / self.expected

@@ -1,9 +1,9 @@
-"""Detectors: how sure an edge model is of its boxes, and whether they are the full model's. One image at a time.
+"""Scores and losses of object detectors, one image at a time.
 
-What comes out is a score and a loss like a classifier's: `certificate.certify` takes both, `firstline certify --scores`
-the score and one minus the loss, as a table that `firstline detections` makes of two models' results. Bundles hold
-classifiers only, so on a device these functions are the application's to call. Only boxes from a stated confidence on
-count; that confidence belongs to the contract, as the overlap does from which two boxes are the same.
+Both have the form of a classifier's: `certification.certify` takes them, and `firstline certify --scores` takes the
+score and one minus the loss in the table that `firstline detections` writes. Bundles contain classifiers only, so on a
+device the application calls these functions. Only boxes from a given confidence on count. That confidence is part of
+the contract, as is the overlap from which two boxes are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boxes:
-    """What a detector says of one image.
+    """The boxes that a detector found in one image.
 
     Attributes:
         corners: (n, 4) left, top, right, bottom in any unit, the same for both models.
@@ -34,7 +34,7 @@ class Boxes:
 
     @classmethod
     def of(cls, corners: ArrayLike, classes: ArrayLike, confidences: ArrayLike) -> Boxes:
-        """From anything that numpy reads.
+        """Creates boxes from array-like arguments.
 
         Raises:
             InvalidTensorError: not four corners, one class and one confidence each; or a confidence outside of [0, 1].
@@ -50,31 +50,31 @@ class Boxes:
         return cls(placed, named, sure)
 
     def from_confidence(self, least: float) -> Boxes:
-        """Those that count, the surest first."""
+        """Returns the boxes from a confidence on, most confident first."""
         order = np.argsort(-self.confidences, kind="stable")
         order = order[self.confidences[order] >= least]
         return Boxes(self.corners[order], self.classes[order], self.confidences[order])
 
 
 def mean_confidence(boxes: Boxes, least: float) -> float:
-    """Score in [0, 1]: the mean of those boxes that count; of an image without any see `nothing_there`."""
+    """Returns the mean confidence of the boxes that count, in [0, 1]; without boxes see `nothing_there`."""
     sure = boxes.from_confidence(least).confidences
     return float(sure.mean()) if len(sure) else nothing_there(boxes)
 
 
 def minimum_confidence(boxes: Boxes, least: float) -> float:
-    """Score in [0, 1]: the least sure of those boxes that count; of an image without any see `nothing_there`."""
+    """Returns the lowest confidence of the boxes that count, in [0, 1]; without boxes see `nothing_there`."""
     sure = boxes.from_confidence(least).confidences
     return float(sure.min()) if len(sure) else nothing_there(boxes)
 
 
 def nothing_there(boxes: Boxes) -> float:
-    """How sure a detector is that an image is empty: one minus its strongest suspicion, 1 where it has none."""
+    """Returns the confidence that an image is empty: one minus the highest confidence of a box, 1 without boxes."""
     return 1.0 - float(boxes.confidences.max(initial=0.0))
 
 
 def intersection_over_union(some: Floats, others: Floats) -> Floats:
-    """Overlap of each box with each of the others, (n, m) in [0, 1]; 0 for boxes without area.
+    """Returns the overlap of each box with each of the others, (n, m) in [0, 1]; 0 for boxes without area.
 
     Args:
         some: (n, 4) corners.
@@ -92,7 +92,8 @@ def intersection_over_union(some: Floats, others: Floats) -> Floats:
 def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[int, int, int]:
     """Pairs boxes of the same class one to one, greedily, as COCO's evaluation does.
 
-    The edge model's boxes choose, the surest first: each takes the free box of its class that it overlaps most.
+    The boxes of the edge model choose in order of confidence: each takes the free box of its class with the largest
+    overlap.
 
     Args:
         edge: the edge model's.
@@ -101,7 +102,7 @@ def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[
         least: confidence from which a box counts, on both sides.
 
     Returns:
-        How many pairs, and how many boxes of the edge model and of the full model count.
+        The numbers of pairs, and of boxes of the edge model and of the full model that count.
     """
     ours, theirs = edge.from_confidence(least), full.from_confidence(least)
     overlaps = intersection_over_union(ours.corners, theirs.corners)
@@ -116,13 +117,13 @@ def matches(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> tuple[
 
 
 def any_unmatched(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> bool:
-    """The loss of 0 or 1: whether any box is missed, extra, misplaced or of another class. See `matches`."""
+    """Returns the loss 1 if any box is missed, extra, misplaced or of another class, otherwise 0. See `matches`."""
     pairs, ours, theirs = matches(edge, full, overlap=overlap, least=least)
     return not pairs == ours == theirs
 
 
 def unmatched_share(edge: Boxes, full: Boxes, *, overlap: float, least: float) -> float:
-    """The loss in [0, 1]: of both models' boxes, the share without a partner (one minus F1); 0 where both see none.
+    """Returns the loss in [0, 1]: the share of both models' boxes without a partner (one minus F1); 0 without boxes.
 
     It is not binary, so `certify` bounds it by betting. See `matches`.
     """

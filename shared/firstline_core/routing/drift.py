@@ -1,4 +1,4 @@
-"""Has what comes in changed? Compares the histogram of scores with the certificate's; needs no full model."""
+"""Drift of the inputs, measured by comparing the histogram of scores with the certificate's. Needs no full model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from firstline_core.routing.certification import between
 Word = Literal["stable", "moderate", "large"]
 
 _MODERATE, _LARGE = 0.1, 0.25
-_HEAVIEST = 1e12  # of a new value, before all are made lighter
-_FEW = 200.0  # counts, of which an index says little
+_HEAVIEST = 1e12  # weight of a new value, before all are scaled down
+_FEW = 200.0  # counts below which an index is not meaningful
 _UNSEEN = 0.5  # counts added to every bin, so that an empty one is rare and not impossible (Jeffreys' prior)
 
 
 def population_stability_index(expected_histogram: ArrayLike, observed_histogram: ArrayLike) -> float:
-    """Sum of (observed - expected) * ln(observed / expected) over the bins' shares; 0 where both are the same.
+    """Returns the sum of (observed - expected) * ln(observed / expected) over the bins' shares.
 
-    Custom calls it a change from 0.1 and a large one from 0.25 (Siddiqi 2006, "Credit Risk Scorecards"). Chance alone
-    makes about (bins - 1) * (1 / expected total + 1 / observed total), so that 10 bins need some hundreds of counts.
+    0 for equal histograms.
+
+    By convention it is a change from 0.1 and a large one from 0.25 (Siddiqi 2006, "Credit Risk Scorecards"). Chance
+    alone gives about (bins - 1) * (1 / expected total + 1 / observed total), so that 10 bins need some hundreds of
+    counts.
 
     Args:
-        expected_histogram: (bins,) counts when the certificate was made.
+        expected_histogram: (bins,) counts at certification.
         observed_histogram: (bins,) counts in the same bins since.
 
     Returns:
@@ -51,16 +54,16 @@ def population_stability_index(expected_histogram: ArrayLike, observed_histogram
 
 
 def histogram(scores: ArrayLike, bins: int = 20, *, weights: ArrayLike | None = None) -> Histogram | None:
-    """Bins with about as many scores each; fewer where scores tie. None where no score is a number.
+    """Returns bins with about equal numbers of scores; fewer bins if scores tie. None if all scores are NaN.
 
-    Edges lie between scores that occur, so that a score's last digit, which differs between processors, decides
-    nothing. NaN counts as lowest: such an answer is never kept.
+    Edges lie between occurring scores, so that the last digit of a score, which differs between processors, has no
+    effect. NaN counts as lowest: such an answer is never accepted.
 
     Args:
         scores: (n,)
-        bins: at most.
-        weights: (n,) above 0, where scores were drawn with different probabilities: one over those. The shares are
-            then those of the population.
+        bins: maximum number.
+        weights: (n,) above 0, the inverse sampling probabilities of the scores. The shares are then those of the
+            population.
     """
     found = np.asarray(scores, np.float64)
     known = np.unique(found[~np.isnan(found)])
@@ -76,30 +79,30 @@ def histogram(scores: ArrayLike, bins: int = 20, *, weights: ArrayLike | None = 
 
 
 def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:
-    """The bin of each score in a `Histogram` of these edges, 0 the lowest; that of NaN is 0."""
+    """Returns the bin of each score in a `Histogram` with these edges, from 0; NaN is in bin 0."""
     found = np.asarray(scores, np.float64)
     return np.where(np.isnan(found), 0, np.searchsorted(np.asarray(edges, np.float64), found, side="right"))
 
 
 def word(index: float) -> Word:
-    """How much a population stability index says has changed, in Siddiqi's words."""
+    """Returns the size of the change as a word, by Siddiqi's limits of the population stability index."""
     return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"
 
 
 def beyond_chance(index: float, bins: int, expected_total: float, observed_total: float) -> float | None:
-    """The index less what chance alone makes of it on average; None where there are too few counts to say anything."""
+    """Returns the index minus its expected value by chance; None with too few counts."""
     if observed_total < _FEW or expected_total <= 0:
         return None
     return max(0.0, index - (bins - 1) * (1 / expected_total + 1 / observed_total))
 
 
 class RecentCounts:
-    """A histogram of the latest values, each newer one a little heavier than the one before.
+    """A histogram of recent values, with exponentially decaying weights.
 
     Args:
         inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
-        memory: so many values, about, are remembered.
-        counts: (bins,) to begin with, such as those kept over a restart; None for none.
+        memory: approximate number of values that count.
+        counts: (bins,) initial counts, such as those persisted over a restart; None for zeros.
     """
 
     def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
@@ -107,10 +110,10 @@ class RecentCounts:
         bins = len(self._edges) + 1
         self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
         self._growth = 1 + 1 / memory
-        self._weight = 1.0  # grows, instead of all counts shrinking with each value
+        self._weight = 1.0  # increases with each value, instead of decreasing all counts
 
     def add(self, value: float) -> None:
-        """Counts one; NaN counts as lowest, as in `bins_of`."""
+        """Adds a value; NaN counts as lowest, as in `bins_of`."""
         self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
         self._weight *= self._growth
         if self._weight > _HEAVIEST:
@@ -118,5 +121,5 @@ class RecentCounts:
 
     @property
     def counts(self) -> list[float]:
-        """(bins,) as if the next value weighed 1."""
+        """Returns the counts (bins,), scaled to a weight of 1 for the next value."""
         return [count / self._weight for count in self._counts]

@@ -1,6 +1,6 @@
-"""What was learned of a model's answers: P(edge wrong and cloud right | features), applied. Fitting is the workbench's.
+"""Applies a learned model of P(edge wrong and cloud right | features). The workbench fits it.
 
-Plain numpy, so that the device needs no learning library.
+It uses numpy only, so that the device needs no learning library.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import Probabilities, Scores, entropy, temper
 
 MEASURES = 4
-"""The first columns of `features` are measures, the others classes."""
+"""Number of the first columns of `features`, which are measures; the others are classes."""
 
-_CLASSES_AT_MOST = 64  # beyond, no selection part has enough rows of each class
+_CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
 
-_SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax: its zeros are no smaller than that
+_SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax, as the lower bound of its zeros
 
 
 def feature_count(classes: int) -> int:
-    """Columns of `features` for so many classes."""
+    """Returns the number of columns of `features`."""
     return MEASURES + (classes if classes <= _CLASSES_AT_MOST else 0)
 
 
 def features(probabilities: Probabilities) -> NDArray[np.float32]:
-    """What the score looks at: how sure the edge is, and of which class.
+    """Returns the inputs of the score: confidence measures and the predicted class.
 
-    The class matters where a quantised softmax saturates: a quarter of the answers may share one margin, yet the edge
-    is wrong ten times as often about frogs as about lorries.
+    The class matters if a quantised softmax saturates: a quarter of the answers may share one margin, although the edge
+    model is wrong ten times as often for one class as for another.
 
     Args:
         probabilities: (n, classes), classes >= 2.
 
     Returns:
-        (n, 4) margin, certainty (one minus the entropy) and the logarithms of the two likeliest classes'
-        probabilities; then, for up to 64 classes, the predicted class, one-hot.
+        (n, 4) margin, certainty (one minus the entropy) and the logarithms of the two highest probabilities; then, for
+        up to 64 classes, the one-hot predicted class.
     """
     rows = temper(probabilities, 1.0)
     top = np.sort(np.partition(rows, -2, axis=-1)[:, -2:], axis=-1)
@@ -47,10 +47,10 @@ def features(probabilities: Probabilities) -> NDArray[np.float32]:
 
 
 class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
-    """Logistic regression over `features`; the manifest holds it as it is.
+    """Logistic regression over `features`, as stored in the manifest.
 
     Attributes:
-        weights: (features,); what the fit subtracted and divided by is folded in.
+        weights: (features,); they include the standardisation of the fit.
         bias: log-odds of a loss at features of 0.
     """
 
@@ -58,7 +58,7 @@ class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
     bias: float
 
     def losses(self, probabilities: Probabilities) -> Scores:
-        """P(loss), (n,) float32 in [0, 1].
+        """Returns P(loss), (n,) float32 in [0, 1].
 
         Raises:
             ConfigError: fitted for another number of classes.
@@ -74,5 +74,5 @@ class Logistic(Struct, frozen=True, forbid_unknown_fields=True):
         return lost
 
     def score(self, probabilities: Probabilities) -> Scores:
-        """1 - P(loss), (n,) float32 in [0, 1]; higher means keep."""
+        """Returns 1 - P(loss), (n,) float32 in [0, 1]; higher means more certain."""
         return 1 - self.losses(probabilities)

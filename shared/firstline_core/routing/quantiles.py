@@ -1,11 +1,13 @@
-"""Quantiles of a stream that forgets: log-spaced bins with exponentially decayed weights. Pure; bounded memory.
+"""Quantiles of a stream with exponentially decaying weights, in log-spaced bins.
+
+Pure; bounded memory.
 
 The bins are DDSketch's (Masson, Rim and Lee, VLDB 2019): bin i holds (gamma^(i-1), gamma^i], so that any value in it is
 known to a relative error. Weights follow forward decay (Cormode, Shkapenyuk, Srivastava and Xu, ICDE 2009): instead of
-shrinking all that is old, each new observation weighs more, which costs nothing and changes no quantile.
+reducing old weights, each new observation weighs more, which costs nothing and changes no quantile.
 
-An observation may be censored: "at least so long", as a timeout says. The quantiles are then those of the product-limit
-estimate (Kaplan and Meier, 1958): a censored observation counts for all that lies beyond it, and for nothing before.
+An observation may be censored ("at least this long"), as after a timeout. The quantiles are then those of the
+product-limit estimate (Kaplan and Meier, 1958): the weight of a censored observation is distributed over longer ones.
 """
 
 from __future__ import annotations
@@ -15,21 +17,21 @@ import math
 RELATIVE_ERROR = 0.05
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
-# From a tenth of a millisecond to some minutes: what is beyond is counted at the end.
+# From 0.1 ms to several minutes; values outside are counted in the first or last bin.
 _LOWEST, _HIGHEST = math.ceil(math.log(1e-4) / _LOG_GAMMA), math.ceil(math.log(300.0) / _LOG_GAMMA)
 
 HALF_LIFE_COUNT = 32.0
-"""Observations after which one weighs half: an estimate rests on the last 46, as it were."""
+"""Half-life of an observation, in further observations: an estimate is based on about the last 46."""
 HALF_LIFE_S = 60.0
-"""Seconds after which one weighs half, however few came since: a network's weather."""
-# Powers of two that a fresh weight may reach before all are scaled back, and the oldest forgotten.
+"""Half-life of an observation in seconds, because networks change without traffic too."""
+# Maximum exponent of a fresh weight before all weights are scaled back and the oldest dropped.
 _MAX_EXPONENT = 8.0
-# Weights below this share of a fresh one are as good as none.
+# Weights below this share of a fresh one are dropped.
 _NEGLIGIBLE = 1e-3
 
 
 class DecayedQuantiles:
-    """Durations in seconds, recent ones counting most.
+    """A distribution of durations (seconds) in which recent ones count most.
 
     Args:
         half_life_count: in observations.
@@ -41,7 +43,7 @@ class DecayedQuantiles:
     def __init__(self, half_life_count: float = HALF_LIFE_COUNT, half_life_s: float = HALF_LIFE_S) -> None:
         self._step = 1 / half_life_count
         self._half_life_s = half_life_s
-        self._bins: dict[int, list[float]] = {}  # index -> weight of those that ended here, of those censored here
+        self._bins: dict[int, list[float]] = {}  # index -> weights of complete and of censored observations
         self._ended = self._censored = 0.0  # sums of those
         self._exponent = 0.0  # the newest observation weighs 2 ** this
         self._at_s = 0.0  # its time
@@ -51,12 +53,12 @@ class DecayedQuantiles:
         """Adds an observation.
 
         Args:
-            seconds: how long it took; or, where censored, how long it was waited for in vain.
+            seconds: duration; for a censored observation, the time waited.
             now_s: on a monotonic clock.
-            censored: whether the end was not seen.
+            censored: whether the end was not observed.
 
         Raises:
-            ValueError: no duration.
+            ValueError: negative or not finite.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"A duration of {seconds} s is none.")
@@ -68,14 +70,14 @@ class DecayedQuantiles:
         self._put(_bin_of(seconds), *((0.0, weight) if censored else (weight, 0.0)))
 
     def weight(self, now_s: float) -> float:
-        """How many fresh observations all that is remembered is worth."""
+        """Returns the equivalent number of fresh observations."""
         fade: float = 2.0 ** -(self._exponent + self._age(now_s))
         return (self._ended + self._censored) * fade
 
     def quantile(self, share: float) -> float | None:
-        """The duration that this share does not exceed, within the relative error; None where nothing was seen.
+        """Returns the quantile, within the relative error; None without observations.
 
-        Where too many were waited for in vain to know it, it is more than the longest such wait.
+        If too many observations are censored to know it, it is above the longest wait.
 
         Args:
             share: above 0 and below 1.
@@ -87,13 +89,13 @@ class DecayedQuantiles:
         return self._known[share]
 
     def doubt(self, worth: float) -> None:
-        """Lets all that is remembered weigh no more than so many fresh observations: things may have changed."""
+        """Reduces the total weight to at most a number of fresh observations, because conditions may have changed."""
         excess = self.weight(self._at_s) / worth
         if excess > 1:
             self._exponent += math.log2(excess)
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all that is remembered, to the nearest bin."""
+        """Multiplies all durations, to the nearest bin."""
         shift = round(math.log(factor) / _LOG_GAMMA)
         bins, self._bins, self._ended, self._censored = self._bins, {}, 0.0, 0.0
         for index, (ended, censored) in bins.items():
@@ -101,7 +103,7 @@ class DecayedQuantiles:
         self._known.clear()
 
     def merged(self, other: DecayedQuantiles) -> DecayedQuantiles:
-        """Both streams as one; the half-lives are this one's."""
+        """Returns both streams as one, with the half-lives of this one."""
         both = DecayedQuantiles(1 / self._step, self._half_life_s)
         both._at_s = max(self._at_s, other._at_s)
         for part in (self, other):
@@ -112,11 +114,11 @@ class DecayedQuantiles:
 
     @property
     def bins(self) -> int:
-        """How many are in use: what the memory is for."""
+        """Returns the number of bins in use."""
         return len(self._bins)
 
     def _age(self, now_s: float) -> float:
-        """Half-lives since the newest observation."""
+        """Returns the half-lives since the newest observation."""
         return max(0.0, now_s - self._at_s) / self._half_life_s if self._bins else 0.0
 
     def _put(self, index: int, ended: float, censored: float) -> None:
@@ -137,11 +139,11 @@ class DecayedQuantiles:
                 self._put(index, ended * fade, censored * fade)
 
     def _quantile(self, beyond: float) -> float:
-        """The value beyond which so large a share lies, by the product-limit estimate."""
+        """Returns the value above which this share lies, by the product-limit estimate."""
         at_risk = self._ended + self._censored
         surviving = 1.0
         indices = sorted(self._bins)
-        if not self._censored:  # the same, from the end that is nearer to what is asked for
+        if not self._censored:  # the same, from the end that is closer to the quantile
             tail = beyond * at_risk
             for index in reversed(indices):
                 tail -= self._bins[index][0]
@@ -165,5 +167,5 @@ def _bin_of(seconds: float) -> int:
 
 
 def _middle_of(index: int) -> float:
-    """Within the relative error of everything in the bin."""
+    """Returns a value within the relative error of everything in the bin."""
     return 2 * _GAMMA**index / (_GAMMA + 1)

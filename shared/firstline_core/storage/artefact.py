@@ -1,4 +1,4 @@
-"""A file of a bundle, by path and digest."""
+"""A file of a bundle, with path and digest."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-# \Z, because $ also matches before a newline at the end.
-# Relative, forward slashes, no part that starts with a dot: a manifest cannot reach out of its directory.
+# \Z, because $ also matches before a newline at the end. Relative, with forward slashes and no part that starts with a
+# dot: a manifest cannot leave its directory.
 RelativePath = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z")]
 
 
 class Artefact(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of the bundle. It may be absent on a device that does not need it; present, it is checked."""
+    """A file of the bundle. It may be absent on a device that does not need it; if present, it is verified."""
 
     file: RelativePath
     sha256: Sha256

@@ -1,4 +1,4 @@
-"""A secret in a file of its own, so that it is in no configuration, no environment listing and no log."""
+"""Secrets in separate files, so that they are in no configuration, environment listing or log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _LIMIT_BYTES = 4096
 
 
 def read_secret(file: str, setting: str) -> str:
-    """The file's one line, without its end; "" where no file is named.
+    """Returns the only line of the file; "" if no file is named.
 
     Args:
-        file: its path.
-        setting: which setting names it, for the message.
+        file: path.
+        setting: name of the setting, for the message.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or is more than one line of text.
+        ConfigError: the file cannot be read, is empty, or has more than one line.
     """
     if not file:
         return ""

@@ -1,7 +1,7 @@
-"""Settings: one TOML file, then the environment, then flags; each wins over the one before.
+"""Settings from a TOML file, the environment and flags; each overrides the one before.
 
-A process declares its settings as a frozen `msgspec.Struct` whose fields are sections or values. A key that does not
-fit is named with its file, its line and, where one is close, the key that was probably meant.
+A process declares its settings as a frozen `msgspec.Struct` whose fields are sections or values. Errors name the file,
+the line, the key and, for an unknown key, a similar known one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 _FILE_LIMIT_BYTES = 1024 * 1024
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-# How alike a variable and a setting must be for one to be the other, misspelt.
+# Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
 
 Warn = Callable[[str], None]
-# Not below our packages' own loggers, which are quiet until `logs.configure`: without any handler, as before a process
-# has its log settings, this writes to stderr.
+# Not below the packages' own loggers, which are silent until `logs.configure`: this one writes to stderr before a
+# process has its log settings.
 _log: Warn = logging.getLogger("settings").warning
 
 
@@ -48,16 +48,16 @@ def load(
     Args:
         cls: a frozen struct with `forbid_unknown_fields`; nested structs are TOML tables.
         file: a TOML file, or None for defaults only.
-        environ: variables `PREFIX` + `SECTION__KEY` override the file, e.g. FIRSTLINE_EDGE_API__PORT=9000.
-            Lists take JSON. What starts with the prefix and cannot be a setting is passed over: Kubernetes sets
-            FIRSTLINE_GATEWAY_PORT and its like where a service is called firstline-gateway.
-        prefix: the process's own, e.g. "FIRSTLINE_EDGE_".
-        overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment, None is passed over.
-        text: what the file holds, where it is known already.
-        warn: told of variables that were passed over.
+        environ: variables `PREFIX` + `SECTION__KEY` override the file, e.g. FIRSTLINE_EDGE_API__PORT=9000. Lists are
+            JSON. Other variables with the prefix are ignored: Kubernetes sets FIRSTLINE_GATEWAY_PORT and similar ones
+            for a service named firstline-gateway.
+        prefix: of the process, e.g. "FIRSTLINE_EDGE_".
+        overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment; None is ignored.
+        text: content of the file, if already read.
+        warn: called with a sentence about ignored variables.
 
     Raises:
-        ConfigError: a source cannot be read, or says something that makes no sense.
+        ConfigError: a source cannot be read or is invalid.
     """
     if text is None:
         text = read_text(file) if file is not None else ""
@@ -85,10 +85,10 @@ def load(
 
 
 def read_text(file: Path) -> str:
-    """What a configuration file holds.
+    """Returns the content of a configuration file.
 
     Raises:
-        ConfigError: it is not there, too large, no text, or cannot be read.
+        ConfigError: it is missing, too large, not text, or cannot be read.
     """
     try:
         with file.open("rb") as stream:
@@ -107,19 +107,19 @@ def read_text(file: Path) -> str:
 def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # beside its own: numbers of thousands of digits, thousands of "["
+    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, thousands of "["
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
 
 
 def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_text: bool = False) -> T:
-    """Checks `values` against the struct; numbers and booleans may be strings, as the environment gives them.
+    """Converts `values` to the struct; numbers and booleans may be strings, as in the environment.
 
     Args:
         cls: the struct.
-        values: as TOML has them.
-        text: the file's, for lines.
+        values: as parsed from TOML.
+        text: of the file, for line numbers.
         where: named in errors.
-        of_text: what was added last is a variable's text.
+        of_text: whether the last added value is the text of a variable.
     """
     try:
         return msgspec.convert(values, cls, strict=False)
@@ -143,7 +143,7 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
 
 
 def _dotted(path: str | None) -> list[str]:
-    """`$.links[0].url` as ["links", "0", "url"]; msgspec writes `[...]` for any value of a free table."""
+    """Splits `$.links[0].url` into ["links", "0", "url"]; msgspec writes `[...]` for any value of a free table."""
     if not path:
         return []
     return [part for part in re.split(r"[.\[\]]+", path.removeprefix("$").replace("[...]", "")) if part]
@@ -187,12 +187,12 @@ def _defines(text: str, path: list[str]) -> bool | None:
 
 @cache
 def _described(cls: type[msgspec.Struct]) -> msgspec.inspect.Type:
-    """By msgspec, which takes milliseconds."""
+    """Returns msgspec's description of a type, which takes milliseconds."""
     return msgspec.inspect.type_info(cls)
 
 
 def _type_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
-    """Descriptions, by msgspec, of what may stand at `path`: several for a union, none where nothing may."""
+    """Returns msgspec's descriptions of the types at `path`: several for a union, none for an unknown path."""
     found = _alternatives(_described(cls))
     for part in path:
         inner = []
@@ -211,17 +211,17 @@ def _alternatives(info: Any) -> list[Any]:
     if isinstance(info, msgspec.inspect.UnionType):
         return [alternative for each in info.types for alternative in _alternatives(each)]
     if isinstance(info, msgspec.inspect.DictType) and isinstance(info.value_type, msgspec.inspect.StructType):
-        return [info.value_type]  # a table of tables: msgspec does not say under which name, and all are alike
+        return [info.value_type]  # a table of tables: msgspec does not report the name, and all have one type
     return [info]
 
 
 def _fields(types: list[Any]) -> list[str]:
-    """The keys that a table takes."""
+    """Returns the keys of a table."""
     return [f.encode_name for info in types if isinstance(info, msgspec.inspect.StructType) for f in info.fields]
 
 
 def _choices(types: list[Any]) -> list[str]:
-    """The values of a closed list."""
+    """Returns the values of a closed list."""
     found = []
     for info in types:
         if isinstance(info, msgspec.inspect.LiteralType):
@@ -232,7 +232,7 @@ def _choices(types: list[Any]) -> list[str]:
 
 
 def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:
-    """What a variable may set: the fields at the top, and those of the sections."""
+    """Returns the settings that a variable can set: the top-level fields, and those of the sections."""
     top = _fields(_type_at(cls, []))
     return [(name,) for name in top] + [
         (section, name) for section in top for name in _fields(_type_at(cls, [section]))
@@ -240,7 +240,7 @@ def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:
 
 
 def _tell(passed_over: list[str], known: set[str], prefix: str, warn: Warn) -> None:
-    """One sentence for each variable that is nearly a setting, and one for all the others."""
+    """Warns with one sentence for each variable that resembles a setting, and one for all others."""
     others = []
     spelled = {name.replace(".", "_"): prefix + name.replace(".", "__").upper() for name in known}
     for variable in passed_over:
@@ -265,7 +265,7 @@ def _suggest(key: str, known: list[str]) -> str:
 
 
 def _from_text(value: str) -> object:
-    """A variable's value: JSON for lists and tables, the text itself otherwise."""
+    """Returns the value of a variable: parsed JSON for lists and tables, otherwise the text."""
     if value[:1] in "[{" and value:
         try:
             found: object = msgspec.json.decode(value)

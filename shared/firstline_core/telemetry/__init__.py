@@ -1,1 +1,1 @@
-"""What the tiers say of themselves: logs, metrics, traces, the decision log. Never a payload, never a secret."""
+"""Telemetry of both tiers: logs, metrics, traces and the decision log. Never a payload, never a secret."""

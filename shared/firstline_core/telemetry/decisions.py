@@ -1,8 +1,7 @@
-"""The decision log: one JSON line for each answer, refusal and later correction, so that any can be explained.
+"""The decision log: one JSON line for each answer, refusal and later correction, to explain decisions.
 
-Bounded: two files of at most `max_bytes`. No payload, no label, no client id; `local_only` requests are the caller's
-to keep out. Each line ends with the CRC-32 of what stands before it, so that a disk's errors are passed over; lines
-without one are from before.
+Bounded: two files of at most `max_bytes`. No payload, no label, no client id; the caller must leave out `local_only`
+requests. Each line ends with a CRC-32, so that damaged lines are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CRC = re.compile(rb',"crc":"([0-9a-f]{8})"}\n?\Z')
 class DecisionLog:
     """Appends to `path`; when it is full it becomes `path` + ".1" and a fresh one starts.
 
-    The disk may refuse at any time; the next line is tried anew.
+    The disk may fail at any time; the next line is tried again.
 
     Args:
         path: the file; its directory exists.
@@ -44,13 +43,13 @@ class DecisionLog:
         self._torn = False
 
     def write(self, response: InferResponse, *, wall_s: float, ms: float | None = None, **facts: object) -> None:
-        """Adds one line about an answer; its outputs are not written.
+        """Adds one line about an answer, without its outputs.
 
         Args:
-            response: without an answer, nothing is added.
-            wall_s: seconds since the epoch, as the device believes.
+            response: if it has no answer, nothing is added.
+            wall_s: wall time of the device (seconds since 1970).
             ms: time to this answer.
-            facts: anything else worth telling, JSON-able.
+            facts: further fields, JSON values.
 
         Raises:
             OSError: the disk refused.
@@ -59,13 +58,13 @@ class DecisionLog:
             self.append(about(response, wall_s=wall_s, ms=ms) | facts)
 
     def append(self, *records: Mapping[str, object]) -> None:
-        """Adds a line for each, in one go.
+        """Adds a line for each record in one write.
 
         Raises:
             OSError: the disk refused.
         """
         lines = [_with_crc(_ENCODER.encode(record)) for record in records]
-        if self._torn:  # the piece of a line before must not spoil this one
+        if self._torn:  # a partial line before must not damage this one
             lines[0] = b"\n" + lines[0]
         if self._stream is None:
             self._stream = _opened(self._path)
@@ -92,11 +91,11 @@ class DecisionLog:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
     def _rotate(self) -> None:
-        """Changes files; the old one stays in use until the new one is in its place."""
+        """Rotates the files; the old one stays in use until the new one is in its place."""
         fresh_path = self._path.with_name(self._path.name + ".new")
         fresh = _opened(fresh_path)
         try:
-            if self._path.exists():  # an earlier try may have come half way
+            if self._path.exists():  # an earlier attempt may have stopped half-way
                 self._path.replace(_older(self._path))
             fresh_path.replace(self._path)
         except OSError:
@@ -106,7 +105,7 @@ class DecisionLog:
         self._stream, self._size_bytes = fresh, 0
 
     def clear(self) -> list[Path]:
-        """Begins anew; returns the files that are still to be erased, see `storage.files.give_up`.
+        """Starts an empty log; returns the files that are still to be erased, see `storage.files.give_up`.
 
         Raises:
             OSError: the disk refuses.
@@ -122,7 +121,7 @@ class DecisionLog:
 
 
 def about(response: InferResponse, *, wall_s: float, ms: float | None = None) -> dict[str, object]:
-    """What a line says of an answer, see `DecisionLog.write`; the response has one."""
+    """Returns the fields of a line about an answer, see `DecisionLog.write`."""
     told = {} if response.answer is None else structs.asdict(response.answer)
     return {"at": wall_s, "model": response.model, "version": response.version, "ms": ms} | told
 
@@ -136,12 +135,12 @@ def _older(path: Path) -> Path:
 
 
 def find(path: Path, request_id: str) -> list[dict[str, Any]]:
-    """Every line about one request, oldest first; a line cut short by a power loss is passed over."""
+    """Returns every line about one request, oldest first; damaged lines are skipped."""
     return [line for line in lines(path) if line.get("request_id") == request_id]
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every line of the file and of the one before it, oldest first; what was cut short is passed over.
+    """Yields every line of the file and of the one before it, oldest first; damaged lines are skipped.
 
     Raises:
         OSError: a file cannot be read.
@@ -161,7 +160,7 @@ def _with_crc(record: bytes) -> bytes:
 
 
 def _read(text: bytes) -> dict[str, Any] | None:
-    """The record, or None where the line is not what was written."""
+    """Returns the record; None for a damaged line."""
     crc = _CRC.search(text)
     if crc is not None and int(crc[1], 16) != zlib.crc32(text[: crc.start()]):
         return None

@@ -1,4 +1,4 @@
-"""Metrics that both tiers count alike, for Prometheus. Labels come from closed lists only."""
+"""Prometheus metrics of both tiers. Labels come from closed lists only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferResponse, Reason, Status, Tier
 
-# Seconds; from a cache hit (tens of microseconds) to a request that waits for its deadline.
+# Seconds: from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
@@ -61,7 +61,7 @@ class RequestMetrics:
         self._errors.labels(error.code).inc()
 
     def gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
-        """Adds a value that is read whenever somebody asks, e.g. the outbox's depth."""
+        """Adds a gauge that is read at each scrape, e.g. the depth of the outbox."""
         Gauge(f"{self._prefix}_{name}", description, registry=self.registry).set_function(read)
 
     def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
@@ -81,25 +81,25 @@ class RequestMetrics:
         *,
         counts: bool = False,
     ) -> None:
-        """Adds values that others keep, by their labels; those that are not known now are left out of what is read.
+        """Adds values by labels that are read at each scrape; unknown values are left out.
 
         Args:
             name: after the process's prefix.
             description: for people.
-            labels: their names; values must come from a closed list.
-            read: asked whenever somebody asks.
-            counts: a counter, which only grows.
+            labels: names; their values must come from a closed list.
+            read: called at each scrape.
+            counts: whether it is a counter, which only grows.
         """
         family = CounterMetricFamily if counts else GaugeMetricFamily
         self.registry.register(_Readings(lambda: family(f"{self._prefix}_{name}", description, labels=labels), read))
 
     def render(self) -> tuple[bytes, str]:
-        """The exposition text and its content type."""
+        """Returns the exposition text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class _Readings(Collector):
-    """Values that are asked for, and not kept."""
+    """A collector that reads its values at each scrape."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What Triton's statistics extension tells of a model: how often, and for how long, since the process began.
+"""The statistics of a model in Triton's statistics extension: counts and durations since the process started.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_statistics.md
 """
@@ -15,13 +15,13 @@ _NS_PER_S = 1_000_000_000
 
 @dataclass(slots=True)
 class Duration:
-    """So many times, and all their time together."""
+    """A count and the sum of the durations."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Adds `times` that took so long together."""
+        """Adds `times` events with a total duration."""
         self.count += times
         if seconds > 0:
             self.seconds += seconds
@@ -33,12 +33,12 @@ class Duration:
 
 @dataclass(slots=True)
 class Apart:
-    """What of the runs' time was not the model's own, as far as it is measured.
+    """The share of the runs' time outside the model, as far as it is measured.
 
     Args:
-        input_s: preparing inputs, each request of a batch counting all of it.
-        output_s: handing out results, likewise.
-        batches_s: both, by the rows of the batch.
+        input_s: preparing inputs; each request of a batch counts all of it.
+        output_s: distributing results, counted likewise.
+        batches_s: both, by rows of the batch.
     """
 
     input_s: float = 0.0
@@ -53,7 +53,7 @@ class Apart:
         self.batches_s[rows] = before[0] + input_s, before[1] + output_s
 
     def include(self, other: Apart) -> None:
-        """Counts what was measured elsewhere."""
+        """Adds measurements of another instance."""
         self.input_s += other.input_s
         self.output_s += other.output_s
         for rows, (input_s, output_s) in other.batches_s.items():
@@ -63,23 +63,23 @@ class Apart:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """One version of a model.
+    """The statistics of one version of a model.
 
     Args:
         name: the bundle's.
         version: the bundle's.
-        last_inference_s: wall time of the latest answer, since 1970.
-        inference_count: rows that the model answered, in however few runs.
-        execution_count: runs of the model.
-        success: requests that were answered, from their arrival on.
-        fail: those that were not.
-        queue: how long requests waited for their run.
-        compute_infer: how long their run took, preparing and handing out included: a request of a batch counts all
-            of the batch's time.
-        cache_hit: requests whose answer was known.
-        cache_miss: those whose answer was looked for and not known.
-        batches: runs by their rows.
-        apart: what of that was preparing and handing out.
+        last_inference_s: wall time of the latest answer (seconds since 1970).
+        inference_count: rows that the model answered.
+        execution_count: runs of the model, one per batch.
+        success: answered requests, from their arrival.
+        fail: failed requests.
+        queue: waiting time of requests.
+        compute_infer: duration of the runs, including preparation and distribution; each request of a batch counts all
+            of it.
+        cache_hit: requests answered from the cache.
+        cache_miss: requests not found in the cache.
+        batches: runs by number of rows.
+        apart: time of preparation and distribution.
     """
 
     name: str
@@ -97,12 +97,12 @@ class ModelStatistics:
     apart: Apart = field(default_factory=Apart)
 
     def answered(self, seconds: float, now_s: float, times: int = 1) -> None:
-        """Counts answers that took so long together, the last at this wall time."""
+        """Counts answers with a total duration, the last at this wall time."""
         self.success.add(seconds, times)
         self.last_inference_s = now_s
 
     def ran(self, rows: int, seconds: float, waits_s: Sequence[float]) -> None:
-        """Counts a run: its rows, how long it took, and how long each of its requests had waited."""
+        """Counts a run: its rows, its duration and the waiting time of each request."""
         self.inference_count += rows
         self.execution_count += 1
         self.batches[rows].add(seconds)
@@ -111,7 +111,7 @@ class ModelStatistics:
 
 
 def as_json(found: Iterable[ModelStatistics]) -> dict[str, Any]:
-    """Triton's form; what is not measured apart is 0."""
+    """Returns Triton's JSON; parts that are not measured separately are 0."""
     return {"model_stats": [_model(each) for each in found]}
 
 
@@ -139,7 +139,7 @@ def _model(found: ModelStatistics) -> dict[str, Any]:
 
 
 def _computed(spent: Duration, input_s: float, output_s: float) -> dict[str, dict[str, int]]:
-    """The three parts of what runs took, which add up to it."""
+    """Returns the three parts of the runs' time, which add up to the total."""
     input_s = min(input_s, spent.seconds)
     output_s = min(output_s, spent.seconds - input_s)
     return {
