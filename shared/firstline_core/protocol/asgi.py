@@ -65,7 +65,9 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.info = request_info(scope)
-        self.trace = from_lines(lines) if "traceparent" in self.headers else None
+        self.trace = None
+        if "traceparent" in self.headers:
+            self.trace = from_lines([line for line in lines if line[0].startswith(b"trace")])
         self.parameters: Mapping[str, str] = _NO_PARAMETERS
         self._receive = receive
 

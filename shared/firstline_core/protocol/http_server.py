@@ -184,6 +184,7 @@ class Connection(HttpToolsProtocol):
     """
 
     transport: asyncio.Transport
+    _info: RequestInfo  # of the request that was read last
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
@@ -329,8 +330,8 @@ class Connection(HttpToolsProtocol):
         self._check_head(self.parser.get_http_version())
         if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
             raise _RequestFaultError(400, f"More than {self._limits.pipelined} requests are pipelined; send fewer.")
-        arrived_s = self._server.clock.monotonic_s() - age_s(self._socket)
-        self.scope["state"][_STATE_KEY] = RequestInfo(arrived_s, self._peer)
+        self._info = RequestInfo(self._server.clock.monotonic_s() - age_s(self._socket), self._peer)
+        self.scope["state"][_STATE_KEY] = self._info
         self.server_state.default_headers = _date_header(int(time()))
         super().on_headers_complete()
         self._has_cycle = True
@@ -347,7 +348,7 @@ class Connection(HttpToolsProtocol):
         self._in_message = self._has_cycle = False
         self._ended_whole = True
         cycle = self.cycle
-        request_info(cast(Scope, cycle.scope)).whole = True
+        self._info.whole = True
         if self.expect_100_continue and not (cycle.response_started or self._server.stopping):
             cycle.keep_alive = self.parser.should_keep_alive()
         super().on_message_complete()
