@@ -1,4 +1,4 @@
-"""Where a training is kept; that it goes on from there is told in `test_students.py`."""
+"""Where a training is kept; that it goes on from there is told in `test_student.py`."""
 
 from __future__ import annotations
 

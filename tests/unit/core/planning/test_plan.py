@@ -13,7 +13,7 @@ from firstline_core.planning.text import plan_lines
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp
 
-_MANIFEST = open_bundle(Path(__file__).parents[3] / "models/digits/bundle").manifest
+_MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 _CPU = "CPUExecutionProvider"
 _MACHINE = Catalogue("f" * 16, "a board", "6.1", Processor("", "x86_64", 2, 2.0), Memory(2**30), measured=True)
 
