@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +14,11 @@ from firstline.workbench.placing import in_place
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.planning.split import Splits, Stretch, Surroundings, encode, stretches, ways
+from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
+from firstline_core.planning.text import describe_bandwidths, describe_way
 from firstline_core.runtime.select import RuntimeOptions
 
 DOCUMENT = "split.json"
-_MBIT = 1e6 / 8
 
 
 def split_command(
@@ -100,21 +99,4 @@ def _print_text(found: Splits, around: Surroundings) -> None:
         "disagreement by a checkpoint:"
     )
     for stretch in stretches(ways(found, around)):
-        typer.echo(f"  {_between(stretch)}: {described(stretch)}")
-
-
-def described(stretch: Stretch) -> str:
-    """A way in words."""
-    way = stretch.way
-    if way.kind == "device":
-        return "the whole model on the device"
-    if way.kind == "input":
-        return "the encoded image is sent"
-    return f"split at {way.tensor}, {way.form}, {size(round(way.sent_bytes))}"
-
-
-def _between(stretch: Stretch) -> str:
-    low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
-    if low <= 0:
-        return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
-    return f"from {low:.3g} Mbit/s on" if math.isinf(high) else f"from {low:.3g} to {high:.3g} Mbit/s"
+        typer.echo(f"  {describe_bandwidths(stretch)}: {describe_way(stretch.way)}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, ParamSpec, TypeVar
@@ -78,34 +79,27 @@ class Halves:
         return whole.finish(found, len(tensor))
 
 
-@dataclass(slots=True)
-class _Whole:
-    """Measurements of the whole model, by row."""
-
-    prepare_s: list[float] = field(default_factory=list)
-    model_s: list[float] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
+Key = tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Measurements of one encoding of a cut's checkpoint, by row."""
+class _Measurements:
+    """Measurements of the rows: seconds by step, and classes and sizes by tensor and form (without both: the whole)."""
 
-    checkpoint: Checkpoint
-    sent_bytes: list[int] = field(default_factory=list)
-    pack_s: list[float] = field(default_factory=list)
-    unpack_s: list[float] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.seconds: defaultdict[Key, list[float]] = defaultdict(list)
+        self.classes: defaultdict[Key, list[int]] = defaultdict(list)
+        self.sizes: defaultdict[Key, list[int]] = defaultdict(list)
 
+    def timed(self, key: Key, call: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
+        """Calls a function and records its seconds."""
+        began_s = time.perf_counter()
+        result = call(*given, **named)
+        self.seconds[key].append(time.perf_counter() - began_s)
+        return result
 
-@dataclass(slots=True)
-class _Cut:
-    """Measurements of one cut."""
-
-    halves: Halves
-    forms: list[_Seen]
-    head_s: list[float] = field(default_factory=list)
-    tail_s: list[float] = field(default_factory=list)
+    def median_ms(self, *key: str) -> float:
+        """Returns the median of a step."""
+        return round(1000 * float(np.median(self.seconds[key])), 5)
 
 
 def measure_splits(
@@ -136,13 +130,11 @@ def measure_splits(
         stack.callback(whole.close)
         images = [(_tensor(bundle, encoded), len(encoded), label) for encoded, label in dataset.read()]
         tensors, found = chosen(bundle, whole, images[0][0], at, options)
-        made = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
-        cuts = [_Cut(one, [_Seen(checkpoint) for checkpoint in one.checkpoints()]) for one in made]
-        _pass(whole, cuts, images[0][0], _Whole())  # the first run includes lazy initialisation
-        cuts = [_Cut(cut.halves, [_Seen(form.checkpoint) for form in cut.forms]) for cut in cuts]
-        seen = _Whole()
+        cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
+        _measure_row(whole, cuts, images[0][0], _Measurements())  # the first run includes lazy initialisation
+        measurements = _Measurements()
         for done, (tensor, _, _) in enumerate(images, 1):
-            _pass(whole, cuts, tensor, seen)
+            _measure_row(whole, cuts, tensor, measurements)
             progress(done, len(images))
     labels = [label for _, _, label in images]
     return Splits(
@@ -152,12 +144,12 @@ def measure_splits(
         model_digest=model.digest,
         runtime=whole.runtime.provider,
         threads=options.threads,
-        prepare_ms=_median_ms(seen.prepare_s),
-        model_ms=_median_ms(seen.model_s),
+        prepare_ms=measurements.median_ms("prepare"),
+        model_ms=measurements.median_ms("model"),
         input_bytes=float(np.mean([size for _, size, _ in images])),
         rows=len(images),
         points=found,
-        cuts=tuple(_summed(cut, seen.said, labels) for cut in cuts),
+        cuts=tuple(_cut_of(cut, measurements, labels) for cut in cuts),
     )
 
 
@@ -245,52 +237,43 @@ def _cut(bundle: Bundle, model: Model, tensor: str, options: RuntimeOptions) -> 
     return onnx_graph.cut(content, tensor, source, target)
 
 
-def _pass(whole: LoadedModel, cuts: Sequence[_Cut], tensor: Tensor, seen: _Whole) -> None:
-    rows = _timed(seen.prepare_s, whole.prepare, tensor)
-    seen.said.append(int(_timed(seen.model_s, whole.run, rows).argmax()))
+def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, into: _Measurements) -> None:
+    rows = into.timed(("prepare",), whole.prepare, tensor)
+    into.classes[()].append(int(into.timed(("model",), whole.run, rows).argmax()))
     for cut in cuts:
-        crossing = _timed(cut.head_s, cut.halves.begin, rows)
-        for form in cut.forms:
-            packed = _timed(form.pack_s, form.checkpoint.pack, crossing)
-            again = _timed(form.unpack_s, form.checkpoint.unpack, packed)
-            answer = _timed(cut.tail_s, cut.halves.finish, again, whole)
-            form.sent_bytes.append(len(packed))
-            form.said.append(int(answer.argmax()))
+        crossing = into.timed(("head", cut.tensor), cut.begin, rows)
+        for checkpoint in cut.checkpoints():
+            key = cut.tensor, checkpoint.form
+            packed = into.timed(("pack", *key), checkpoint.pack, crossing)
+            unpacked = into.timed(("unpack", *key), checkpoint.unpack, packed)
+            answer = into.timed(("tail", cut.tensor), cut.finish, unpacked, whole)
+            into.sizes[key].append(len(packed))
+            into.classes[key].append(int(answer.argmax()))
 
 
-def _timed(seconds: list[float], call: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
-    began_s = time.perf_counter()
-    found = call(*given, **named)
-    seconds.append(time.perf_counter() - began_s)
-    return found
-
-
-def _summed(cut: _Cut, said: Sequence[int], labels: Sequence[int]) -> Cut:
+def _cut_of(cut: Halves, found: _Measurements, labels: Sequence[int]) -> Cut:
     return Cut(
-        cut.halves.tensor,
-        cut.halves.shape,
-        _median_ms(cut.head_s),
-        _median_ms(cut.tail_s),
-        tuple(_form(seen, said, labels) for seen in cut.forms),
+        cut.tensor,
+        cut.shape,
+        found.median_ms("head", cut.tensor),
+        found.median_ms("tail", cut.tensor),
+        tuple(_form(cut.tensor, checkpoint, found, labels) for checkpoint in cut.checkpoints()),
     )
 
 
-def _form(seen: _Seen, said: Sequence[int], labels: Sequence[int]) -> Form:
-    through, whole, truth = np.array(seen.said), np.array(said), np.array(labels)
+def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: Sequence[int]) -> Form:
+    key = tensor, checkpoint.form
+    through, whole, truth = np.array(found.classes[key]), np.array(found.classes[()]), np.array(labels)
     labelled = bool((truth != UNLABELLED).all())
     return Form(
-        seen.checkpoint.form,
-        seen.checkpoint.raw_bytes,
-        float(np.mean(seen.sent_bytes)),
-        _median_ms(seen.pack_s),
-        _median_ms(seen.unpack_s),
+        checkpoint.form,
+        checkpoint.raw_bytes,
+        float(np.mean(found.sizes[key])),
+        found.median_ms("pack", *key),
+        found.median_ms("unpack", *key),
         float((through != whole).mean()),
         float(((whole == truth).astype(int) - (through == truth)).mean()) if labelled else None,
     )
-
-
-def _median_ms(seconds: Sequence[float]) -> float:
-    return round(1000 * float(np.median(seconds)), 5)
 
 
 def _tensor(bundle: Bundle, encoded: bytes) -> Tensor:

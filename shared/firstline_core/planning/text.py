@@ -36,7 +36,9 @@ def plan_lines(plan: Plan) -> list[str]:
     if (full := plan.full) is not None:
         if full.way is not None and full.latency_ms is not None:
             lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")
-        lines += [f"  by link   {between(stretch)}: {describe_way(stretch.way)}" for stretch in full.by_bandwidth]
+        lines += [
+            f"  by link   {describe_bandwidths(stretch)}: {describe_way(stretch.way)}" for stretch in full.by_bandwidth
+        ]
     return lines + [f"  open      {sentence}" for sentence in plan.open]
 
 
@@ -49,7 +51,7 @@ def describe_way(way: Way) -> str:
     return f"split at {way.tensor} as {way.form} ({way.sent_bytes:.0f} bytes); measured, not run by this version"
 
 
-def between(stretch: Stretch) -> str:
+def describe_bandwidths(stretch: Stretch) -> str:
     """Describes the bandwidths of a stretch."""
     low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
     if low <= 0:
