@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from firstline.demo.house import DEVICE, Device, House, Transport, house
+from firstline.demo.site import DEVICE, Device, Site, Transport, open_site
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -76,10 +76,10 @@ def line(
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    running = house(folder, DIGITS, mosquitto=transport == "mqtt")
+    running = open_site(folder, DIGITS, mosquitto=transport == "mqtt")
     try:
         with patch.dict(os.environ, environ or {}):
-            built: House = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
+            built: Site = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
             device_running = built.device(transport, settings)
             device = asyncio.run_coroutine_threadsafe(device_running.__aenter__(), loop).result(60)
         try:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from firstline.cli.dates import date
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, registry_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.cli.when import date
 from firstline_core.fleet.registry import AliasChange
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Name versions: champion, canary, and so on.")

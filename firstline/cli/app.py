@@ -23,12 +23,11 @@ from firstline.cli import (
     predict,
     profile,
     rollout,
-    sentences,
     split,
 )
+from firstline.cli.command_line import command_line, run_command_line
 from firstline.cli.console import console
 from firstline.cli.demo import demo
-from firstline.cli.sentences import command_line
 
 app = command_line()
 app.add_typer(bundle.app, name="bundle")
@@ -69,4 +68,4 @@ def firstline(
 
 def run() -> int:
     """Runs the command line of this process and returns its exit code."""
-    return sentences.run(app)
+    return run_command_line(app)

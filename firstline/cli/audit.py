@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
+from firstline.cli.dates import date
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.cli.when import date
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Head, check_trail
 from firstline_core.telemetry.wording import counted

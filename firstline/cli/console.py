@@ -9,10 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from firstline.cli import sentences
+from firstline.cli.command_line import command_line, run_command_line
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, api_key, gateway_named
 from firstline.cli.output import Output, OutputOption
-from firstline.cli.sentences import command_line
 from firstline.console.settings import DEFAULT_PORT, Settings
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
@@ -76,4 +75,4 @@ def run() -> int:
     app = command_line()
     app.callback()(lambda: None)  # else the only command would have no name
     app.command("console")(console)
-    return sentences.run(app)
+    return run_command_line(app)

@@ -15,7 +15,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import summarise
 from firstline.workbench.recipe import parse_score, read_recipe
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
-from firstline.workbench.spelling import USAGE, parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.demo import assets, story
+from firstline.demo import assets, scenario
 from firstline.demo.summary import KINDS, Record, accuracy, percentiles_ms
 
 _REFRESH_S = 0.1
@@ -28,7 +28,7 @@ def demo(*, output: OutputOption = Output.TEXT) -> None:
     Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
     with _Screen() as screen:
-        summary = asyncio.run(_until_signalled(story.run(assets.digits(), show=screen.show)))
+        summary = asyncio.run(_until_signalled(scenario.run(assets.digits(), show=screen.show)))
     if output is Output.JSON:
         print_json(summary)
     else:

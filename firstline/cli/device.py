@@ -12,8 +12,8 @@ import msgspec
 import typer
 
 from firstline.cli import fleet_device
+from firstline.cli.dates import date
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.cli.when import date
 from firstline.fleet.client import open_fleet
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import DeviceState, Invitation

@@ -8,6 +8,7 @@ import msgspec
 import typer
 from tuf.api.metadata import Root, Targets
 
+from firstline.cli.dates import date
 from firstline.cli.fleet_options import (
     KEYS,
     CaOption,
@@ -18,7 +19,6 @@ from firstline.cli.fleet_options import (
     registry_at,
 )
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table, warn
-from firstline.cli.when import date
 from firstline.release import roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring

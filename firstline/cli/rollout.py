@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from firstline.cli.dates import date
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
 from firstline.cli.rollout_options import (
@@ -26,7 +27,6 @@ from firstline.cli.rollout_options import (
     read_file,
     said,
 )
-from firstline.cli.when import date
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import CapacityError, FirstlineError, LinkError
 from firstline_core.fleet.rollout import Plan, RolloutSummary

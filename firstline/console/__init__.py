@@ -1,27 +1,27 @@
-"""The fleet in a browser: a small service of its own that knows nothing but a gateway's REST API.
+"""The fleet in a browser: a separate service that uses a gateway's REST API and nothing else.
 
-What is shown, pure functions from what the gateway answers
-    cells           words and tones that tables are made of
-    devices_view    devices, and one of them
-    rollouts_view   rollouts, the stages of one, the looks at it
-    tiers_view      who answered, over time
-    profiles_view   what models cost on machines, and who is asked to measure that
+View models, pure functions of the gateway's answers
+    cells                words and tones of table cells
+    devices_view         all devices, and one device
+    rollouts_view        rollouts, the stages of one, its evaluations
+    tiers_view           which tier answered, over time
+    profiles_view        costs of models on machines, and requests to measure them
 
-What asks and serves
-    watching        what the gateway said last, asked again at a bounded pace
-    access          who may look: hosts, origins, the password
-    attempts        how often anybody may try one
-    settings        where it listens and what it asks
-    service         the process
+Service
+    polling              the gateway's last answer to each question, refreshed at a limited rate
+    access               allowed hosts, allowed origins, the password
+    password_attempts    rate limit of password attempts
+    settings             address, password and gateway
+    service              the process
 
 Pages
-    frame           what every page has: the way around, and whether what it shows is fresh
-    table           rows of cells, which keep their place while they change
-    listing         the ways from a page of a long list to the next
-    devices         devices, and one of them
-    rollouts        rollouts
-    rollout         one rollout, with what can be done to it
-    commanding      the dialog that says what a command will do
-    tiers           the chart
-    profiles        profiles, and one of them
+    page_frame           navigation, title and freshness, common to all pages
+    live_table           a table whose rows keep their elements while their cells change
+    paging               links between the pages of a long list
+    device_pages         all devices, and one device
+    rollout_list_page    all rollouts
+    rollout_page         one rollout and its commands
+    rollout_commands     buttons and dialogs of the commands
+    tier_page            the chart of tiers
+    profile_pages        all profiles, and one profile
 """

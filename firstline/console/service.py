@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.types import ASGIApp
 
-from firstline.console import devices, profiles, rollout, rollouts, tiers
+from firstline.console import device_pages, profile_pages, rollout_list_page, rollout_page, tier_page
 from firstline.console.access import Guard
+from firstline.console.polling import Watch
 from firstline.console.settings import Settings
-from firstline.console.watching import Watch
 from firstline.fleet.client import Fleet, open_fleet
 from firstline_core.errors import ConfigError
 
@@ -71,7 +71,7 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
 
 def application(watch: Watch) -> ASGIApp:
     """The pages; one application in a process, as NiceGUI has it."""
-    for module in (devices, rollouts, rollout, tiers, profiles):
+    for module in (device_pages, rollout_list_page, rollout_page, tier_page, profile_pages):
         module.add_pages(watch)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     ui.run_with(

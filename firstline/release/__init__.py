@@ -1,13 +1,13 @@
-"""What a fleet may run is decided here: keys, the metadata that they sign, and what goes to a gateway's registry.
+"""Signing and publishing: keys, TUF metadata, and bundles and configurations in a gateway's registry.
 
-Rooms
-    keyfile         a private key in a file of its own
-    roles           root and targets metadata: made, changed, signed; no I/O
+Modules
+    keyfile         a private key in its own file
+    roles           root and targets metadata: create, change, sign; no I/O
     keyring         a folder of keys and the metadata that they have signed
-    listing         a bundle among the targets
-    registry        a gateway's registry over REST
-    publishing      what is signed, made current there
-    pushing         a bundle's files, sent where they are missing, and signed for
-    configurations  settings of agents, sent, signed for and read
-    pulling         a bundle fetched as a device would: verified, resumed
+    listing         the target files of a bundle
+    registry        the REST client of a gateway's registry
+    publishing      makes signed metadata current in a registry
+    pushing         uploads a bundle's missing files and signs for it
+    configurations  uploads, signs for and reads configurations of agents
+    pulling         downloads a bundle as a device does: verified and resumable
 """

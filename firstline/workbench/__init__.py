@@ -1,43 +1,43 @@
-"""The workbench: makes bundles from anyone's model files, and measures them on anyone's data.
+"""The workbench: creates bundles from model files, measures them on data, and certifies them.
 
-Making a bundle
-    bundle          from model files to a bundle: copied, hashed, checked, put into place
-    spec            what it is to be made of, before files are read
-    recipe          that, declared in a TOML file
-    spelling        processing steps in short, for flags and recipes
-    checks          do processing, model and labels fit? Each mistake as what to change
-    ranges          do the steps make values that a quantised input can hold?
-    precision       the number format of a model file's weights
-    golden          inputs that each device must answer as they were answered here
-    placing         puts a finished bundle where it belongs, whole or not at all
-    inspect         what a bundle says of itself, and whether it does so here
+Create a bundle
+    bundle             copies, hashes and checks model files, and puts the bundle into place
+    spec               the description of a bundle, before any file is read
+    recipe             the same, declared in a TOML file
+    step_syntax        the short form of processing steps in flags and recipes
+    model_checks       checks that processing, model and labels fit together
+    quantised_ranges   checks that a quantised input can hold the values of the steps
+    precision          the number format of a model file's weights
+    golden             golden inputs, and the answers that each device must give
+    placing            puts a finished bundle into place, completely or not at all
+    inspect            summarises a bundle, and verifies it on this machine
 
-Certifying
-    certify         certifies an edge variant, and writes the bundle with its certificate
-    field           certifies anew on what a device audited
-    evidence        what both models said of a data set
-    device          the same, as a real device computes it
-    selection       what part of the data decides before the rest certifies
-    scores          fits the learned score, and chooses the best
-    contracts       certificates on the stream, by predicted class, by known group
-    detections      two detectors' boxes to a table of scores and agreements
-    groups          which group each image belongs to
-    calibrate       chooses temperature and threshold; promises nothing
+Certify
+    certify            certifies an edge variant, and writes the bundle with its certificate
+    field_certificate  certifies again on what a device audited
+    evidence           the answers of both models to a data set
+    device_evidence    the same, computed by a real device
+    selection          the decisions made on the rows that are set aside
+    scores             fits the learned score, and chooses the best score
+    contracts          certificates on all answers, by predicted class, by known group
+    detections         compares the boxes of two detectors, and writes a table of scores
+    groups             the group of each image
+    calibrate          chooses temperature and threshold, without a certificate
 
-Compressing
-    compress        smaller and faster variants, judged by measurement
+Compress
+    compress           smaller and faster variants, chosen by measurement
 
-Measuring
-    dataset         labelled images on disk
-    observe         runs models, image by image, and times each answer
-    measure         what each model said of labelled data, row by row
-    evaluate        edge only, full only and tiered
-    splitting/      where a model may be cut in two, and what each part costs
-    curves          the numbers behind the plots
-    sheet           all that plots and page show of one edge variant
-    plots           draws it
-    page            shows it, as one HTML page
-    report          writes plots and page into a folder
-    accuracy        how many answers of each model are right
-    pareto          draws what models cost against what they are worth
+Measure
+    dataset            labelled images on disk
+    observe            runs models image by image, and times each answer
+    measure            the answers of each model to labelled data, row by row
+    evaluate           figures of the edge model alone, the full model alone, and both tiers
+    splitting/         measures where a model can be cut in two
+    curves             the numbers behind the plots
+    report_data        everything that plots and page show about one edge variant
+    plots              draws the plots
+    report_page        renders one HTML page
+    report             writes plots and page into a folder
+    accuracy           accuracy of each model on labelled images
+    pareto             draws cost against accuracy
 """

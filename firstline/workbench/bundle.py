@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from firstline.workbench.checks import check_model, input_of
 from firstline.workbench.golden import write_golden
+from firstline.workbench.model_checks import check_model, input_of
 from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec

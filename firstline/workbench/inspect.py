@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from firstline.workbench.checks import may_be_probabilities, noise
-from firstline.workbench.ranges import misfit
-from firstline.workbench.spelling import spell
+from firstline.workbench.model_checks import may_be_probabilities, noise
+from firstline.workbench.quantised_ranges import misfit
+from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import Model, Policy, certificate_problem
 from firstline_core.bundle.store import Bundle, open_bundle

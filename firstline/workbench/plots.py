@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from firstline.workbench.curves import Share
-from firstline.workbench.sheet import Sheet, Tiers
+from firstline.workbench.report_data import ReportData, Tiers
 from firstline_core.routing.certificate import points
 
 # Small, so that letters stay readable where a phone shows it at its own width.
@@ -37,7 +37,7 @@ LIGHT = Theme(paper="#ffffff", ink="#1d2329", faint="#c9d0d6", first="#0b62b8", 
 DARK = Theme(paper="#161b20", ink="#e4e8eb", faint="#4a545d", first="#6db3f8", second="#ff9e57")
 
 
-def accuracy(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
+def accuracy(sheet: ReportData, tiers: Tiers, theme: Theme) -> bytes:
     """Accuracy of all answers against the share that is escalated."""
 
     def draw(figure: Figure) -> None:
@@ -84,7 +84,7 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
     return rendered(draw, theme)
 
 
-def reliability(sheet: Sheet, theme: Theme) -> bytes:
+def reliability(sheet: ReportData, theme: Theme) -> bytes:
     """Share of right answers against the probability that the edge model gives them, and how many there are."""
 
     def draw(figure: Figure) -> None:
@@ -119,7 +119,7 @@ def reliability(sheet: Sheet, theme: Theme) -> bytes:
     return rendered(draw, theme)
 
 
-def scores(sheet: Sheet, tiers: Tiers, theme: Theme) -> bytes:
+def scores(sheet: ReportData, tiers: Tiers, theme: Theme) -> bytes:
     """How scores lie, of the answers that agree with the full model and of those that do not."""
 
     def draw(figure: Figure) -> None:

@@ -21,7 +21,7 @@
     threshold = 0.9
 
 A model may also have `id`, `precision`, `input`, `output` and `measured`; see `spec.ModelSpec`. Steps are spelled as
-`spelling.py` says.
+`step_syntax.py` describes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, ScoreKind, read_labels
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage import settings

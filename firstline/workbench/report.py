@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from firstline.workbench import page
+from firstline.workbench import report_page
 from firstline.workbench.measure import Measured
-from firstline.workbench.page import Plot
-from firstline.workbench.sheet import Sheet, Tiers, sheet
+from firstline.workbench.report_data import ReportData, Tiers, sheet
+from firstline.workbench.report_page import Plot
 from firstline_core.errors import ConfigError
 
 PAGE_NAME = "index.html"
@@ -55,7 +55,7 @@ def write_report(measured: Measured, folder: Path) -> Path:
         for found, plots in sections:
             for plot in plots:
                 (folder / f"{found.variant}-{plot.name}.png").write_bytes(plot.light)
-        (folder / PAGE_NAME).write_text(page.html(title, about, sections), encoding="utf-8")
+        (folder / PAGE_NAME).write_text(report_page.html(title, about, sections), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"The plots cannot be written to {folder}: {error.strerror}.") from error
     return folder / PAGE_NAME
@@ -69,48 +69,48 @@ def _plots() -> ModuleType:
     return plots
 
 
-def _drawn(found: Sheet) -> tuple[Plot, ...]:
+def _drawn(found: ReportData) -> tuple[Plot, ...]:
     if found.tiers is None:
         return (_reliability(found),)
     accuracy, risk, scores = _of_tiers(found, found.tiers)
     return (accuracy, risk, _reliability(found), scores)
 
 
-def _reliability(found: Sheet) -> Plot:
+def _reliability(found: ReportData) -> Plot:
     plots = _plots()
     return Plot(
         "reliability",
         "Whether the edge model's probabilities mean what they say",
-        f"Reliability diagram: the expected calibration error is {page.percent(found.reliability.error)} %.",
+        f"Reliability diagram: the expected calibration error is {report_page.percent(found.reliability.error)} %.",
         plots.reliability(found, plots.LIGHT),
         plots.reliability(found, plots.DARK),
-        page.reliability_table(found),
+        report_page.reliability_table(found),
     )
 
 
-def _of_tiers(found: Sheet, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
+def _of_tiers(found: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
     plots = _plots()
     promised = found.certificate if found.certificate and found.certificate.contract == "disagreement" else None
     epsilon, by = (promised.epsilon, promised.by) if promised is not None else (None, "")
-    escalated = f"{page.percent(tiers.escalated.value)} %"
+    escalated = f"{report_page.percent(tiers.escalated.value)} %"
     accuracy = Plot(
         "accuracy",
         "Right answers by how many are escalated",
-        f"Accuracy goes from {page.percent(found.edge.value)} % with nothing escalated to "
-        f"{page.percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
-        f"{page.percent(tiers.accuracy.value)} % right, 95 % interval {page.interval(tiers.accuracy)} %.",
+        f"Accuracy goes from {report_page.percent(found.edge.value)} % with nothing escalated to "
+        f"{report_page.percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
+        f"{report_page.percent(tiers.accuracy.value)} % right, 95 % interval {report_page.interval(tiers.accuracy)} %.",
         plots.accuracy(found, tiers, plots.LIGHT),
         plots.accuracy(found, tiers, plots.DARK),
-        page.curve_table(tiers),
+        report_page.curve_table(tiers),
     )
     risk = Plot(
         "risk",
         "Kept answers that the full model contradicts",
-        f"Of the answers that this bundle keeps, {page.percent(tiers.disagreement.value)} % disagree with the full "
-        f"model, 95 % interval {page.interval(tiers.disagreement)} %; it escalates {escalated}.",
+        f"Of the answers that this bundle keeps, {report_page.percent(tiers.disagreement.value)} % disagree with the "
+        f"full model, 95 % interval {report_page.interval(tiers.disagreement)} %; it escalates {escalated}.",
         plots.risk(tiers, epsilon, by, plots.LIGHT),
         plots.risk(tiers, epsilon, by, plots.DARK),
-        page.curve_table(tiers),
+        report_page.curve_table(tiers),
     )
     scores = Plot(
         "scores",
@@ -119,6 +119,6 @@ def _of_tiers(found: Sheet, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
         f"{tiers.scores.disagreeing.sum()} disagree. Answers are kept from {found.threshold:.6g} on.",
         plots.scores(found, tiers, plots.LIGHT),
         plots.scores(found, tiers, plots.DARK),
-        page.scores_table(tiers),
+        report_page.scores_table(tiers),
     )
     return accuracy, risk, scores

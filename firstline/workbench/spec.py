@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from firstline.workbench.spelling import PlainPost, PlainPre, spell
+from firstline.workbench.step_syntax import PlainPost, PlainPre, spell
 from firstline_core.bundle.manifest import TEMPERATURES
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec, Scale

@@ -32,7 +32,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Evaluation, evaluate
 from firstline.workbench.evidence import gather
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.demo import assets
-from firstline.demo.house import Device, House, house
+from firstline.demo.site import Device, Site, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.types import Answer, Reason
@@ -63,7 +63,7 @@ def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
         yield file.getvalue()
 
 
-async def pooled(built: House, folder: Path) -> dict[str, int]:
+async def pooled(built: Site, folder: Path) -> dict[str, int]:
     """Audits as the gateway's metrics count them."""
     create = ("key", "create", "reader", "--config", str(folder / "gateway.toml"))
     key = await asyncio.to_thread(
@@ -104,9 +104,9 @@ async def settled(device: Device) -> dict[str, Any]:
 
 
 async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, promised: Path) -> None:
-    folder = tmp_path / "house"
+    folder = tmp_path / "site"
     folder.mkdir()
-    async with house(folder, promised, mosquitto=False) as built:
+    async with open_site(folder, promised, mosquitto=False) as built:
         async with built.device("http", SETTINGS) as device:
             kept = [answer for scan in scans(80) if (answer := await asked(device, scan)).reason is Reason.CONFIDENT]
             assert kept and all(answer.certified for answer in kept)
@@ -169,10 +169,10 @@ def told(folder: Path, command: str, *arguments: str) -> str:
 async def test_what_one_device_shows_the_gateway_others_hear_with_their_next_answer(
     tmp_path: Path, promised: Path
 ) -> None:
-    folder = tmp_path / "house"
+    folder = tmp_path / "site"
     folder.mkdir()
     alone = SETTINGS + "fleet_devices = 1_000_000\n"  # by itself it would hardly ever alarm
-    async with house(folder, promised, mosquitto=True) as built:
+    async with open_site(folder, promised, mosquitto=True) as built:
         async with built.device("http", alone) as device:
             for scan in scans(200, inverted=True):
                 await asked(device, scan)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from firstline.client.async_client import AsyncClient
 from firstline.demo import assets
-from firstline.demo.house import Device, House, Transport, house
+from firstline.demo.site import Device, Site, Transport, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
@@ -75,21 +75,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory, transport: Transport) -> Pa
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared_house(folder: Path, transport: Transport) -> AsyncIterator[House]:
-    async with house(folder, assets.digits() / "bundle", mosquitto=transport == "mqtt") as running:
+async def shared_site(folder: Path, transport: Transport) -> AsyncIterator[Site]:
+    async with open_site(folder, assets.digits() / "bundle", mosquitto=transport == "mqtt") as running:
         yield running
 
 
 @pytest.fixture
-def running(shared_house: House, folder: Path) -> Iterator[House]:
+def running(shared_site: Site, folder: Path) -> Iterator[Site]:
     """One gateway for all tests; its device knows of none of them but its own."""
-    yield shared_house
+    yield shared_site
     for state in folder.glob("state-*"):
         shutil.rmtree(state)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def device(running: House, transport: Transport) -> AsyncIterator[Device]:
+async def device(running: Site, transport: Transport) -> AsyncIterator[Device]:
     async with running.device(transport, SETTINGS) as device:
         yield device
 
@@ -209,7 +209,7 @@ async def test_one_call_gives_the_first_answer_and_the_last(device: Device, scan
         assert last.probability == pytest.approx(scans.full[content].max(), abs=1e-5)
 
 
-async def test_a_kill_loses_no_promise(running: House, transport: Transport, scans: Scans) -> None:
+async def test_a_kill_loses_no_promise(running: Site, transport: Transport, scans: Scans) -> None:
     promised: dict[str, bytes] = {}
     async with running.device(transport, SETTINGS) as device:
         await device.wire.cut()
@@ -236,7 +236,7 @@ async def test_a_kill_loses_no_promise(running: House, transport: Transport, sca
             np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
-async def test_strangers_are_refused(running: House, device: Device, scans: Scans) -> None:
+async def test_strangers_are_refused(running: Site, device: Device, scans: Scans) -> None:
     async with AsyncClient(running.gateway_url) as stranger:
         with pytest.raises(UnauthorizedError, match="Authorization"):
             await stranger.infer(MODEL, {"image": scans.sure[0]})

@@ -11,7 +11,7 @@ import pytest
 from bench.support.line import line
 from firstline.client.sync_client import Client
 from firstline.demo import assets
-from firstline.demo.house import Transport
+from firstline.demo.site import Transport
 from firstline.workbench.dataset import open_dataset
 from firstline_core.telemetry import decisions
 from firstline_core.types import Answer, InferResponse, Status

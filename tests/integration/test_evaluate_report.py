@@ -16,7 +16,7 @@ from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.measure import Measured, measure
 from firstline.workbench.report import PAGE_NAME, write_report
-from firstline.workbench.sheet import sheet
+from firstline.workbench.report_data import sheet
 from firstline_core.bundle.store import open_bundle
 
 _DIGITS = Path(__file__).parents[2] / "models/digits"

@@ -19,7 +19,7 @@ from support.broker import free_port
 from support.gateway import serving
 
 from firstline.client.sse import EventReader
-from firstline.demo.wire import Wire
+from firstline.demo.cuttable_link import CuttableLink
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
@@ -63,11 +63,11 @@ def scans() -> Scans:
 
 
 @contextlib.asynccontextmanager
-async def gateway() -> AsyncIterator[Wire]:
+async def gateway() -> AsyncIterator[CuttableLink]:
     """The way to a gateway that serves the digits."""
     overrides = {"auth.mode": "off", "models.directory": str(DIGITS.parent)}
     full = open_gateway(load_gateway_settings(None, environ={}, overrides=overrides))
-    async with serving(full) as url, Wire(int(url.rpartition(":")[2])) as wire:
+    async with serving(full) as url, CuttableLink(int(url.rpartition(":")[2])) as wire:
         yield wire
 
 

@@ -16,7 +16,7 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.observe import observe
 from firstline.workbench.recipe import read_recipe
 from firstline.workbench.spec import ModelSpec
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.certification import certify

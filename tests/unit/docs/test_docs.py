@@ -10,7 +10,7 @@ from support.gateway import GatedExecutor
 from support.readme import links, places
 
 from bench import figures
-from firstline.workbench.spelling import USAGE
+from firstline.workbench.step_syntax import USAGE
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import BY_CODE
 from firstline_core.protocol import envelope

@@ -16,6 +16,7 @@ MAPPED = (
     "firstline_edge",
     "firstline_edge.budgets",
     "firstline_edge.cache",
+    "firstline_edge.cloud",
     "firstline_edge.fleet.configuration",
     "firstline_edge.fleet",
     "firstline_edge.hardware",

@@ -13,7 +13,7 @@ from bench.support.onnx_models import first_column_graph, linear_model, reversin
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, valid_certificate

@@ -10,7 +10,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate
 from firstline.workbench.spec import BundleSpec, ModelSpec
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from firstline.workbench.recipe import read_recipe
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
 
 _RECIPE = """\

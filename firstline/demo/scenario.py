@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from firstline.demo import processes
-from firstline.demo.house import Device, house
+from firstline.demo.site import Device, open_site
 from firstline.demo.summary import Promise, Record, summarise
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Variant, evaluate
@@ -68,7 +68,7 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
     show("measuring both models alone", records)
     alone = await asyncio.to_thread(evaluate, bundle, dataset)
     with tempfile.TemporaryDirectory(prefix="firstline-demo-") as scratch:
-        async with house(Path(scratch), bundle.path, mosquitto=processes.mosquitto() is not None) as running:
+        async with open_site(Path(scratch), bundle.path, mosquitto=processes.mosquitto() is not None) as running:
             for transport in running.transports:
                 async with running.device(transport) as device:
                     await _visit(device, job, records, show)

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from firstline.console import watching
-from firstline.console.watching import PACE_S, Watch
+from firstline.console import polling
+from firstline.console.polling import PACE_S, Watch
 from firstline.fleet.client import Fleet
 from firstline_core.errors import (
     FirstlineError,
@@ -40,7 +40,7 @@ class Room:
             raise self.error
         return self.asked
 
-    async def ask(self, *question: str) -> watching.Answer[int]:
+    async def ask(self, *question: str) -> polling.Answer[int]:
         return await self.watch.ask(question or ("devices",), self.fetch)
 
 
@@ -125,7 +125,7 @@ async def test_what_does_not_change_is_asked_once_it_was_answered_no_more() -> N
 
 
 async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_LONG_S", 0.01)
+    monkeypatch.setattr(polling, "_LONG_S", 0.01)
     watch, end = Watch(cast(Fleet, None)), threading.Event()
     answer = await watch.ask(("devices",), lambda _: end.wait(30))
     assert answer.stale and answer.value is None
@@ -136,9 +136,9 @@ async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPa
 
 async def test_what_nobody_asks_any_more_is_forgotten_and_questions_have_a_bound() -> None:
     room = Room()
-    for number in range(2 * watching._MOST):
+    for number in range(2 * polling._MOST):
         await room.ask(str(number))
-        assert len(room.watch._held) <= watching._MOST
+        assert len(room.watch._held) <= polling._MOST
     room.now_s += 61
     await room.ask("late")
     assert set(room.watch._held) == {("late",)}

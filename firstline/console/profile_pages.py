@@ -6,10 +6,10 @@ from nicegui import ui
 
 from firstline.console import profiles_view as view
 from firstline.console.cells import address
-from firstline.console.frame import Frame, text
-from firstline.console.listing import Following
-from firstline.console.table import Rows
-from firstline.console.watching import Answer, Watch
+from firstline.console.live_table import Rows
+from firstline.console.page_frame import Frame, text
+from firstline.console.paging import Following
+from firstline.console.polling import Answer, Watch
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import ProfilePage
 from firstline_core.profile.profile import Profile

@@ -14,7 +14,7 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from firstline.console.cells import Cell, clock
-from firstline.console.watching import Answer
+from firstline.console.polling import Answer
 
 TICK_S = 1.0
 _STYLE = Path(__file__).with_name("style.css")

@@ -1,4 +1,4 @@
-"""The demo's house: a gateway, a device, perhaps a broker, and a link between them that can be cut."""
+"""The demo's site: a gateway, a device, optionally a broker, and a link between them that can be cut."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from firstline.client.async_client import AsyncClient
+from firstline.demo.cuttable_link import CuttableLink
 from firstline.demo.processes import broker, tier
-from firstline.demo.wire import Wire
 from firstline_core.errors import ConfigError
 
 Transport = Literal["http", "mqtt"]
@@ -58,11 +58,11 @@ class Device:
     transport: Transport
     url: str
     client: AsyncClient
-    wire: Wire
+    wire: CuttableLink
     process: asyncio.subprocess.Process
 
 
-class House:
+class Site:
     """A running gateway, and devices that are started one at a time."""
 
     def __init__(self, folder: Path, gateway_url: str, broker_port: int | None) -> None:
@@ -90,7 +90,7 @@ class House:
             settings: further sections of its configuration, as TOML.
         """
         async with AsyncExitStack() as stack:
-            wire = await stack.enter_async_context(Wire(self.far_port(transport)))
+            wire = await stack.enter_async_context(CuttableLink(self.far_port(transport)))
             config = self._folder / f"agent-{transport}.toml"
             link = (
                 f'url = "http://127.0.0.1:{wire.port}"\ntoken_file = "device.token"\n'
@@ -105,7 +105,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[House]:
+async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Site]:
     """Starts what the devices need, in processes of its own, and stops it again.
 
     Args:
@@ -128,7 +128,7 @@ async def house(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Ho
         token_file.touch(mode=0o600)
         token_file.write_text(await _create_key(config))
         gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
-        yield House(folder, gateway.url, broker_port)
+        yield Site(folder, gateway.url, broker_port)
 
 
 async def _create_key(config: Path) -> str:

@@ -9,10 +9,10 @@ from itertools import islice
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.commanding import Commands
-from firstline.console.frame import Frame, put, text
-from firstline.console.table import Rows
-from firstline.console.watching import Answer, Watch
+from firstline.console.live_table import Rows
+from firstline.console.page_frame import Frame, put, text
+from firstline.console.polling import Answer, Watch
+from firstline.console.rollout_commands import Commands
 from firstline.fleet.client import Fleet
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import Look, RolloutSummary

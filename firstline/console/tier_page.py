@@ -8,9 +8,9 @@ from nicegui import ui
 
 from firstline.console import tiers_view as view
 from firstline.console.cells import address
-from firstline.console.frame import Frame, text
-from firstline.console.table import Rows
-from firstline.console.watching import Watch
+from firstline.console.live_table import Rows
+from firstline.console.page_frame import Frame, text
+from firstline.console.polling import Watch
 from firstline_core.fleet.rest import TierHistory
 
 _MODELS = 20  # links; others can be named in the address

@@ -11,7 +11,7 @@ import typer
 from firstline.cli.output import progress
 from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.device import gather_from_agent
+from firstline.workbench.device_evidence import gather_from_agent
 from firstline.workbench.evidence import Evidence, gather
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from firstline.demo.wire import Wire
+from firstline.demo.cuttable_link import CuttableLink
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def exchanged(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 
 async def test_a_wire_carries_both_ways_and_counts(echo_port: int) -> None:
-    async with Wire(echo_port) as wire:
+    async with CuttableLink(echo_port) as wire:
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         assert await exchanged(reader, writer, b"x" * 100_000) == b"x" * 100_000
         assert (wire.bytes_sent, wire.bytes_received) == (100_000, 100_000)
@@ -36,7 +36,7 @@ async def test_a_wire_carries_both_ways_and_counts(echo_port: int) -> None:
 
 
 async def test_a_cut_wire_resets_what_is_open_refuses_what_is_new_and_returns_on_its_port(echo_port: int) -> None:
-    async with Wire(echo_port) as wire:
+    async with CuttableLink(echo_port) as wire:
         port = wire.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await exchanged(reader, writer, b"before") == b"before"
@@ -55,7 +55,7 @@ async def test_a_cut_wire_resets_what_is_open_refuses_what_is_new_and_returns_on
 async def test_a_server_that_is_gone_resets_the_caller() -> None:
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
         closed_port = server.sockets[0].getsockname()[1]
-    async with Wire(closed_port) as wire:
+    async with CuttableLink(closed_port) as wire:
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await exchanged(reader, writer, b"anyone?")
@@ -63,7 +63,7 @@ async def test_a_server_that_is_gone_resets_the_caller() -> None:
 
 
 async def test_what_was_accepted_in_the_moment_of_the_cut_is_closed(echo_port: int) -> None:
-    async with Wire(echo_port) as wire:
+    async with CuttableLink(echo_port) as wire:
         near = FakeWriter()
         wire._accept(asyncio.StreamReader(), near)  # type: ignore[arg-type]
         await wire.cut()

@@ -1,4 +1,4 @@
-"""What every command line of ours is made of: the one place where an error becomes a sentence and an exit code."""
+"""The `typer` application that all commands share: errors become one sentence on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-class _Sentences(TyperGroup):
-    """Says an error of ours in its one sentence; a traceback is for errors that are not."""
+class _ReportingGroup(TyperGroup):
+    """Prints a `FirstlineError` as one sentence; any other error keeps its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -25,10 +25,10 @@ class _Sentences(TyperGroup):
 
 
 def command_line() -> typer.Typer:
-    """`firstline`, without a command yet."""
+    """Returns the application `firstline` without commands."""
     return typer.Typer(
         name="firstline",
-        cls=_Sentences,
+        cls=_ReportingGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
@@ -37,7 +37,7 @@ def command_line() -> typer.Typer:
     )
 
 
-def run(app: typer.Typer) -> int:
+def run_command_line(app: typer.Typer) -> int:
     """Runs the command line of this process and returns its exit code."""
     try:
         app()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.frame import Frame, text
-from firstline.console.watching import Watch
+from firstline.console.page_frame import Frame, text
+from firstline.console.polling import Watch
 from firstline_core.errors import ConflictError, FirstlineError
 from firstline_core.fleet.rollout import RolloutSummary
 

@@ -44,7 +44,7 @@ class Tiers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sheet:
+class ReportData:
     """One edge variant.
 
     Attributes:
@@ -69,11 +69,11 @@ class Sheet:
     tiers: Tiers | None
 
 
-def sheet(measured: Measured, edge: EdgeRun) -> Sheet:
+def sheet(measured: Measured, edge: EdgeRun) -> ReportData:
     """Counts what one variant gave."""
     manifest, right = measured.manifest, edge.labels == measured.truth
     rule = manifest.policy.score
-    return Sheet(
+    return ReportData(
         variant=edge.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
         threshold=edge.threshold,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.frame import Frame
-from firstline.console.listing import Following
-from firstline.console.table import Rows
-from firstline.console.watching import Watch
+from firstline.console.live_table import Rows
+from firstline.console.page_frame import Frame
+from firstline.console.paging import Following
+from firstline.console.polling import Watch
 from firstline_core.fleet.rollout import RolloutPage
 
 ROWS = 50

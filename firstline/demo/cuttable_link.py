@@ -11,7 +11,7 @@ _CHUNK_BYTES = 64 * 1024
 _TURNS_TO_ACCEPT = 4
 
 
-class Wire:
+class CuttableLink:
     """Forwards one loopback port to a server, until it is cut.
 
     Cut, the port is closed: open connections are reset and new ones refused, as when a cable is pulled from the

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.ranges import misfit
+from firstline.workbench.quantised_ranges import misfit
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model

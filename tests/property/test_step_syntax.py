@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess, spell
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
 from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 
 _sides = st.integers(1, 16384)

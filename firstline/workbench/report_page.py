@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from firstline.workbench.curves import Share
-from firstline.workbench.sheet import Sheet, Tiers
+from firstline.workbench.report_data import ReportData, Tiers
 from firstline_core.routing.certificate import points
 
 _STEPS = 20
@@ -43,7 +43,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def html(title: str, about: str, sections: Iterable[tuple[Sheet, Sequence[Plot]]]) -> str:
+def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[Plot]]]) -> str:
     """The page.
 
     Args:
@@ -73,7 +73,7 @@ def html(title: str, about: str, sections: Iterable[tuple[Sheet, Sequence[Plot]]
 """
 
 
-def figures(sheet: Sheet) -> Table:
+def figures(sheet: ReportData) -> Table:
     """The variant's figures with their intervals."""
     shares: list[tuple[str, Share]] = [("right answers, edge model alone", sheet.edge)]
     if (tiers := sheet.tiers) is not None:
@@ -109,7 +109,7 @@ def curve_table(tiers: Tiers) -> Table:
     )
 
 
-def reliability_table(sheet: Sheet) -> Table:
+def reliability_table(sheet: ReportData) -> Table:
     """The bins of the reliability diagram."""
     return Table(
         f"Expected calibration error {percent(sheet.reliability.error)} %",
@@ -142,7 +142,7 @@ def scores_table(tiers: Tiers) -> Table:
     )
 
 
-def standing(sheet: Sheet) -> str:
+def standing(sheet: ReportData) -> str:
     """What is promised of this variant, or why nothing is."""
     certificate = sheet.certificate
     if certificate is None:
@@ -181,7 +181,7 @@ def interval(found: Share) -> str:
     return f"{percent(found.low)} to {percent(found.high)}"
 
 
-def _section(sheet: Sheet, plots: Sequence[Plot]) -> str:
+def _section(sheet: ReportData, plots: Sequence[Plot]) -> str:
     drawn = "\n".join(_figure(plot) for plot in plots)
     told = f"\n<p>{escape(area(sheet.tiers))}</p>" if sheet.tiers is not None else ""
     return f"""<section>

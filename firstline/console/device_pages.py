@@ -10,10 +10,10 @@ from nicegui.elements.mixins.text_element import TextElement
 from firstline.console import devices_view as view
 from firstline.console import profiles_view
 from firstline.console.cells import address
-from firstline.console.frame import Frame, put, text
-from firstline.console.listing import Following
-from firstline.console.table import Rows
-from firstline.console.watching import Watch
+from firstline.console.live_table import Rows
+from firstline.console.page_frame import Frame, put, text
+from firstline.console.paging import Following
+from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage

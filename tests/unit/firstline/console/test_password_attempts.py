@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from firstline.console.access import Guard
-from firstline.console.attempts import IN_ALL, PER_ADDRESS, Attempts
+from firstline.console.password_attempts import IN_ALL, PER_ADDRESS, Attempts
 
 PASSWORD = "a password of some length"
 

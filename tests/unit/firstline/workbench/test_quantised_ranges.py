@@ -11,7 +11,7 @@ import pytest
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify
 from firstline.workbench.spec import BundleSpec, ModelSpec, read_labels
-from firstline.workbench.spelling import parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
