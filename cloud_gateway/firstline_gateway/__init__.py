@@ -1,33 +1,37 @@
 """The cloud gateway: runs the full models for devices and applications, over HTTP and MQTT.
 
-One request, from the outside in
-    api/            HTTP: the Open Inference Protocol, the short way in, the operators' routes
-    mqtt            the same requests over MQTT, shared with other gateways
-    serving/        one request over any transport: check, admit, batch, execute, answer
-    jobs/           requests that are answered later
-    executors/      where batches run
+The packages, from the highest layer to the lowest; a package imports only packages below it.
 
-What it knows
-    models/         the models served, which of them are in memory, and where they come from
-    fleet/          the devices, what each shall run and does
-    rollouts/       how a model comes to a fleet, and whether it does worse there
-    profiles/       what bundles' models cost on machines
+Process
+    commands/       the commands of `firstline-gateway`
+    server          the HTTP server: binds, announces itself, and ends without dropping a request
+    app             builds every part from the settings, and starts and stops them in order
+
+Transports
+    api/            HTTP: the Open Inference Protocol, jobs, and the operators' routes
+    mqtt            inference over MQTT, shared with other gateways
+
+Fleet
+    rollouts/       brings models and configurations to devices in stages, and judges them
+    profiles/       what models cost on machines
     contracts/      whether each bundle's contract still holds, by the audits of all devices
-    identity/       who may call: certificates, enrolment, revocation, API keys
-    registry/       bundles' files and the signed metadata that devices believe
-    trail/          who decided what about the fleet, for good
-    broker/         the files of a Mosquitto, and how revoked devices leave it
-    store/          the database that all of this is kept in
-    backup/         the database and the certificate authority in one file
+    fleet/          the devices: what each is to run, and what it does
+    registry/       bundles' files, and the signed metadata that devices trust
 
-The process
-    commands/       the commands of `firstline-gateway`, beside `run`, `check` and `status`
+Inference
+    jobs/           requests that are answered later
+    serving/        the path of one request: check, batch, run, answer; and deliveries that take effect once
+    executors/      where batches run
+    models/         the models that are served, which of them are in memory, and where they come from
+
+Foundations
+    broker/         the files of a Mosquitto broker, and how revoked devices leave it
+    identity/       who may call: certificates, enrolment, revocation, API keys
+    audit_log/      who decided what about the fleet
+    store/          the database
+    telemetry/      the log line of each request, and metrics
+    settings/       the settings: read and checked
     background      work that repeats for as long as the process runs
-    settings/       what can be set, read and checked
-    opening         from settings to a gateway: what they name is tried, the models are read
-    gateway         all parts: put together, started, drained, closed
-    server          the HTTP server: binds, announces itself, ends without dropping a request
-    telemetry/      what it tells of itself: the log's line of each request, counts and metrics
 """
 
 __version__ = "0.1.0"

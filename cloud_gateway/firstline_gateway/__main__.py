@@ -1,29 +1,18 @@
-"""`firstline-gateway`: run, check, status, key, ca, backup, restore. The package's outermost loop.
+"""The command line `firstline-gateway`.
 
-What only one command needs is imported there: a health check every few seconds must not load a model runtime.
+A command imports what only it needs: a health check every few seconds must not load a model runtime.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.telemetry import logs
-from firstline_core.telemetry.wording import counted
 from firstline_gateway import __version__
-from firstline_gateway.commands import authority, backup, broker, keys
-from firstline_gateway.commands.base import add_command, settings_of, show
-
-if TYPE_CHECKING:
-    import ssl
-
-_STATUS_TIMEOUT_S = 5.0
-_ALARMS_SHOWN = 10
+from firstline_gateway.commands import authority, broker, keys, run, status
+from firstline_gateway.commands.backup import command as backup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,230 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be typed after `firstline-gateway`."""
+    """Returns the parser of all commands."""
     root = argparse.ArgumentParser(
         prog="firstline-gateway", description="Run full models for devices and applications."
     )
     root.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 
-    run = add_command(commands, "run", _run, "serve until SIGTERM")
-    run.add_argument("--host", help="address to listen on, instead of api.host")
-    run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
-    add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
-
-    status = add_command(commands, "status", _status, "ask a running gateway how it is")
-    status.add_argument("url", nargs="?", metavar="URL", help="(default: what --config says, on this machine)")
-    status.add_argument("--ca", type=Path, metavar="FILE", help="whom to believe about an https:// URL (PEM)")
-
+    run.add_commands(commands)
+    status.add_commands(commands)
     keys.add_commands(commands)
     authority.add_commands(commands)
     broker.add_commands(commands)
     backup.add_commands(commands)
     return root
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    import uvloop
-
-    from firstline_gateway import server
-    from firstline_gateway.opening import open_gateway
-
-    found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
-    logs.configure(found.log.level, found.log.format)
-    bound = server.bind(found.api.host, found.api.port)
-    url = server.url_of(bound, tls=found.tls.enabled)
-    server.raise_descriptor_limit()
-    gateway = open_gateway(found)
-    ended = uvloop.run(
-        server.serve(
-            gateway,
-            bound,
-            lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
-        )
-    )
-    if not ended:
-        # No thread can be made to stop, and the interpreter's own end would wait for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-    return 0
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from firstline_core.errors import ModelLoadError
-    from firstline_gateway.models.folder import load_repository
-    from firstline_gateway.models.repository import check_size
-    from firstline_gateway.opening import check_files, runtime_options
-    from firstline_gateway.store import database
-
-    found = settings_of(arguments)
-    logs.configure("error", found.log.format)
-    check_files(found)
-    database.check(found.store)
-    options = runtime_options(found)
-    here = found.loads_here
-    repository = load_repository(Path(found.models.directory), options if here else None, fetched=found.fetched_models)
-    served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
-    for served in repository:
-        try:
-            check_size(served, found.models.memory_budget_mb << 20 if here else 0)
-        except ModelLoadError as error:
-            refused.append((served.path, error))
-        else:
-            served_well.append(served)
-    models = [
-        {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
-        for served in served_well
-    ]
-    lines = [f"{model['name']} version {model['version']} from {model['path']}" for model in models]
-    lines += [f"refused: {error.message}" for _, error in refused]
-    if not lines:
-        lines = [f"no bundle in {found.models.directory}"]
-    unknown = repository.unknown(found.models.concurrency_of)
-    lines += [f"models.concurrency_of names {name!a}, and there is no such model; is it misspelt?" for name in unknown]
-    errors = [{"path": str(path), "error": error.message} for path, error in refused]
-    told = {"models": models, "refused": errors, "unknown": unknown, "sessions": found.sessions}
-    show(arguments, "\n".join(lines), told)
-    for served in repository:
-        if served.loaded is not None:
-            served.loaded.close()
-    return 0 if models and not refused else 1
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
-
-    url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
-    token = os.environ.get("FIRSTLINE_TOKEN", "")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify = _believing(ca)
-    found: dict[str, Any] = {"url": url, "live": False, "ready": False}
-    try:
-        settings = ClientSettings(url, headers=headers, tls=verify, timeout=_STATUS_TIMEOUT_S, use_environment=True)
-        with open_client(settings) as client:
-            found["live"] = client.get("/v2/health/live").is_success
-            found["ready"] = client.get("/v2/health/ready").is_success
-            listed = client.get("/firstline/v1/models")
-            if listed.is_success:
-                found["models"] = listed.json()["models"]
-            several = client.get("/firstline/v1/executors")
-            if several.is_success and several.json()["executors"]:
-                found["executors"] = several.json()["executors"]
-            kept = client.get("/firstline/v1/store")
-            if kept.is_success:
-                found["store"] = kept.json()
-            tested = client.get("/firstline/v1/contracts")
-            if tested.is_success:
-                found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
-    except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
-        found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
-    lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
-    if "error" in found:
-        lines = [str(found["error"])]
-    elif isinstance(models := found.get("models"), list):
-        lines += [f"model: {model['name']} version {model['version']}" for model in models]
-    else:
-        known = "a key with the scope infer shows them" if token else "set FIRSTLINE_TOKEN to see them"
-        lines.append(f"models: {known}")
-    lines += _executor_lines(found.get("executors", []))
-    if "store" in found:
-        lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
-    contracts, quotas = found.get("contracts"), found.get("quotas")
-    if isinstance(contracts, list) and isinstance(quotas, list):
-        lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]
-        lines += _device_alarm_lines(found["device_alarms"])
-    elif "models" in found:
-        lines.append("contracts: a key with the scope fleet shows them")
-    show(arguments, "\n".join(lines), found)
-    return 0 if found["ready"] else 1
-
-
-# Batches that are under way for less are not told one by one.
-_LONG_S = 1.0
-
-
-def _executor_lines(executors: list[dict[str, Any]]) -> list[str]:
-    """One for each: its share of all answered batches, its state, and how each model is there; what is to be minded."""
-    answered = {each["name"]: each["batches"].get("answered", 0) for each in executors}
-    lines = []
-    for each in executors:
-        share = answered[each["name"]] / max(1, sum(answered.values()))
-        models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
-        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
-        lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(told)})")
-        minds = {model["model"]: model["mind"] for model in each["paces"] if model.get("mind")}
-        lines += [f"mind: executor {each['name']}, model {model}: {said}" for model, said in minds.items()]
-    return lines
-
-
-def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
-    """How one model is on one executor; without what keeps all of them from it."""
-    told = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
-    if (oldest_s := model.get("oldest_s", 0.0)) >= _LONG_S:
-        told += f" with a batch under way for {oldest_s:.0f} s"
-    problem = "" if of_all else model.get("problem", "")
-    return f"{told}: {problem}" if problem else told
-
-
-def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
-    """Where the gateway with these settings listens, and whom to believe about it."""
-    from firstline_gateway.settings.check import is_loopback
-
-    found = settings_of(arguments)
-    local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts
-    if not found.tls.enabled:
-        return f"http://{_bracketed(local)}:{found.api.port}", arguments.ca
-    # By a name that its certificate has.
-    host = local if local in hosts or not hosts else hosts[0]
-    own = Path(found.identity.directory) / "authorities.pem"
-    issued = Path(found.tls.ca_file) if found.tls.ca_file else own if not found.tls.certificate_file else None
-    return f"https://{_bracketed(host)}:{found.api.port}", arguments.ca or issued
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _believing(file: Path | None) -> ssl.SSLContext | bool:
-    """Whom to believe about a server's name: the authority in a file, or those of this machine."""
-    import ssl
-
-    if file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=str(file))
-    except OSError as error:
-        raise ConfigError(f"--ca {file} cannot be used: {error.strerror or error}.") from error
-
-
-def _contract_line(contract: dict[str, Any]) -> str:
-    since, variant = contract["alarmed_since"], contract["variant"] or contract["edge_digest"]
-    return (
-        f"contract: {contract['bundle']} version {contract['version']} {variant}: "
-        f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['disagreements']} of {contract['audits']} "
-        f"audits disagree, {counted(contract['devices'], 'device')}"
-    )
-
-
-def _quota_line(quota: dict[str, Any]) -> str:
-    bound = f"{quota['escalations_per_hour']:g} escalations an hour, all devices together"
-    return f"quota: {quota['bundle']} version {quota['version']}: {bound}"
-
-
-def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
-    under_way = [alarm for alarm in alarms if alarm["ended"] is None]
-    lines = [
-        f"device alarm: {alarm['bundle']} version {alarm['version']} {alarm['variant'] or alarm['edge_digest']}: "
-        f"{alarm['device']}, by its own audits, since {alarm['since']}"
-        for alarm in under_way[:_ALARMS_SHOWN]
-    ]
-    more = len(under_way) - _ALARMS_SHOWN
-    return [*lines, f"device alarms: {more} more"] if more > 0 else lines
-
-
-def _yes(value: object) -> str:
-    return "yes" if value else "no"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.peers import Peers
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 
 if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer

@@ -10,7 +10,7 @@ import yaml
 from support.needs import program
 
 from firstline.console.access import HEALTH
-from firstline_gateway import gateway
+from firstline_gateway import app
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 
@@ -203,7 +203,7 @@ def test_a_pod_has_time_to_answer_what_is_in_flight() -> None:
     assert command == "sleep"
     ready = GATEWAY["readinessProbe"]
     assert int(seconds) > ready["periodSeconds"] * (ready["failureThreshold"] - 1)
-    takes_s = int(seconds) + SETTINGS.api.drain_s + gateway._CLOSE_S + gateway._PUBLISH_S
+    takes_s = int(seconds) + SETTINGS.api.drain_s + app._CLOSE_S + app._PUBLISH_S
     assert POD["terminationGracePeriodSeconds"] >= takes_s + 5
 
 

@@ -24,7 +24,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load as load_edge
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 LOAD = 8

@@ -21,7 +21,7 @@ from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import Link
 from firstline_edge.cloud.mqtt_link import MqttLink
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.load import load

@@ -24,8 +24,7 @@ from support.mqtt_device import device_at
 from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.types import InferRequest, Status
 from firstline_edge.app import EdgeAgent
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 
 DELIVERIES = 6

@@ -16,7 +16,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 from firstline_gateway.settings.settings import Store
 

@@ -20,7 +20,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.bundle_checks import served_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.link_checks import link_findings
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"

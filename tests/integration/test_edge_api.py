@@ -30,7 +30,7 @@ from firstline_edge.cli.explain import describe
 from firstline_edge.models.held import Models
 from firstline_edge.models.loading import hold
 from firstline_edge.models.workers import Workers
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"

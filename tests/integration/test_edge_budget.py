@@ -23,7 +23,7 @@ from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
 HELDOUT = CHECKOUT / "models" / "digits" / "heldout"

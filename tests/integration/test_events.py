@@ -27,7 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import Tensor
 from firstline_edge.app import EdgeAgent
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 
 SHORT = "/firstline/v1/models/digits/infer"

@@ -29,8 +29,8 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
+from firstline_gateway.app import open_gateway
 from firstline_gateway.contracts.device_alarms import DeviceAlarms
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 DEVICES = 4

@@ -17,12 +17,11 @@ from support.keys import bearer, create_key
 from firstline_core.fleet.audit_log import check_trail
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
+from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import counting
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.trail import records as trail
 
 REPORTED = Reported("session-1", 1, models=(RunningModel("digits", 1),), agent_version="0.1.0")
 WANTED = DesiredModel("digits", 2, "0" * 64)
@@ -160,7 +159,7 @@ async def test_what_people_did_is_in_the_trail(
     assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
     assert (await keeper.get("/fleet/v1/devices/cam")).status_code == 404
     with gateway.database.reading() as connection:
-        entries = trail.page(connection, 0, 100)
+        entries = audit_log.page(connection, 0, 100)
     check_trail(entries)
     assert [(entry.actor, entry.action) for entry in entries] == [
         ("application:ops", "device.tag"),

@@ -27,9 +27,8 @@ from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.settings.settings import EdgeSettings
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.fleet import counting
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 CHECKOUT = Path(__file__).parents[2]

@@ -38,7 +38,7 @@ from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, ModelKey, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.slots import manifest_sha256
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules

@@ -16,7 +16,7 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 
 pytestmark = pytest.mark.mosquitto
 

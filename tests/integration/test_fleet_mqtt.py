@@ -19,7 +19,7 @@ from firstline_core.fleet.rest import FleetDevice
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_core.protocol.mqtt import Message, Publication
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 
 pytestmark = pytest.mark.mosquitto
 

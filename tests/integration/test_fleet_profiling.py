@@ -37,8 +37,7 @@ from firstline_core.runtime.select import CPU
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 from firstline_gateway.settings.load import load

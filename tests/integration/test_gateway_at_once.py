@@ -19,9 +19,8 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 

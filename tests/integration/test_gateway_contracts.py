@@ -25,9 +25,8 @@ from support.mqtt_device import device_at
 from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.types import ContractNotice, InferRequest, InferResponse
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 CONTRACTS = "/firstline/v1/contracts"

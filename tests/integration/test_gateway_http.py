@@ -26,10 +26,9 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_gateway import server
 from firstline_gateway.api.app import create_app
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 

@@ -34,8 +34,8 @@ from firstline_core.protocol.mqtt import Publication
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.trace import received
 from firstline_core.types import InferRequest, Tensor
+from firstline_gateway.app import Gateway
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.gateway import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.load import load

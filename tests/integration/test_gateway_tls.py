@@ -31,8 +31,8 @@ from firstline.client.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_core.protocol.http_server import ServerLimits
+from firstline_gateway.app import check_files, open_gateway
 from firstline_gateway.identity import authorities, ca
-from firstline_gateway.opening import check_files, open_gateway
 from firstline_gateway.settings.load import load
 
 

@@ -26,11 +26,10 @@ from firstline_core.errors import (
 )
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
 from firstline_gateway.jobs.tables import JOBS
 from firstline_gateway.models.folder import load_repository
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 INFER = "/v2/models/digits/infer"

@@ -20,7 +20,7 @@ from firstline.cli.app import app
 from firstline.client.infer_many import Retries
 from firstline.workbench.dataset import open_dataset
 from firstline_core.types import InferResponse
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 ROWS = 40

@@ -18,7 +18,7 @@ from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 _CARRIED_BYTES_S = 400_000

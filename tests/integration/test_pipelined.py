@@ -16,7 +16,7 @@ from support.gateway import DIGITS, GatedExecutor, serving
 
 from firstline_core.protocol.http_server import Connection, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.load import load

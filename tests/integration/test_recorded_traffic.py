@@ -23,11 +23,10 @@ from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import Status
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.identity.tables import API_KEYS
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
 

@@ -45,9 +45,9 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.registry import REGISTRY_PATH
 from firstline_core.fleet.target import Asked, bundles, files_for, listed
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.registry.signing import ONLINE_LIFE
 from firstline_gateway.registry.tables import SIGNED
-from firstline_gateway.trail import records as trail
 
 BLOBS = REGISTRY_PATH + "/blobs/"
 
@@ -111,7 +111,7 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
     with begun.gateway.database.reading() as connection:
-        actions = [(entry.actor, entry.action) for entry in trail.page(connection, 0, 10)]
+        actions = [(entry.actor, entry.action) for entry in audit_log.page(connection, 0, 10)]
     assert actions == [("application:ops", "registry.publish")] * 2
 
 

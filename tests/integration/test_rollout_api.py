@@ -18,8 +18,7 @@ from firstline_core.fleet.audit_log import Head, check_trail
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.rollouts import records
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store

@@ -19,11 +19,10 @@ from typer.testing import CliRunner, Result
 from firstline.cli.app import app
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.audit_log.tables import ENTRIES
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.trail.tables import ENTRIES
 
 OPTIONS = ("--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
 

@@ -17,6 +17,7 @@ from bench.fleet.population import NEW, Device, population
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import check_trail
 from firstline_core.fleet.twin import Desired
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import counting, devices
 from firstline_gateway.rollouts import engine, records
 from firstline_gateway.rollouts.engine import Engine
@@ -29,7 +30,6 @@ from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 DEVICES = 12
 OPS = "application:ops"
@@ -127,7 +127,7 @@ async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_t
         assert ended.state == "completed" and ended.devices == {"done": DEVICES}, ended.sentence
         assert {device.version for device in fleet.values()} == {NEW}
         with second.database.reading() as connection:
-            entries = trail.page(connection, 0, 1000)
+            entries = audit_log.page(connection, 0, 1000)
             looks = records.looks(connection, made.id, (-1, 0), 1000)
         check_trail(entries)
         said = Counter(entry.action for entry in entries)
@@ -223,7 +223,7 @@ async def test_who_joins_after_the_end_is_told_and_goes_back_with_the_others(sto
         assert (await first.rollouts.get(made.id)).devices == {"done": 5}
         assert late.version == NEW
         with second.database.reading() as connection:
-            entries = trail.page(connection, 0, 100)
+            entries = audit_log.page(connection, 0, 100)
         assert [entry.details for entry in entries if entry.action == "rollout.join"] == [
             '{"devices":1,"names":["camera-00004"]}'
         ]

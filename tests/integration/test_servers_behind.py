@@ -25,7 +25,7 @@ from support.pictures import Load, ask, expected, picture, said
 from bench.support.bundles import write_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 

@@ -25,7 +25,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 ROUNDS = 10  # some milliseconds on one core

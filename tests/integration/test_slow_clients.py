@@ -24,7 +24,7 @@ from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.api import bodies
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
 

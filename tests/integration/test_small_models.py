@@ -25,7 +25,7 @@ from support.logs import captured_lines
 from support.small_models import gateway_of, put
 
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 # Ids, times, lengths, the padding that follows from them, and numbers.

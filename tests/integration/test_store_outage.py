@@ -22,8 +22,7 @@ from support.identities import csr
 
 from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.protocol.enrolment import ENROL_PATH
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.store import readers
 
@@ -147,7 +146,7 @@ from support.deliveries import delivery, post, read, same
 from support.faulty_disk import fail
 from support.gateway import DIGITS, serving
 from firstline_core.telemetry.logs import configure
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 async def main():

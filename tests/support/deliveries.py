@@ -11,7 +11,7 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.types import InferRequest, InferResponse, Tensor, Wait
 from firstline_edge.app import EdgeAgent
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 
 
 def picture(seed: int) -> Tensor:

@@ -10,8 +10,7 @@ from support.broker import Broker
 from support.databases import sqlite_store
 from support.gateway import DIGITS
 
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 
 

@@ -15,8 +15,8 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway import server
+from firstline_gateway.app import Gateway
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.gateway import Gateway
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 

@@ -24,8 +24,7 @@ from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.registry.registry import Registry as GatewayRegistry
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store

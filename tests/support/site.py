@@ -16,11 +16,10 @@ from support.identities import Device, invite
 from support.keys import bearer, create_key
 
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 REFRESH_S = 0.2

@@ -16,8 +16,7 @@ from support.gateway import serving
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear_model
 from firstline_core.processing.steps import InputSpec
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 
 NUMBERS = InputSpec("image", "FP32", (-1, 4))

@@ -16,9 +16,8 @@ from support.gateway import DIGITS, serving
 from support.identities import invite
 from support.keys import bearer, create_key
 
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.broker.config import CONFIGURATION
-from firstline_gateway.gateway import Gateway
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.settings.load import load
 
 REFRESH_S = 0.2

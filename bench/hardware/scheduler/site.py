@@ -17,10 +17,10 @@ from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import laborious
 from firstline_core.processing.steps import InputSpec
 from firstline_core.types import ModelKey
+from firstline_gateway.app import runtime_options
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.engine import open_engine
 from firstline_gateway.models.folder import load_repository
-from firstline_gateway.opening import runtime_options
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 

@@ -8,8 +8,8 @@ from starlette.types import ASGIApp
 from firstline_gateway import __version__
 from firstline_gateway.api import contracts, control, errors, executors, identity, jobs, openapi, store
 from firstline_gateway.api.fleet import audit, blobs, configurations, devices, profiles, registry, rollouts, twins
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.infer import InferenceApp, infer_routes
-from firstline_gateway.gateway import Gateway
 
 
 def create_asgi(gateway: Gateway) -> ASGIApp:

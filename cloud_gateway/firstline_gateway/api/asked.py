@@ -8,7 +8,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
 from firstline_gateway.api.auth import authorize
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.api.gateway import Gateway
 
 
 def gateway_of(request: Request) -> Gateway:

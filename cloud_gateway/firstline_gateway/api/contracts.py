@@ -21,9 +21,9 @@ from firstline_core.types import ModelKey
 from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authorize
 from firstline_gateway.api.errors import response_of
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.gateway import Gateway
 
 # Of a pool's devices, those with most disagreements, and of alarms the latest; the devices' metrics have all.
 _DEVICES_SHOWN = 100

@@ -14,8 +14,8 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_gateway.api.auth import caller_of, check_scope
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.overload import OVERLOADED, client_mark
-from firstline_gateway.gateway import Gateway
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.presented import Presented, presented_by
 from firstline_gateway.identity.tls import ServerFiles, ServerTls

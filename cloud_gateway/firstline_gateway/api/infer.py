@@ -20,9 +20,9 @@ from firstline_core.protocol.http import Reply, error_reply, json_reply, read_in
 from firstline_core.telemetry import logs
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
 from firstline_gateway.api.errors import shutting_down, unforeseen
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.jobs import is_asynchronous, submitted
 from firstline_gateway.api.overload import OVERLOADED, client_mark
-from firstline_gateway.gateway import Gateway
 from firstline_gateway.telemetry.journal import record
 
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's status for the same

@@ -25,7 +25,7 @@ from firstline_core.types import InferRequest
 from firstline_gateway.api.asked import caller, gateway_of
 from firstline_gateway.api.auth import authorize, still_let_in
 from firstline_gateway.api.errors import response_of
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
 
 WAIT_LIMIT_S = 60

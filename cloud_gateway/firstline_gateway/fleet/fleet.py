@@ -20,12 +20,12 @@ from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import counting, devices, tiers
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 _TAGS = 64
 
@@ -144,7 +144,7 @@ class Fleet:
             tags = devices.tag(connection, name, change.tags)
             if len(tags) > _TAGS:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
-            said = partial(trail.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
+            said = partial(audit_log.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
             if change.tags:
                 said(action="device.tag", details={"tags": change.tags})
             if change.accepted and devices.accept(connection, name, now_s):
@@ -169,7 +169,7 @@ class Fleet:
                 return False
             for delete_data in self._delete_with_device:
                 delete_data(connection, name)
-            trail.add(
+            audit_log.add(
                 connection, at_s=now_s, actor=by, action="device.decommission", subject=f"device:{name}", details={}
             )
             return True
@@ -190,7 +190,7 @@ class Fleet:
             told = devices.desire(
                 connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
             )
-            trail.add(
+            audit_log.add(
                 connection,
                 at_s=now_s,
                 actor=by,

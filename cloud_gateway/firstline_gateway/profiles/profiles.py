@@ -14,13 +14,13 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import ProfileEntry, ProfilePage
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.profiles import records, request_records
 from firstline_gateway.profiles.permission import fulfilled, permitted
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.profiles.uploaded import UploadedProfile
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 _T = TypeVar("_T")
 
@@ -126,7 +126,7 @@ class Profiles:
 
 def _note(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:
     bundle, version, machine = place
-    trail.add(
+    audit_log.add(
         connection,
         at_s=now_s,
         actor=by,

@@ -16,13 +16,13 @@ from firstline_core.fleet.profiling import REQUESTS
 from firstline_core.fleet.twin import Desired
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import request_records as records
 from firstline_gateway.profiles.request_records import RequestRecord
 from firstline_gateway.profiles.request_state import request_of, why_not
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 _AT_ONCE = 100  # devices whose requests end in one transaction
 
@@ -101,7 +101,7 @@ class Requests:
             records.put(connection, new)
             _tell(connection, device, records.of(connection, device), now_s)
             details: dict[str, Any] = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
-            trail.add(connection, at_s=now_s, actor=by, action="profile.request", subject=subject, details=details)
+            audit_log.add(connection, at_s=now_s, actor=by, action="profile.request", subject=subject, details=details)
             return replace(request_of(_known(connection, device), new, now_s), new=True)
 
         found = await self._write(made)
@@ -125,7 +125,7 @@ class Requests:
             records.remove(connection, device, bundle)
             _tell(connection, device, records.of(connection, device), now_s)
             details = {"bundle": bundle, "request": gone.wanted.id}
-            trail.add(connection, at_s=now_s, actor=by, action="profile.cancel", subject=subject, details=details)
+            audit_log.add(connection, at_s=now_s, actor=by, action="profile.cancel", subject=subject, details=details)
 
         await self._write(cancelled)
         self._on_desired()

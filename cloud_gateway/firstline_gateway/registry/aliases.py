@@ -10,11 +10,11 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 HISTORY_LIMIT = 100
 
@@ -103,7 +103,7 @@ class Aliases:
 
 def _changed(connection: Connection, change: AliasChange, action: str) -> AliasChange:
     records.change_alias(connection, change)
-    trail.add(
+    audit_log.add(
         connection,
         at_s=change.at_s,
         actor=change.by,

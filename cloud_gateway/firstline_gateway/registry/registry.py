@@ -21,6 +21,7 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.expiry import AUTHORITY, warnings
 from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.aliases import Aliases
@@ -32,7 +33,6 @@ from firstline_gateway.registry.records import Document
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
 _T = TypeVar("_T")
@@ -138,7 +138,7 @@ class Registry:
             versions = {role: version for role, (version, _) in records.heads(connection).items()}
             fresh = signing.signed_online(accepted.targets_content, signer, versions, now_s)
             records.put(connection, [*accepted.fresh, *fresh])
-            trail.add(
+            audit_log.add(
                 connection,
                 at_s=now_s,
                 actor=by,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.changes import Step
 from firstline_gateway.rollouts.definition import Rollout
 from firstline_gateway.rollouts.subject import with_word
-from firstline_gateway.trail import records as trail
 
 
 def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) -> Rollout | None:
@@ -34,5 +34,7 @@ def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) ->
     what = before.definition.what
     devices.desire(connection, made.told, lambda name, said: with_word(said, what, made.told[name]), wall_s, known=True)
     for action, actor, details in made.notes:
-        trail.add(connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details)
+        audit_log.add(
+            connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details
+        )
     return records.put(connection, made.rollout) if made.rollout != before else held

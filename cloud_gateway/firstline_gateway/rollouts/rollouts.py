@@ -17,6 +17,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet.rollout import Look, LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
@@ -32,7 +33,6 @@ from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.trail import records as trail
 
 _LOOKS = 200  # a page of them
 
@@ -93,7 +93,7 @@ class Rollouts:
             kept = records.add(connection, made, word)
             if kept.id != made.id:
                 return kept
-            trail.add(
+            audit_log.add(
                 connection,
                 at_s=now_s,
                 actor=by,

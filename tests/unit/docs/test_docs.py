@@ -23,7 +23,7 @@ from firstline_edge.api.openapi import description
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 from firstline_gateway.api.app import create_app
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Mqtt, Settings, Store
 

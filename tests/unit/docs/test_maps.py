@@ -40,7 +40,7 @@ MAPPED = (
     "firstline_gateway.rollouts.judgement",
     "firstline_gateway.settings",
     "firstline_gateway.telemetry",
-    "firstline_gateway.trail",
+    "firstline_gateway.audit_log",
     "firstline.console",
     "firstline.release",
     "firstline.workbench",

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from support.databases import PostgreSql, empty_sqlite_store
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.backup.backup import back_up, restore
+from firstline_gateway.commands.backup.backup import back_up, restore
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.jobs.records import Job
 from firstline_gateway.serving.deliveries import records
@@ -126,7 +126,7 @@ def test_the_authority_alone_comes_back_beside_a_store_that_is_well(filled: Sett
 
 
 def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firstline_gateway.backup import tables
+    from firstline_gateway.commands.backup import tables
 
     lines, database = tables.lines, open_database(filled.store)
 

@@ -11,8 +11,8 @@ from support.databases import sqlite_store
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
 from firstline_core.fleet.audit_log import check_trail
+from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.trail import records as trail
 
 DEVICES = 240  # `make -C bench fleet` has a thousand
 FIRST = Stage(0.4, soak_s=8 * HOUR_S)
@@ -26,7 +26,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
         looks = (await room.rollouts.looks(ended.id)).looks
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
         with room.database.reading() as connection:
-            entries = trail.page(connection, 0, 1000)
+            entries = audit_log.page(connection, 0, 1000)
     check_trail(entries)
     assert {entry.action for entry in entries} >= {"rollout.create", "rollout.start", "rollout.look", "rollout.promote"}
 

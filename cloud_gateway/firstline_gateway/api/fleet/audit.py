@@ -21,9 +21,9 @@ async def read_audit(
     limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
     subject: Annotated[str, Query(max_length=256)] = "",
 ) -> Response:
-    return answer(await gateway_of(request).trail.page(after, limit, subject))
+    return answer(await gateway_of(request).audit_log.page(after, limit, subject))
 
 
 @router.get(wire.AUDIT_HEAD_PATH, summary="How far the trail goes, signed: keep it where the gateway cannot reach.")
 async def read_head(request: Request) -> Response:
-    return answer(await gateway_of(request).trail.head())
+    return answer(await gateway_of(request).audit_log.head())

@@ -393,7 +393,7 @@ def test_expiry_is_judged_by_the_reference_time_of_python_tuf(device: Device) ->
         "firstline_edge.api.data_plane",
         "firstline_edge.__main__",
         "firstline_edge.fleet.member",
-        "firstline_gateway.gateway",
+        "firstline_gateway.app",
     ],
 )
 def test_a_process_without_updates_does_not_load_python_tuf(package: str) -> None:

@@ -12,10 +12,9 @@ from support.gateway import DIGITS, request_of
 
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import AuditNote, InferRequest, Tensor
-from firstline_gateway.gateway import Gateway
+from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.serving import answering
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.settings.load import load

@@ -19,11 +19,11 @@ from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
+from firstline_gateway.app import open_gateway
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Forecast
 from firstline_gateway.executors.dispatch.profiles import beside, costs_of, of_this_machine, read
-from firstline_gateway.opening import open_gateway
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.priors import priors_in
 from firstline_gateway.settings.load import load

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import Connection, insert, select, update
 
 from firstline_core.fleet.audit_log import FIRST, Entry, following
+from firstline_gateway.audit_log.tables import ENTRIES, HEAD
 from firstline_gateway.store import statements
-from firstline_gateway.trail.tables import ENTRIES, HEAD
 
 _DETAILS_BYTES = 64 * 1024
 

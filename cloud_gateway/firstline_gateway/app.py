@@ -10,31 +10,37 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.protocol.http_server import OverloadGuard
+from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
 from firstline_gateway.api.overload import OVERLOADED
+from firstline_gateway.audit_log.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.base import Executor, ExecutorReport
+from firstline_gateway.executors.engine import check_engine, open_engine
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.identity import identity
+from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.metrics import jobs_counter
 from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.models.fetched_bundles import FetchedBundles
-from firstline_gateway.models.folder import named
+from firstline_gateway.models.folder import load_full, load_repository, named
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.memory import Load
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles import request_records as profile_request_records
+from firstline_gateway.profiles.priors import priors_in
 from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import Requests
 from firstline_gateway.registry import metrics as registry_metrics
@@ -55,7 +61,6 @@ from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
-from firstline_gateway.trail.trail import Trail
 
 if TYPE_CHECKING:
     from firstline_gateway.registry.registry import Registry
@@ -247,7 +252,7 @@ class Gateway:
             clock=clock,
             on_desired=desired_changed.set,
         )
-        self.trail = Trail(self._readers, Path(settings.identity.directory), clock=clock)
+        self.audit_log = AuditLog(self._readers, Path(settings.identity.directory), clock=clock)
         self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=desired_changed.set)
         self._periodic = [
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
@@ -398,3 +403,62 @@ class Gateway:
         if all(ended):
             self.database.close()
         return all(ended)
+
+
+def open_gateway(settings: Settings) -> Gateway:
+    """Puts the gateway together; where it is to wait for its models, that takes as long as they take to load.
+
+    Raises:
+        ConfigError: a setting names something that is not there or no good.
+    """
+    check_files(settings)
+    options = runtime_options(settings)
+    here = settings.loads_here
+    repository = load_repository(
+        Path(settings.models.directory),
+        options if here and settings.models.wait else None,
+        budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
+        fetched=settings.fetched_models,
+    )
+    had_authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK).exists
+    load = partial(load_full, options=options) if here else None
+    if settings.executors:
+        open_database(settings.store).close()  # so that it has its schema when it is asked for profiles
+    engine = open_engine(settings, repository, options, priors_in(settings.store))
+    gateway = Gateway(settings, repository, engine, load=load)
+    if not repository.models:
+        log.warning("no model to serve", directory=settings.models.directory)
+    for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
+        log.warning("models.concurrency_of names a model that there is not; is it misspelt?", model=ascii(name))
+    if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
+        log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
+        if had_authority:
+            log.warning(
+                "devices that had joined are in another store: is store.url right, or is a backup to be restored?",
+                store=gateway.database.shown,
+            )
+    return gateway
+
+
+def runtime_options(settings: Settings) -> RuntimeOptions:
+    """How this gateway's models run: sessions side by side, each on one thread.
+
+    Raises:
+        ConfigError: an execution provider that this onnxruntime does not offer.
+    """
+    options = RuntimeOptions(providers=settings.providers, threads=1)
+    check_options(options, "execution.providers")
+    return options
+
+
+def check_files(settings: Settings) -> None:
+    """Tries what the settings name beside the models.
+
+    Raises:
+        ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
+            good.
+    """
+    check_engine(settings)
+    identity.check_files(settings)
+    if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
+        mqtt.check(settings.mqtt)

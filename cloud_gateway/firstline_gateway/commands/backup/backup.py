@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_gateway.backup import archive, tables
-from firstline_gateway.backup.archive import Manifest, Reading, Writing
+from firstline_gateway.commands.backup import archive, tables
+from firstline_gateway.commands.backup.archive import Manifest, Reading, Writing
 from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
 from firstline_gateway.store.database import connect, sqlite_file

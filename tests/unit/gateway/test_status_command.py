@@ -10,8 +10,8 @@ from support.executors import SERVED, M, model, row, site
 from support.logs import captured_lines
 
 from firstline_core.protocol import http
-from firstline_gateway.__main__ import _executor_lines
 from firstline_gateway.api.executors import _executor
+from firstline_gateway.commands.status import executor_lines
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 
@@ -19,7 +19,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 def lines_of(dispatcher: Dispatcher) -> list[str]:
     """As `firstline-gateway status` writes what the API says."""
     reply = http.json_reply({"executors": [_executor(each) for each in dispatcher.report().executors]})
-    return _executor_lines(orjson.loads(reply.body)["executors"])
+    return executor_lines(orjson.loads(reply.body)["executors"])
 
 
 async def test_a_batch_that_hangs_is_told_with_its_age() -> None:

@@ -20,7 +20,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _backup(arguments: argparse.Namespace) -> int:
-    from firstline_gateway.backup.backup import back_up
+    from firstline_gateway.commands.backup.backup import back_up
 
     manifest = back_up(settings_of(arguments), arguments.file)
     size_bytes = sum(member.size_bytes for member in manifest.members.values())
@@ -33,7 +33,7 @@ def _backup(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    from firstline_gateway.backup.backup import restore
+    from firstline_gateway.commands.backup.backup import restore
 
     restored = restore(settings_of(arguments), arguments.file, authority_only=arguments.authority_only)
     created = restored.manifest.created.isoformat()

@@ -1,8 +1,10 @@
-"""The head of the audit trail, signed with a key that serves for nothing else."""
+"""The audit log: pages of it, and its head, signed with a key that serves for nothing else."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,11 +16,45 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Head
+from firstline_core.fleet.rollout import AuditPage
 from firstline_core.storage.files import make_folder, sync_folder
+from firstline_gateway.audit_log import records
+from firstline_gateway.store.readers import Readers
 
 KEY_FILE = "trail.key"
+
+
+class AuditLog:
+    """The audit log of one gateway, or of the replicas that share its store.
+
+    Args:
+        readers: of the store.
+        directory: of the authority, where the key is that signs heads; made when it is first asked for.
+        clock: for wall time.
+    """
+
+    def __init__(self, readers: Readers, directory: Path, *, clock: Clock) -> None:
+        self._readers = readers
+        self._directory = directory
+        self._clock = clock
+
+    async def page(self, after: int, limit: int, subject: str) -> AuditPage:
+        """Returns entries by number."""
+        found = await self._readers.ask(partial(records.page, after=after, limit=limit, subject=subject))
+        return AuditPage(tuple(found), found[-1].number if len(found) == limit else None)
+
+    async def head(self) -> Head:
+        """Returns the signed head: how far the log goes now.
+
+        Raises:
+            ConfigError: there is no key, and none can be made.
+        """
+        last = await self._readers.ask(records.last)
+        key = await asyncio.to_thread(open_key, self._directory)
+        return sign(last, key, self._clock.wall_s())
 
 
 def open_key(directory: Path) -> Ed25519PrivateKey:

@@ -12,9 +12,9 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import FIRST, check_trail
+from firstline_gateway.audit_log import audit_log, records
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
-from firstline_gateway.trail import head, records
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_what_was_added_is_a_chain(database: Database) -> None:
 def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> None:
     with database.reading() as connection:
         last = records.last(connection)
-    signed = head.sign(last, head.open_key(tmp_path), 5.0)
+    signed = audit_log.sign(last, audit_log.open_key(tmp_path), 5.0)
     assert last == (0, FIRST) == check_trail([], [signed])
 
 
@@ -77,10 +77,10 @@ def test_details_without_end_are_not_kept(database: Database) -> None:
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
-    key = head.open_key(tmp_path / "identity")
-    path = tmp_path / "identity" / head.KEY_FILE
+    key = audit_log.open_key(tmp_path / "identity")
+    path = tmp_path / "identity" / audit_log.KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert head.open_key(tmp_path / "identity").private_bytes_raw() == key.private_bytes_raw()
+    assert audit_log.open_key(tmp_path / "identity").private_bytes_raw() == key.private_bytes_raw()
     path.write_text("no key")
     with pytest.raises(ConfigError, match="cannot be used to sign"):
-        head.open_key(tmp_path / "identity")
+        audit_log.open_key(tmp_path / "identity")

@@ -1,0 +1,57 @@
+"""What the API uses of the gateway; `app.Gateway` provides it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from firstline_core.clock import Clock
+from firstline_core.protocol.http_server import OverloadGuard
+from firstline_gateway.api.bodies import BodyBudget
+from firstline_gateway.audit_log.audit_log import AuditLog
+from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.executors.base import ExecutorReport
+from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.jobs.jobs import Jobs
+from firstline_gateway.models.repository import Repository
+from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.profiles.requests import Requests
+from firstline_gateway.rollouts.rollouts import Rollouts
+from firstline_gateway.serving.answering import Answering
+from firstline_gateway.serving.data_plane import GatewayDataPlane
+from firstline_gateway.settings.settings import Settings
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+
+if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
+    from firstline_gateway.registry.registry import Registry
+
+
+class Gateway(Protocol):
+    """One gateway, as its routes see it; see each package for what its service does."""
+
+    settings: Settings
+    clock: Clock
+    metrics: GatewayMetrics
+    identity: Identity
+    bodies: BodyBudget
+    overload: OverloadGuard
+    repository: Repository
+    plane: GatewayDataPlane
+    answering: Answering
+    jobs: Jobs
+    contracts: ContractMonitor
+    fleet: Fleet
+    registry: Registry | None
+    rollouts: Rollouts
+    profiles: Profiles
+    profile_requests: Requests
+    audit_log: AuditLog
+    database: Database
+    writer: StoreWriter
+
+    @property
+    def executors(self) -> tuple[ExecutorReport, ...]:
+        """The state of each executor if there are several; empty if there is one."""
+        ...

@@ -1,0 +1,88 @@
+"""`run` and `check`: serve until SIGTERM, and try the configuration without serving."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from firstline_core.telemetry import logs
+from firstline_gateway.commands.base import add_command, settings_of, show
+
+
+def add_commands(commands: Any) -> None:
+    """Adds both to the parser's."""
+    run = add_command(commands, "run", _run, "serve until SIGTERM")
+    run.add_argument("--host", help="address to listen on, instead of api.host")
+    run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
+    add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import uvloop
+
+    from firstline_gateway import server
+    from firstline_gateway.app import open_gateway
+
+    found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
+    logs.configure(found.log.level, found.log.format)
+    bound = server.bind(found.api.host, found.api.port)
+    url = server.url_of(bound, tls=found.tls.enabled)
+    server.raise_descriptor_limit()
+    gateway = open_gateway(found)
+    ended = uvloop.run(
+        server.serve(
+            gateway,
+            bound,
+            lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+        )
+    )
+    if not ended:
+        # No thread can be made to stop, and the interpreter's own end would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from firstline_core.errors import ModelLoadError
+    from firstline_gateway.app import check_files, runtime_options
+    from firstline_gateway.models.folder import load_repository
+    from firstline_gateway.models.repository import check_size
+    from firstline_gateway.store import database
+
+    found = settings_of(arguments)
+    logs.configure("error", found.log.format)
+    check_files(found)
+    database.check(found.store)
+    options = runtime_options(found)
+    here = found.loads_here
+    repository = load_repository(Path(found.models.directory), options if here else None, fetched=found.fetched_models)
+    served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
+    for served in repository:
+        try:
+            check_size(served, found.models.memory_budget_mb << 20 if here else 0)
+        except ModelLoadError as error:
+            refused.append((served.path, error))
+        else:
+            served_well.append(served)
+    models = [
+        {"name": served.key.name, "version": served.key.version, "digest": served.digest, "path": str(served.path)}
+        for served in served_well
+    ]
+    lines = [f"{model['name']} version {model['version']} from {model['path']}" for model in models]
+    lines += [f"refused: {error.message}" for _, error in refused]
+    if not lines:
+        lines = [f"no bundle in {found.models.directory}"]
+    unknown = repository.unknown(found.models.concurrency_of)
+    lines += [f"models.concurrency_of names {name!a}, and there is no such model; is it misspelt?" for name in unknown]
+    errors = [{"path": str(path), "error": error.message} for path, error in refused]
+    told = {"models": models, "refused": errors, "unknown": unknown, "sessions": found.sessions}
+    show(arguments, "\n".join(lines), told)
+    for served in repository:
+        if served.loaded is not None:
+            served.loaded.close()
+    return 0 if models and not refused else 1
