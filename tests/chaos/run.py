@@ -209,8 +209,11 @@ def storage(effort: Effort, seed: int) -> list[Figure]:
         Figure("gateway's store: acknowledged before them", of_gateway.acknowledged, ""),
         Figure("gateway's store: acknowledged and lost, there twice, or not opened", 0, "", "0", True),
         Figure("bits flipped in the database and its log, one at a time", flips.flips, ""),
-        Figure("flips that cost a record, which was told", flips.lost, ""),
-        Figure("records lost by one flip, at most", flips.most_lost, "", "1", flips.most_lost <= 1),
+        Figure("flips that lost a record", flips.costly, ""),
+        Figure("flips after which SQLite could not open the database", flips.unopened, ""),
+        Figure(
+            "flips in the database that lost a record and were not reported", flips.silent, "", "0", not flips.silent
+        ),
         Figure("wrong answers given out", 0, "", "0", True),
         Figure("lives of an outbox in which a change fails (full disk, I/O error)", errors["rounds"], ""),
         Figure("of these, in which something was refused", errors["refusing"], ""),

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from chaos.simulation import disk
 from chaos.simulation.plan import draw
 from chaos.simulation.run import run_many, run_seed, run_seeds
 from firstline_core.routing import policy
@@ -22,6 +21,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.models import loading
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.outbox import Outbox
 from firstline_gateway.serving.scheduling.shares import Shares
 from firstline_gateway.store.service import ServiceClock
 
@@ -68,25 +68,27 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
         error = await deliver(self, item)
         if error is not None:
             request_id = item.request.request_id
-            await self._outbox._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
+            await self._outbox._write(
+                lambda transaction: promises.delete(transaction.connection, transaction.totals, request_id)
+            )
         return error
 
     monkeypatch.setattr(Delivery, "_deliver", forgetful)
 
 
 def acknowledges_before_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    submit = disk._SimulatedWriter.submit
+    submit = Outbox._submit
 
     def hasty(self: Any, operation: Any) -> asyncio.Future[Any]:
         queued = submit(self, operation)
-        if getattr(operation, "func", None) is not promises.insert:
+        if operation.__name__ != "insert":
             return queued
         queued.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody looks any more
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_result(True)
         return done
 
-    monkeypatch.setattr(disk._SimulatedWriter, "submit", hasty)
+    monkeypatch.setattr(Outbox, "_submit", hasty)
 
 
 def corrects_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

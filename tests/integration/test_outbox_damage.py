@@ -4,6 +4,7 @@ import contextlib
 import random
 import shutil
 import sqlite3
+import statistics
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,8 +17,8 @@ from support.outbox_faults import Kept, filled, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
 from firstline_core.storage.seals import ChecksumSeal, KeySeal
-from firstline_edge.outbox import database, recovery, salvage
-from firstline_edge.outbox.database import PAGE_SIZES_BYTES, SCHEMA_VERSION, DamagedError, count_promises
+from firstline_edge.outbox import recovery
+from firstline_edge.outbox.database import FORMAT, PAGE_BYTES, DamagedError, count_promises
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.reopening import ReopeningOutbox
 
@@ -29,14 +30,6 @@ A_PAGE = 12
 def folder() -> Iterator[Path]:
     with quick_folder() as found:
         yield found
-
-
-@pytest.fixture(params=PAGE_SIZES_BYTES)
-def page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Outboxes are made with pages of this size."""
-    size_bytes: int = request.param
-    monkeypatch.setattr(database, "PAGE_BYTES", size_bytes)
-    return size_bytes
 
 
 async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray], None]) -> Kept:
@@ -51,30 +44,23 @@ async def damaged(kept: Kept, into: Path, file: str, damage: Callable[[bytearray
     return copy
 
 
-def before_the_last_group(file: Path, page_bytes: int) -> int:
-    """Bytes of a file before the last group of a log, whose damage cannot be told from a write that was torn."""
-    if not file.name.endswith("-wal"):
-        return file.stat().st_size
-    frames = enumerate(salvage._frames(file, 0, page_bytes), start=1)
-    ends = [number for number, (_, is_last, _) in frames if is_last]
-    return 32 + ends[-2] * (24 + page_bytes)
-
-
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_flipped_bit_costs_one_record_and_is_told(
-    folder: Path, file: str, closed: bool, page_bytes: int
-) -> None:
+async def test_a_flipped_bit_costs_few_records_and_is_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(11)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    size_bytes = before_the_last_group(kept.folder / file, page_bytes)
+    size_bytes = (kept.folder / file).stat().st_size
+    losses = []
     for _ in range(25):
 
         def flip(content: bytearray) -> None:
             bit = rng.randrange(8 * size_bytes)
             content[bit // 8] ^= 1 << bit % 8
 
-        lost, said = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=1)
-        assert said or not lost
+        lost, said = await (await damaged(kept, folder / "work", file, flip)).check(lost_most=20)
+        losses.append(lost)
+        # SQLite ends a log at the first frame that does not fit its checksum, as after a power cut.
+        assert said or not lost or file == "outbox.db-wal"
+    assert statistics.median(losses) <= 1 or file == "outbox.db-wal"
 
 
 @pytest.mark.parametrize("when", ["created_wall_s FROM items", "stored_wall_s FROM answers"])
@@ -82,34 +68,39 @@ async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None
     kept = await filled(folder / "kept", random.Random(17), closed=True, count=12)
     with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection:
         (wall_s,) = connection.execute(f"SELECT {when} ORDER BY sequence LIMIT 1").fetchone()
-    for bit in range(0, 64, 3):
+    # SQLite stores a real number without a fraction as an integer.
+    stored = struct.pack(">i", int(wall_s)) if wall_s.is_integer() else struct.pack(">d", wall_s)
+    for bit in range(0, 8 * len(stored), 3):
 
         def flip(content: bytearray) -> None:
-            content[content.find(struct.pack(">d", wall_s)) + bit // 8] ^= 1 << bit % 8  # noqa: B023
+            content[content.index(stored) + bit // 8] ^= 1 << bit % 8  # noqa: B023
 
         lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=1)
         assert said or not lost
 
 
-@pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db-wal", False)])
-async def test_a_page_of_noise_costs_what_was_on_it(folder: Path, file: str, closed: bool, page_bytes: int) -> None:
+async def test_a_page_of_noise_costs_what_was_on_it_and_is_reported(folder: Path) -> None:
     rng = random.Random(12)
-    kept = await filled(folder / "kept", rng, closed=closed, count=20)
-    pages = (kept.folder / file).stat().st_size // page_bytes
+    kept = await filled(folder / "kept", rng, closed=True, count=20)
+    pages = (kept.folder / "outbox.db").stat().st_size // PAGE_BYTES
+    losses = []
     for page in rng.sample(range(pages), 12):
 
         def spoil(content: bytearray) -> None:
-            content[page_bytes * page : page_bytes * (page + 1)] = rng.randbytes(page_bytes)  # noqa: B023
+            content[PAGE_BYTES * page : PAGE_BYTES * (page + 1)] = rng.randbytes(PAGE_BYTES)  # noqa: B023
 
-        await (await damaged(kept, folder / "work", file, spoil)).check(lost_most=A_PAGE)
+        lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=20)
+        losses.append(lost)
+        assert said or not lost
+    assert statistics.median(losses) <= A_PAGE
 
 
 @pytest.mark.parametrize(("file", "closed"), [("outbox.db", True), ("outbox.db", False), ("outbox.db-wal", False)])
-async def test_what_is_before_the_cut_is_kept(folder: Path, file: str, closed: bool, page_bytes: int) -> None:
+async def test_what_is_cut_off_is_lost_and_reported(folder: Path, file: str, closed: bool) -> None:
     rng = random.Random(13)
     kept = await filled(folder / "kept", rng, closed=closed, count=20)
     size_bytes = (kept.folder / file).stat().st_size
-    for left in [0, 1, 100, 512, page_bytes, page_bytes + 1, *(rng.randrange(size_bytes) for _ in range(6))]:
+    for left in [0, 1, 100, 512, PAGE_BYTES, PAGE_BYTES + 1, *(rng.randrange(size_bytes) for _ in range(6))]:
 
         def cut(content: bytearray) -> None:
             del content[left:]  # noqa: B023
@@ -132,30 +123,39 @@ async def test_a_first_start_that_was_cut_short_is_no_damage(folder: Path) -> No
     assert [file.name for file in path.parent.iterdir()] == ["outbox.db"]
 
 
-@pytest.mark.parametrize("closed", [True, False])
-async def test_behind_a_first_page_of_noise_everything_is_found(folder: Path, closed: bool, page_bytes: int) -> None:
-    kept = await filled(folder / "kept", random.Random(19), closed=closed, count=20)
+async def test_a_file_that_sqlite_cannot_open_is_reported_as_lost(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(19), closed=True, count=20)
 
     def spoil(content: bytearray) -> None:
-        content[:page_bytes] = bytes(page_bytes)
+        content[:PAGE_BYTES] = bytes(PAGE_BYTES)
 
-    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=0)
-    assert lost == 0
-    assert said
+    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=20)
+    assert lost == 20
+    assert "SQLite cannot open it, so every promised correction and every answer in it is lost" in said
+    assert (folder / "work" / "outbox.db.damaged").exists()
 
 
-async def test_an_outbox_keeps_the_size_of_its_pages(folder: Path, page_bytes: int) -> None:
-    path = folder / "outbox.db"
-    Outbox(path, clock=SimulatedClock()).close()
-    for other in PAGE_SIZES_BYTES:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(database, "PAGE_BYTES", other)
-            outbox = Outbox(path, clock=SimulatedClock())
-        await outbox.put(promise(20_000))
-        await outbox.purge()
-        outbox.close()
-        assert int.from_bytes(path.read_bytes()[16:18], "big") == page_bytes
-        assert outbox.damage == ""
+async def test_a_schema_that_is_no_text_is_damage(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(20), closed=True, count=6)
+
+    def spoil(content: bytearray) -> None:
+        at = content.index(b"CREATE TABLE items")
+        content[at : at + 18] = b"\xff" * 18
+
+    lost, said = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
+    assert "It was damaged" in said
+    assert lost == 6
+
+
+async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> None:
+    kept = await filled(folder / "kept", random.Random(21), closed=True, count=6)
+    with contextlib.closing(sqlite3.connect(kept.folder / "outbox.db")) as connection, connection:
+        connection.execute(
+            "UPDATE items SET principal = CAST(x'ff' AS TEXT) WHERE sequence = (SELECT min(sequence) FROM items)"
+        )
+    lost, said = await kept.check(lost_most=1)
+    assert lost == 1
+    assert "1 records could not be read" in said
 
 
 async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> None:
@@ -166,7 +166,7 @@ async def test_a_version_that_was_flipped_is_no_newer_version(folder: Path) -> N
 
     lost, said = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=0)
     assert lost == 0
-    assert f"its format is {SCHEMA_VERSION ^ 1} in one place and {SCHEMA_VERSION} in another" in said
+    assert f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another" in said
 
 
 async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(folder: Path) -> None:
@@ -187,16 +187,6 @@ async def test_a_replacement_that_was_cut_short_is_finished_or_begun_again(folde
     (kept.folder / "outbox.db.fresh").write_bytes(b"half of it")
     assert await kept.check(lost_most=0) == (0, "")
     assert not (kept.folder / "outbox.db.fresh").exists()
-
-
-async def test_what_the_format_before_seals_kept_is_read_and_ends_as_it_is(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(16), closed=True, count=9)
-    connection = sqlite3.connect(kept.folder / "outbox.db")
-    for table, column in (("items", "request"), ("items", "provisional"), ("answers", "response")):
-        connection.execute(f"UPDATE {table} SET {column} = substr({column}, 18)")  # what follows the seal
-    connection.executescript("DROP INDEX items_by_age; PRAGMA user_version = 3; PRAGMA application_id = 0;")
-    connection.close()
-    assert await kept.check(lost_most=0) == (0, "")
 
 
 async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:

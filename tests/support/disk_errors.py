@@ -28,7 +28,7 @@ async def life(path, kept):
         outbox = Outbox(path, LIMITS, clock=SimulatedClock())
     except CapacityError:
         return None, 1
-    outbox._writer._connection.execute("PRAGMA wal_autocheckpoint = 5")
+    outbox._database.connection.execute("PRAGMA wal_autocheckpoint = 5")
     for number in range(4):
         item = promise(10_000 if number == 2 else 1)
         try:

@@ -39,7 +39,7 @@ async def main():
     clock, waiting = SimulatedClock(), []
     for _ in range(3):
         outbox = Outbox(Path(sys.argv[1]) / "outbox" / "outbox.db", LIMITS, announcing=True, clock=clock)
-        outbox._writer._connection.execute("PRAGMA wal_autocheckpoint = 30")
+        outbox._database.connection.execute("PRAGMA wal_autocheckpoint = 30")
 
         async def put():
             asked = request(2, id="x" * rng.choice([1, 1, 5_000, 30_000]))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S, SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import DAMAGED
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.tokens import read_tokens
@@ -28,6 +29,7 @@ from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.identity.device_identity import DeviceIdentity
 from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import outbox_path
 
 _FSYNC_RUNS = 9
 _FSYNC_SLOW_MS = 20.0
@@ -107,6 +109,10 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     ]
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
         findings.append(Finding("state directory", State.SLOW, f"others may read {path}", f"chmod 700 {path}"))
+    aside = outbox_path(path).with_name(outbox_path(path).name + DAMAGED)
+    if aside.exists():
+        told = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
+        findings.append(Finding("outbox", State.SLOW, told, "check the disk; delete that file once it is of no use"))
     return findings
 
 

@@ -16,9 +16,9 @@ import orjson
 from firstline_core.errors import IntegrityError
 from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.seals import Seal
+from firstline_edge.outbox.database import Totals
 from firstline_edge.outbox.item import RESTAMP_ROWS, restamp_answer
 from firstline_edge.outbox.timeline import ClockJump
-from firstline_edge.outbox.writer import Totals
 
 
 def keep(
@@ -98,7 +98,7 @@ def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, s
     ]
 
 
-def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids: Collection[str]) -> None:
+def note_announced(connection: sqlite3.Connection, request_ids: Collection[str]) -> None:
     """Takes note that these were announced."""
     connection.execute(
         "UPDATE answers SET announced = 1 WHERE request_id IN (SELECT value FROM json_each(?))",
@@ -106,7 +106,7 @@ def note_announced(connection: sqlite3.Connection, _totals: Totals, request_ids:
     )
 
 
-def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
+def restamp(connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
     """Gives the latest answers of a leap their new times; returns what is left of it, None where that is nothing."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT stored_wall_s AS s FROM answers WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",

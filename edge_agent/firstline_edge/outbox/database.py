@@ -1,7 +1,7 @@
-"""The outbox's database file: opening it, its schema and migrations, and how damage to it is found.
+"""The outbox's database file: its schema, how it is opened and written, and how damage to it is found.
 
-SQLite checks the tree of pages and the indexes against the rows; what it does not check is checked here (the file's
-head, the schema) or by the records' seals (what they hold). What happens to a damaged file is in `replacement.py`.
+SQLite checks the tree of pages and the indexes against the rows. What SQLite does not check is checked here (the
+file's head, the schema), or by the records' seals (their content). `recovery.py` replaces a damaged file.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.storage.files import make_folder
+from firstline_core.storage.group_writer import GroupWriter
+from firstline_core.telemetry.logs import logger
 
-# Each step takes the database from the version before it to its own; a change of format adds a step.
-_MIGRATIONS = (
-    """
+log = logger(__name__)
+
+# `asked` selects promises that the gateway never heard of. Ages are read from their columns before a seal is opened:
+# damage to those shows in an index.
+_SCHEMA = """
     CREATE TABLE items (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,
         request_id TEXT NOT NULL UNIQUE,
@@ -30,8 +37,11 @@ _MIGRATIONS = (
         request_header INTEGER,
         provisional BLOB NOT NULL,
         provisional_header INTEGER,
-        size_bytes INTEGER NOT NULL
+        size_bytes INTEGER NOT NULL,
+        asked INTEGER NOT NULL
     );
+    CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
+    CREATE INDEX items_by_age ON items (created_wall_s);
     CREATE TABLE answers (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,
         request_id TEXT NOT NULL UNIQUE,
@@ -39,30 +49,20 @@ _MIGRATIONS = (
         stored_wall_s REAL NOT NULL,
         response BLOB NOT NULL,
         response_header INTEGER,
-        size_bytes INTEGER NOT NULL
+        size_bytes INTEGER NOT NULL,
+        announced INTEGER NOT NULL
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);
-    """,
-    # What the first format holds was announced when it was stored, as far as that can be known.
-    """
-    ALTER TABLE answers ADD COLUMN announced INTEGER NOT NULL DEFAULT 1;
     CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
-    """,
-    # Of what waits already it is not known: it may draw on the budget for retries.
-    """
-    ALTER TABLE items ADD COLUMN asked INTEGER NOT NULL DEFAULT 1;
-    CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
-    """,
-    # Bodies are sealed from here on; those of earlier formats are read as they are, until they have ended. Timeline are
-    # taken from their columns before a seal is opened: damage to those shows in an index.
-    "CREATE INDEX items_by_age ON items (created_wall_s);",
-)
-SCHEMA_VERSION = len(_MIGRATIONS)
+"""
+FORMAT = 1
+APPLICATION = 0x464C_0000
+"""Stands in the file's head with the format, so that a damaged format is not mistaken for a newer one."""
 
 PAGE_BYTES = 1024
 """A commit writes each page that it touches in full: a small promise touches many, and changes little of each."""
-PAGE_SIZES_BYTES = (PAGE_BYTES, 4096)
-"""Those of all outboxes that there are: earlier ones were made with the larger, and keep it."""
+LEAST_BYTES = 512
+"""SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it."""
 
 _BUSY_TIMEOUT_S = 5.0
 _COUNT_TIMEOUT_S = 30.0
@@ -73,17 +73,12 @@ database.execute("PRAGMA locking_mode = EXCLUSIVE")
 print(*database.execute("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone(), flush=True)
 os._exit(0)
 """
-APPLICATION = 0x464C_0000
-"""Stands in the file's head with the version, so that a damaged version is not taken for a newer one."""
-_SEALED_VERSION = 4
 _HEAD_BYTES = 100
-LEAST_BYTES = 512
-"""SQLite's smallest page: a file that is smaller it takes for a new one, and would delete the log to it."""
-# What may stand in the head: page size, journal mode, reserved bytes and payload fractions, schema format, text
-# encoding; the last two are 0 until there is a table.
+# What the head may hold: page size, journal mode, reserved bytes and payload fractions, schema format, text encoding;
+# the last two are 0 until there is a table.
 _HEAD_FACTS = (
     (0, (b"SQLite format 3\0",)),
-    (16, tuple(size_bytes.to_bytes(2, "big") for size_bytes in PAGE_SIZES_BYTES)),
+    (16, (PAGE_BYTES.to_bytes(2, "big"),)),
     (18, (b"\x01\x01", b"\x02\x02")),
     (20, (b"\0\x40\x20\x20",)),
     (44, (b"\0\0\0\x04", b"\0\0\0\0")),
@@ -92,7 +87,120 @@ _HEAD_FACTS = (
 
 
 class DamagedError(Exception):
-    """The file is not what was written there; the text says what of it."""
+    """The file is not what was written; the text says what of it."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the database holds, counted here so that a limit costs no query."""
+
+    items: int = 0
+    item_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One group of operations that are committed together.
+
+    Args:
+        connection: in a transaction.
+        totals: as of the operations so far; each operation may change them.
+    """
+
+    connection: sqlite3.Connection
+    totals: Totals
+
+
+class Database:
+    """The outbox's connection for writing; used by one thread at a time.
+
+    Args:
+        connection: from `open_writer`.
+        totals: what the database holds now.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, totals: Totals) -> None:
+        self.connection = connection
+        self._totals = totals
+
+    @property
+    def totals(self) -> Totals:
+        """As of the last commit."""
+        return self._totals
+
+    @contextmanager
+    def begin(self) -> Iterator[Transaction]:
+        """One transaction: durable once the block has ended, undone if the block raises.
+
+        Raises:
+            CapacityError: the disk or the database refuses; nothing was written.
+        """
+        transaction = Transaction(self.connection, replace(self._totals))
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            yield transaction
+            self.connection.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
+            if isinstance(error, sqlite3.Error):
+                raise refusal(error) from error
+            raise
+        self._totals = transaction.totals
+
+    def compact(self) -> None:
+        """Returns once what was deleted before has left no byte in the files.
+
+        The zeros over deleted records go from the log into the database, which then shrinks, and the log too.
+
+        Raises:
+            CapacityError: the disk refuses, or another connection reads; what was deleted stays deleted.
+        """
+        try:
+            empty_log(self.connection)
+            self.connection.execute("VACUUM")
+            empty_log(self.connection)
+        except sqlite3.Error as error:
+            log.error("outbox not compacted", error=str(error))
+            raise refusal(error) from error
+
+    def close(self) -> None:
+        """Closes the connection; calling it twice is harmless."""
+        self.connection.close()
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                log.exception("outbox rollback failed")
+
+
+Writer = GroupWriter[Transaction]
+MakeWriter = Callable[[Database], Writer]
+
+
+def make_writer(database: Database) -> Writer:
+    """Returns the thread that writes to an outbox."""
+    return GroupWriter(database.begin, name="outbox", refusal=CapacityError, log=log)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether SQLite refused for want of room."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, sqlite3.Error) and code is not None and code & 0xFF == sqlite3.SQLITE_FULL
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the disk or another process refuses, so that the file itself may be whole."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR)
+
+
+def refusal(cause: Exception) -> CapacityError:
+    """The error for an outbox that cannot be written."""
+    return CapacityError(f"The outbox could not be written: {cause}. Is the disk full or failing?")
 
 
 def make_private(path: Path) -> None:
@@ -111,21 +219,21 @@ def make_private(path: Path) -> None:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that only reads; under WAL it waits for no writer."""
+    """Opens a connection that only reads; under WAL it waits for no writer."""
     connection = _connect(path)
     connection.execute("PRAGMA query_only = ON")
     return connection
 
 
 def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
-    """The database for writing, in the present format.
+    """Opens the database for writing, and makes its tables if it is new.
 
     Args:
         path: of the database, made by `make_private`; no other process uses it.
-        alone: there is to be no reader, so no room is taken for the file by which connections share the log's index.
+        alone: there is no reader, so no room is needed for the file by which connections share the log's index.
 
     Raises:
-        DamagedError: it is not whole.
+        DamagedError: it is not whole. Anything unexpected that SQLite raises counts as damage.
         ConfigError: a newer version wrote it.
         CapacityError: the disk refuses.
     """
@@ -134,7 +242,7 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
     except (OSError, sqlite3.OperationalError) as error:
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
     try:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is made now; another keeps its own
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -144,23 +252,22 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         if found != "ok":
             raise DamagedError(found.splitlines()[-1])
         _check_head(path)
-        _migrate(connection, path)
-        _check_schema(connection)
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise _judged(error, path) from error
-    except BaseException:
+        _create_or_check(connection, path)
+    except (ConfigError, DamagedError):
         connection.close()
         raise
+    except Exception as error:
+        connection.close()
+        raise _judged(error, path) from error
     return connection
 
 
 def count_promises(path: Path) -> tuple[int, int]:
-    """How many promises an outbox holds that cannot be opened, and their bytes; zeros where that cannot be read.
+    """Counts the promises of an outbox that cannot be opened, and their bytes; zeros if they cannot be read.
 
-    A full disk has no room for the file by which connections share the log's index; who has the database alone keeps
-    the index in memory (https://www.sqlite.org/wal.html#noshm). A process of its own looks, and ends without closing:
-    to close is to take over and remove the log, which may be damaged.
+    A full disk has no room for the file by which connections share the log's index; a process that has the database
+    alone keeps the index in memory (https://www.sqlite.org/wal.html#noshm). A process of its own reads, and ends
+    without closing: closing would move the log, which may be damaged, into the database.
     """
     try:
         looking = [sys.executable, "-I", "-c", _COUNT, str(path)]
@@ -171,66 +278,61 @@ def count_promises(path: Path) -> tuple[int, int]:
     return items, size_bytes
 
 
-def accepted_frames(connection: sqlite3.Connection) -> int:
-    """How much of the log SQLite takes for good; -1 without a log. To be asked before anything is written."""
-    frames: int = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
-    return frames
-
-
 def empty_log(connection: sqlite3.Connection) -> None:
-    """Returns once the database holds all that its log did. Closing it does so too, and says nothing where it cannot.
+    """Returns once the database holds all that its log did. Closing does so too, but does not say if it cannot.
 
     Raises:
-        sqlite3.Error: the disk refuses, or somebody reads.
+        sqlite3.Error: the disk refuses, or another connection reads.
     """
     if connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-        raise sqlite3.OperationalError("somebody reads it, so that its log cannot be emptied")
+        raise sqlite3.OperationalError("another connection reads it, so its log cannot be emptied")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    # Damaged text must not stop a query over many rows: the seal of its record refuses it.
+    connection.text_factory = lambda text: text.decode(errors="replace")
+    return connection
 
 
-def _judged(error: sqlite3.DatabaseError, path: Path) -> CapacityError | DamagedError:
+def _judged(error: Exception, path: Path) -> CapacityError | DamagedError:
     """Whether the disk refuses, or the file is damaged: one that must not be read or written may be both."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
+    if is_refusal(error):
         try:
             _check_head(path)
         except DamagedError as damage:
             return damage
+        except OSError:
+            pass
         return CapacityError(f"The outbox {path} cannot be opened: {error}.")
     return DamagedError(str(error))
 
 
 def _check_head(path: Path) -> None:
-    """What SQLite takes for a wish: another page size, a file that may only be read."""
+    """Checks what SQLite takes for a wish: another page size, a file that may only be read."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head and any(head[at : at + len(facts[0])] not in facts for at, facts in _HEAD_FACTS):
         raise DamagedError("its first page is not as it was written")
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if (application or version >= _SEALED_VERSION) and application != APPLICATION | version:
+    if not version and not application and not _statements(connection):
+        numbers = f"PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION | FORMAT};"
+        connection.executescript(f"BEGIN; {_SCHEMA} {numbers} COMMIT;")
+        return
+    if application != APPLICATION | version:
         raise DamagedError(f"its format is {version} in one place and {application & 0xFFFF} in another")
-    if version > SCHEMA_VERSION:
+    if version > FORMAT:
         raise ConfigError(
-            f"The outbox {path} has format {version}; this version of Firstline reads up to {SCHEMA_VERSION}. "
+            f"The outbox {path} has format {version}; this version of Firstline reads format {FORMAT}. "
             "Install the version that wrote it, or give another path."
         )
-    for target in range(version + 1, SCHEMA_VERSION + 1):
-        application = APPLICATION | target if target >= _SEALED_VERSION else 0
-        numbers = f"PRAGMA user_version = {target}; PRAGMA application_id = {application};"
-        connection.executescript(f"BEGIN; {_MIGRATIONS[target - 1]} {numbers} COMMIT;")
-
-
-def _check_schema(connection: sqlite3.Connection) -> None:
     fresh = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        fresh.executescript("".join(_MIGRATIONS))
+        fresh.executescript(_SCHEMA)
         if _statements(connection) != _statements(fresh):
             raise DamagedError("its tables are not as they were made")
     finally:

@@ -37,9 +37,6 @@ FIXED_BYTES = 512
 RESTAMP_ROWS = 32
 """Sealed anew in one commit, which others wait for."""
 
-# How a body begins that was stored before there were seals: with its JSON.
-_UNSEALED = b"{"
-
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
 
@@ -130,7 +127,7 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     """
     request = decode_request(
         stored.model,
-        _opened(seal, stored.request, _about_request(stored, created_wall_s)),
+        seal.open(stored.request, _about_request(stored, created_wall_s)),
         stored.request_header,
         version=stored.version,
         principal=stored.principal,
@@ -149,7 +146,7 @@ def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s:
     Raises:
         IntegrityError: the bytes are not what `pack` wrote.
     """
-    return seal.close(_opened(seal, stored.request, _about_request(stored, before_s)), _about_request(stored, after_s))
+    return seal.close(seal.open(stored.request, _about_request(stored, before_s)), _about_request(stored, after_s))
 
 
 def unpack_provisional(
@@ -160,9 +157,7 @@ def unpack_provisional(
     Raises:
         FirstlineError: the bytes are not what `pack` wrote.
     """
-    return unpack_response(
-        _opened(seal, body, _about(_PROVISIONAL, request_id, principal, header_length)), header_length
-    )
+    return unpack_response(seal.open(body, _about(_PROVISIONAL, request_id, principal, header_length)), header_length)
 
 
 def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s: float, seal: Seal) -> Encoded:
@@ -179,7 +174,7 @@ def restamp_answer(
     Raises:
         IntegrityError: the bytes are not what `seal_answer` made.
     """
-    body = _opened(seal, encoded.body, _about_answer(encoded.header_length, before_s, request_id, principal))
+    body = seal.open(encoded.body, _about_answer(encoded.header_length, before_s, request_id, principal))
     return seal_answer(replace(encoded, body=body), request_id, principal, after_s, seal)
 
 
@@ -190,11 +185,7 @@ def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, princ
         FirstlineError: the bytes are not what `seal_answer` made.
     """
     about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
-    return unpack_response(_opened(seal, encoded.body, about), encoded.header_length)
-
-
-def _opened(seal: Seal, body: bytes, about: bytes) -> bytes:
-    return body if body[:1] == _UNSEALED else seal.open(body, about)
+    return unpack_response(seal.open(encoded.body, about), encoded.header_length)
 
 
 def _about(kind: str, request_id: str, principal: str, header_length: int | None, *more: object) -> bytes:

@@ -14,14 +14,16 @@ import sqlite3
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, RequestError
+from firstline_core.errors import CapacityError, FirstlineError, QueueFullError, RequestError
 from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.database import Database, MakeWriter, Totals, Transaction, Writer, is_full, make_writer
 from firstline_edge.outbox.item import (
     OutboxItem,
     StoredItem,
@@ -34,10 +36,11 @@ from firstline_edge.outbox.reader import OutboxReader
 from firstline_edge.outbox.recovery import open_or_recover
 from firstline_edge.outbox.restamping import Restamping
 from firstline_edge.outbox.timeline import Timeline
-from firstline_edge.outbox.writer import GroupWriter, Totals, is_full
 from firstline_edge.settings.settings import OutboxSection
 
 __all__ = ["Outbox", "OutboxItem"]
+
+_T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
 _CHECKSUM = ChecksumSeal()
@@ -63,7 +66,8 @@ class Outbox:
     """
 
     _reading: OutboxReader
-    _writer: GroupWriter
+    _database: Database
+    _writer: Writer
     _restamping: Restamping
 
     def __init__(
@@ -75,7 +79,7 @@ class Outbox:
         endings: Completions | None = None,
         seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
-        writer: Callable[[sqlite3.Connection, Totals, Callable[[], None]], GroupWriter] = GroupWriter,
+        writer: MakeWriter = make_writer,
     ) -> None:
         self._path = path
         self._limits = limits
@@ -93,12 +97,12 @@ class Outbox:
     @property
     def depth(self) -> int:
         """Promises that wait."""
-        return self._writer.totals.items
+        return self._database.totals.items
 
     @property
     def size_bytes(self) -> int:
         """Bytes of those."""
-        return self._writer.totals.item_bytes
+        return self._database.totals.item_bytes
 
     @property
     def damage(self) -> str:
@@ -122,13 +126,16 @@ class Outbox:
         created_wall_s = self._ages.wall_s()
         stored = pack(item, created_wall_s, self._seal)
         known = request_id in self._ages
-        insert = partial(
-            promises.insert,
-            stored=stored,
-            created_wall_s=created_wall_s,
-            limit_items=self._limits.limit_items,
-            limit_bytes=self._limits.limit_bytes,
-        )
+
+        def insert(transaction: Transaction) -> bool | QueueFullError:
+            return promises.insert(
+                transaction.connection,
+                transaction.totals,
+                stored,
+                created_wall_s,
+                limit_items=self._limits.limit_items,
+                limit_bytes=self._limits.limit_bytes,
+            )
 
         def settle(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
@@ -137,7 +144,7 @@ class Outbox:
             elif not known:
                 self._ages.forget(request_id)
 
-        done = self._writer.submit(insert)
+        done = self._submit(insert)
         self._ages.start(request_id)
         done.add_done_callback(settle)
         await asyncio.shield(done)
@@ -197,7 +204,8 @@ class Outbox:
         now_wall_s = self._ages.wall_s()
         encoded = pack_response(final)
 
-        def move(connection: sqlite3.Connection, totals: Totals) -> bool:
+        def move(transaction: Transaction) -> bool:
+            connection, totals = transaction.connection, transaction.totals
             principal = promises.delete(connection, totals, request_id)
             if principal is None:
                 return False
@@ -214,7 +222,7 @@ class Outbox:
             return True
 
         try:
-            ended = await self._writer.run(move)
+            ended = await self._write(move)
         finally:
             self._to_announce.set()
         self._ages.forget(request_id)
@@ -253,7 +261,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        await self._writer.run(lambda connection, totals: answers.note_announced(connection, totals, request_ids))
+        await self._write(lambda transaction: answers.note_announced(transaction.connection, request_ids))
 
     async def forget_old(self) -> None:
         """Forgets the answers that are too old, and need not be announced; each new answer does so too.
@@ -262,7 +270,8 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._restamping.look()
-        await self._writer.run(partial(self._evict, now_wall_s=self._ages.wall_s()))
+        now_wall_s = self._ages.wall_s()
+        await self._write(lambda transaction: self._evict(transaction.connection, transaction.totals, now_wall_s))
 
     async def purge(self) -> None:
         """Forgets all promises and answers, and leaves no byte of them in a file.
@@ -271,7 +280,8 @@ class Outbox:
             CapacityError: the disk refuses.
         """
 
-        def forget(connection: sqlite3.Connection, totals: Totals) -> list[str]:
+        def forget(transaction: Transaction) -> list[str]:
+            connection, totals = transaction.connection, transaction.totals
             connection.execute("PRAGMA secure_delete = ON")
             ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
             connection.execute("DELETE FROM answers")
@@ -280,12 +290,14 @@ class Outbox:
             return ended
 
         try:
-            for request_id in await self._writer.run(forget):
+            for request_id in await self._write(forget):
                 self._ages.forget(request_id)
                 self._endings.tell(request_id, None)
-            await self._writer.compact()
+            await asyncio.shield(
+                asyncio.wrap_future(self._writer.submit_then(lambda _: None, lambda _: self._database.compact()))
+            )
         except CapacityError as error:
-            if not (is_full(error.__cause__) or self._writer.ended):  # a disk without room has none for zeros either
+            if not (is_full(error.__cause__) or self._writer.closed):  # a disk without room has none for zeros either
                 raise
             await self._begin_anew()
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
@@ -307,6 +319,7 @@ class Outbox:
     def close(self) -> None:
         """Ends after what was put before is on the disk; the file can then be opened again."""
         self._writer.close()
+        self._database.close()
         self._reading.close()
 
     def _open(self) -> None:
@@ -320,7 +333,8 @@ class Outbox:
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._writer = self._make_writer(opened.connection, totals, self._note_depth)
+        self._database = Database(opened.connection, totals)
+        self._writer = self._make_writer(self._database)
         self._restamping = Restamping(self._ages, self._seal, self._writer)
 
     async def _begin_anew(self) -> None:
@@ -331,6 +345,7 @@ class Outbox:
         """
         self._writer.end()
         await asyncio.to_thread(self._writer.close)
+        await asyncio.to_thread(self._database.close)
         await asyncio.to_thread(self._reading.close)
         try:
             await asyncio.to_thread(erase, self._path)
@@ -356,7 +371,7 @@ class Outbox:
         if provisional is not None:
             await self.finish(request_id, expire(provisional))
             return
-        await self._writer.run(lambda connection, totals: promises.delete(connection, totals, request_id))
+        await self._write(lambda transaction: promises.delete(transaction.connection, transaction.totals, request_id))
         self._ages.forget(request_id)
         self._endings.tell(request_id, None)
 
@@ -365,6 +380,16 @@ class Outbox:
             oldest_s = now_wall_s - self._limits.answers_age_s
             answers.forget_old(connection, totals, oldest_s, also_unannounced=not self._announcing)
         answers.make_room(connection, totals, self._limits.answers_limit_bytes)
+
+    def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
+        """Queues an operation, which takes place even if whoever waits for it is cancelled."""
+        done = asyncio.wrap_future(self._writer.submit(operation))
+        done.add_done_callback(lambda _: self._note_depth())
+        return done
+
+    async def _write(self, operation: Callable[[Transaction], _T | FirstlineError]) -> _T:
+        """Returns an operation's result once it is on the disk."""
+        return await asyncio.shield(self._submit(operation))
 
     def _note_depth(self) -> None:
         if self.depth:

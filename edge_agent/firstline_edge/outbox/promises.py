@@ -12,9 +12,9 @@ import orjson
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.wording import counted
+from firstline_edge.outbox.database import Totals
 from firstline_edge.outbox.item import FIXED_BYTES, RESTAMP_ROWS, StoredItem, restamp_request
 from firstline_edge.outbox.timeline import ClockJump
-from firstline_edge.outbox.writer import Totals
 
 _COLUMNS = (
     "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header, asked"
@@ -29,11 +29,12 @@ def insert(
     *,
     limit_items: int,
     limit_bytes: int,
-) -> bool:
-    """Adds a promise; False where it is known already, kept or ended.
+) -> bool | QueueFullError:
+    """Adds a promise.
 
-    Raises:
-        QueueFullError: a limit is reached; nothing was stored and nothing evicted.
+    Returns:
+        False if it is known already, waiting or ended; an error if a limit is reached: then nothing is stored or
+        evicted.
     """
     known = connection.execute(
         "SELECT 1 FROM items WHERE request_id = ? UNION ALL SELECT 1 FROM answers WHERE request_id = ?",
@@ -42,9 +43,9 @@ def insert(
     if known is not None:
         return False
     if totals.items >= limit_items:
-        raise QueueFullError(f"The outbox holds {counted(totals.items, 'request')}, its limit.")
+        return QueueFullError(f"The outbox holds {counted(totals.items, 'request')}, its limit.")
     if totals.item_bytes + stored.size_bytes > limit_bytes:
-        raise QueueFullError(
+        return QueueFullError(
             f"The outbox holds {totals.item_bytes} of {limit_bytes} bytes; {stored.size_bytes} more do not fit."
         )
     values = (getattr(stored, name) for name in _COLUMNS.split(", "))
@@ -116,7 +117,7 @@ def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[
     return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
 
 
-def restamp(connection: sqlite3.Connection, _totals: Totals, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
+def restamp(connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
     """Gives the latest promises of a leap their new times; returns what is left of it, None where that is nothing."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT created_wall_s AS s FROM items WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",

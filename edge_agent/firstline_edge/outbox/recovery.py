@@ -1,17 +1,18 @@
-"""A damaged outbox: what can still be read of it goes into a fresh one, and the damaged file is set aside.
+"""Replaces a damaged outbox: what SQLite can still read of it goes into a fresh one, and the old file is set aside.
 
-Promises and answers count where their seals open, and a promise that has an answer has ended. The fresh outbox is
-written in full beside the damaged one before it takes its place, so that a power cut on the way costs nothing.
+Rows are read one by one through SQLite. A promise or an answer counts if its seal opens, and a promise that has an
+answer has ended. If SQLite cannot open the file, all of it is lost, and `damage` says so. The fresh outbox is written
+in full beside the damaged one before it takes its place, so a power cut on the way costs nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.protocol.oip import Encoded
@@ -19,26 +20,31 @@ from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox import salvage
 from firstline_edge.outbox.database import (
     LEAST_BYTES,
     DamagedError,
-    accepted_frames,
     empty_log,
+    is_refusal,
     make_private,
+    open_reader,
     open_writer,
 )
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
-from firstline_edge.outbox.salvage import Row
 
 log = logger(__name__)
 
+Row = tuple[Any, ...]
+
 _FRESH, _BEGUN = ".fresh", ".begun"
 _JOURNALS = ("-wal", "-shm", "-journal")
-# By how many columns a row has, in the order in which the formats made them; the earlier formats lack the last one.
-_ITEM_COLUMNS = (12, 13)
-_ANSWER_COLUMNS = (7, 8)
 _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
+_COLUMNS = {
+    "items": "sequence, request_id, principal, model, version, created_wall_s, rows, request, request_header, "
+    "provisional, provisional_header, asked",
+    "answers": "sequence, request_id, principal, stored_wall_s, response, response_header, announced",
+}
+# A damaged page stops a scan, so rows are looked for in both directions: in the table and in the indexes that cover it.
+_SCANS = {"items": ("sequence", "request_id", "created_wall_s"), "answers": ("sequence", "request_id", "stored_wall_s")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Opened:
 
     Args:
         connection: for writing.
-        damage: what had happened to the one before, in sentences; "" where nothing had.
+        damage: what happened to the one before, in sentences; "" if nothing did.
     """
 
     connection: sqlite3.Connection
@@ -55,7 +61,7 @@ class Opened:
 
 
 def open_or_recover(path: Path, seal: Seal) -> Opened:
-    """The outbox for writing, a fresh one where it is damaged or written with a key that is not here.
+    """Opens the outbox for writing; replaces it if it is damaged or was written with a key that is missing.
 
     Args:
         path: of the database; no other process uses it.
@@ -71,31 +77,30 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             _begin(path)
         make_private(path)
         if path.stat().st_size < LEAST_BYTES:
-            return _replaced(path, seal, "It was damaged (it was cut off)")
+            return _replace(path, seal, "It was damaged (it was cut off)")
         try:
             connection = open_writer(path)
         except DamagedError as error:
-            return _replaced(path, seal, f"It was damaged ({error})")
+            return _replace(path, seal, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
-            damage = _take_up_log(connection, path, seal)
             if _knows_keys(connection, seal):
                 undo.pop_all()
-                return Opened(connection, damage)
+                return Opened(connection)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
-        # Whoever puts the right key back after a wrong one must not lose by that what the right one opens.
+        # Somebody who restores the right key after a wrong one must not lose what the right key opens.
         if (aside := path.with_name(path.name + DAMAGED)).exists():
             raise CapacityError(
                 f"The outbox {path} cannot be used. {why}, and {aside.name} was set aside before, maybe for the same "
                 f"reason. Put that file or that key back, or move {aside.name} elsewhere."
             ) from ConfigError(f"{why}.")
-        return _replaced(path, seal, why)
+        return _replace(path, seal, why)
     except (OSError, sqlite3.Error, DamagedError) as error:  # the last of what was written just now
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
 
 def _begin(path: Path) -> None:
-    """The first outbox, made beside its place: what is empty there was cut off, and is no new one."""
+    """Makes the first outbox beside its place, so that an empty file in its place is known to be cut off."""
     begun = path.with_name(path.name + _BEGUN)
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)
@@ -106,24 +111,29 @@ def _begin(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _replaced(path: Path, seal: Seal, why: str) -> Opened:
+def _replace(path: Path, seal: Seal, why: str) -> Opened:
     fresh = path.with_name(path.name + _FRESH)
     make_private(fresh)
     with contextlib.closing(open_writer(fresh)) as connection:
-        promises, answers = _take_over(connection, salvage.rows(path), seal, whole=False)
+        recovered = _recover(connection, path, seal)
         empty_log(connection)  # which does not go with the file into its place
     aside = set_aside(path)
     _finish(path)
-    damage = (
-        f"{why}, and was set aside as {aside.name}; what could still be read was kept: "
-        f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}."
-    )
+    if recovered is None:
+        became = "SQLite cannot open it, so every promised correction and every answer in it is lost"
+    else:
+        promises, answers = recovered
+        became = (
+            "what could still be read was kept: "
+            f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
+        )
+    damage = f"{why}, and was set aside as {aside.name}; {became}."
     log.error("outbox replaced", path=str(path), said=damage)
     return Opened(open_writer(path), damage)
 
 
 def _finish(path: Path) -> None:
-    """Puts a fresh outbox into its place, or forgets it: it is whole once the damaged one was set aside."""
+    """Puts a fresh outbox into its place, or deletes it: it is whole once the damaged one was set aside."""
     fresh, aside = path.with_name(path.name + _FRESH), path.with_name(path.name + DAMAGED)
     if fresh.exists() and not path.exists():
         for suffix in _JOURNALS:  # the damaged one's: the fresh one must never meet them
@@ -144,67 +154,81 @@ def _knows_keys(connection: sqlite3.Connection, seal: Seal) -> bool:
     return True
 
 
-def _take_up_log(connection: sqlite3.Connection, path: Path, seal: Seal) -> str:
-    """Saves what stands in the log after a frame that is damaged, where SQLite stops to read; says so if it was.
+def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal) -> tuple[int, int] | None:
+    """Copies what can be read; returns how many promises and answers, None if SQLite cannot open the damaged file.
 
-    After a power cut that may be one group of promises that was never acknowledged; it is no harm to keep those. What
-    the database has counted already is not taken from there: it may have ended since.
+    Raises:
+        sqlite3.Error: the disk refuses, so the damaged file may hold more than could be read now.
     """
-    frames = accepted_frames(connection)
-    if frames < 0 or not (transactions := salvage.transactions_beyond(path, frames)):
-        return ""
-    counts = {"items": 0, "answers": 0} | dict(connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
-    known = dict.fromkeys(_ITEM_COLUMNS, counts["items"]) | dict.fromkeys(_ANSWER_COLUMNS, counts["answers"])
-    new = [row for row in salvage.rows_beyond(path, frames) if row[0] > known.get(len(row), math.inf)]
-    promises, answers = _take_over(connection, new, seal, whole=True) if new else (0, 0)
-    if transactions < 2:  # as after any power cut
-        return ""
-    kept = f"{counted(promises, 'promised correction')} and {counted(answers, 'answer')}"
-    damage = f"Its log was damaged; what stood behind was kept: {kept}."
-    log.error("outbox log damaged", path=str(path), said=damage)
-    return damage
-
-
-def _take_over(connection: sqlite3.Connection, rows: Iterable[Row], seal: Seal, *, whole: bool) -> tuple[int, int]:
-    """Adds what can be read; returns how many promises and answers that were.
-
-    Args:
-        connection: of the outbox that gains them.
-        rows: of any table.
-        seal: opens them.
-        whole: passes over promises whose request cannot be read: these may never have been acknowledged. Others are
-            taken, to end as expired, with the answer that was given.
-    """
+    if damaged.stat().st_size < LEAST_BYTES:  # SQLite would take it for a new one
+        return None
+    with contextlib.closing(open_reader(damaged)) as old:
+        if not _is_readable(old):
+            return None
+        fresh.execute("BEGIN IMMEDIATE")
+        for row in _rows(old, "items"):
+            _take_item(fresh, row, seal)
+        for row in _rows(old, "answers"):
+            _take_answer(fresh, row, seal)
+        fresh.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
+        fresh.execute("COMMIT")
     count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
-    before = connection.execute(count).fetchone()
-    connection.execute("BEGIN IMMEDIATE")
+    found: tuple[int, int] = fresh.execute(count).fetchone()
+    return found
+
+
+def _is_readable(connection: sqlite3.Connection) -> bool:
     try:
-        for row in rows:
-            if len(row) in _ITEM_COLUMNS:
-                _take_item(connection, row, seal, whole=whole)
-            elif len(row) in _ANSWER_COLUMNS:
-                _take_answer(connection, row, seal)
-        connection.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    after = connection.execute(count).fetchone()
-    return after[0] - before[0], after[1] - before[1]
+        connection.execute("SELECT name FROM sqlite_schema").fetchall()
+    except Exception as error:  # whatever a damaged file makes SQLite raise
+        if is_refusal(error):
+            raise
+        log.warning("damaged outbox cannot be read", error=str(error))
+        return False
+    return True
 
 
-def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: bool) -> None:
+def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
+    """Every row that can be read, oldest first."""
+    one = f"SELECT {_COLUMNS[table]} FROM {table} WHERE sequence = ?"  # noqa: S608
+    for sequence in sorted(_sequences(connection, table)):
+        try:
+            row = connection.execute(one, (sequence,)).fetchone()
+        except Exception as error:  # whatever a damaged file makes SQLite raise
+            if is_refusal(error):
+                raise
+            log.warning("damaged outbox record lost", table=table, sequence=sequence, error=str(error))
+            continue
+        if row is not None:
+            yield row
+
+
+def _sequences(connection: sqlite3.Connection, table: str) -> set[int]:
+    """The numbers of all rows that a scan reaches."""
+    found: set[int] = set()
+    for column in _SCANS[table]:
+        for direction in ("ASC", "DESC"):
+            scan = f"SELECT sequence FROM {table} ORDER BY {column} {direction}"  # noqa: S608
+            try:
+                for (sequence,) in connection.execute(scan):
+                    found.add(sequence)
+            except Exception as error:  # whatever a damaged file makes SQLite raise
+                if is_refusal(error):
+                    raise
+                log.debug("scan of a damaged outbox stopped", scan=scan, error=str(error))
+    return found
+
+
+def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
+    """Adds a promise whose provisional answer can be read; if its request cannot, the promise is to end as expired."""
     sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
-    provisional, provisional_header, _size_bytes, *asked = rest
+    provisional, provisional_header, asked = rest
     try:
         stored = StoredItem(
             *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
-            asked=asked != [0],
+            asked=asked != 0,
         )
         created_s = _genuine_time(stored, float(created_wall_s), seal)
-        if whole and created_s is None:
-            return
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
         values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
         more = (provisional, provisional_header, stored.size_bytes, stored.asked)
@@ -214,7 +238,7 @@ def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal, *, whole: b
 
 
 def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> float | None:
-    """When a promise was made; None where its request cannot be read, to whose seal the time belongs: it is to end."""
+    """When a promise was made; None if its request cannot be read, whose seal covers the time."""
     try:
         return unpack(stored, created_wall_s, seal).created_wall_s
     except FirstlineError:
@@ -222,10 +246,10 @@ def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> floa
 
 
 def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
-    sequence, request_id, principal, stored_wall_s, response, header, _size_bytes, *announced = row
+    sequence, request_id, principal, stored_wall_s, response, header, announced = row
     try:
         unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
         values = (sequence, request_id, principal, stored_wall_s, response, header, len(response))
     except (FirstlineError, TypeError, ValueError):
         return
-    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != [0]))
+    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?,?)", (*values, announced != 0))

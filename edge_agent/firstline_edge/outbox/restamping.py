@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import deque
-from functools import partial
 from typing import Protocol
 
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_edge.outbox import answers, promises
+from firstline_edge.outbox.database import Transaction, Writer
 from firstline_edge.outbox.timeline import ClockJump, Timeline
-from firstline_edge.outbox.writer import GroupWriter, Totals
 
 log = logger(__name__)
 
@@ -25,9 +24,7 @@ log = logger(__name__)
 class _Restamp(Protocol):
     """One step of a leap in a table; returns what is left of it."""
 
-    def __call__(
-        self, connection: sqlite3.Connection, totals: Totals, /, *, leap: ClockJump, seal: Seal
-    ) -> ClockJump | None: ...
+    def __call__(self, connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None: ...
 
 
 class Restamping:
@@ -39,7 +36,7 @@ class Restamping:
         writer: commits the steps.
     """
 
-    def __init__(self, ages: Timeline, seal: Seal, writer: GroupWriter) -> None:
+    def __init__(self, ages: Timeline, seal: Seal, writer: Writer) -> None:
         self._ages = ages
         self._seal = seal
         self._writer = writer
@@ -60,10 +57,14 @@ class Restamping:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._owed and not self._busy and not self._writer.ended:
+        if self._owed and not self._busy and not self._writer.closed:
             restamp, leap = self._owed[0]
             self._busy = True
-            self._writer.submit(partial(restamp, leap=leap, seal=self._seal)).add_done_callback(self._note)
+
+            def step(transaction: Transaction) -> ClockJump | None:
+                return restamp(transaction.connection, leap=leap, seal=self._seal)
+
+            asyncio.wrap_future(self._writer.submit(step)).add_done_callback(self._note)
 
     def _note(self, done: asyncio.Future[ClockJump | None]) -> None:
         self._busy = False

@@ -112,7 +112,7 @@ class GroupWriter(Generic[Transaction]):
         with self._gate:
             if self._closed:
                 raise NotReadyError(
-                    f"The {self._name} is ending and stores nothing more.", retry_after_s=_RETRY_AFTER_S
+                    f"The {self._name} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
                 )
             self._queue.put(_Work(operation, then, done, writes))
         return done

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from support.databases import sqlite_store
 
 from bench.support.executor import ExecutorWithoutFiles
-from chaos.simulation.disk import SimulatedStoreWriter
+from chaos.simulation.disk import Disk, SimulatedWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
@@ -97,7 +97,8 @@ class Cloud:
             ),
         )
         database = open_database(self._store)
-        writer = SimulatedStoreWriter(database, self._plan.fsync_s)
+        disk = Disk(self._plan.fsync_s)
+        writer = SimulatedWriter(disk, database.begin)
         service = ServiceClock(database, self._clock)
         contracts = ContractMonitor(
             database,
@@ -125,7 +126,7 @@ class Cloud:
         self._plane = GatewayDataPlane(
             self._repository, batcher, answering, counting=counting, residency=residency, limits=DEFAULT_LIMITS
         )
-        self._executor, self._batcher, self._database, self._writer = executor, batcher, database, writer
+        self._executor, self._batcher, self._database, self._disk = executor, batcher, database, disk
 
     async def refresh(self, until_s: float) -> None:
         """As `Gateway._refresh`: brings the store's own clock forward, and has it forget."""
@@ -139,7 +140,7 @@ class Cloud:
         if self._plane is None:
             return
         self._plane = None
-        self._writer.dead = True
+        self._disk.dead = True
         running = list(self._tasks)
         for task in running:
             task.cancel()

@@ -13,7 +13,7 @@ from support.edge import NoAudits, NoContracts
 
 from chaos.simulation import models
 from chaos.simulation.cloud import Cloud
-from chaos.simulation.disk import Disk
+from chaos.simulation.disk import Disk, outbox_writer
 from chaos.simulation.plan import Plan
 from chaos.simulation.wire import CorrectionPublisher, GatewayLink
 from firstline_core.clock import Clock
@@ -86,9 +86,10 @@ class Device:
     async def start(self) -> None:
         """As `EdgeAgent` builds an agent."""
         plan, clock, rng = self._plan, self._clock, self._rng
-        self.disk = Disk(plan.fsync_s, self._book.committed)
+        self.disk = Disk(plan.fsync_s)
         limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)
-        self.outbox = Outbox(self.state, limits, announcing=True, clock=clock, writer=self.disk.writer)
+        writer = outbox_writer(self.disk, self._book.committed)
+        self.outbox = Outbox(self.state, limits, announcing=True, clock=clock, writer=writer)
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)

@@ -1,6 +1,6 @@
 """Both tiers' own databases, committed in simulated time; what a kill finds uncommitted was never there.
 
-Each tier's writer groups and commits as it does in its thread, but on the timers of the simulated loop.
+The group-commit writer groups and commits as it does in its thread, but on the timers of the simulated loop.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
-from sqlalchemy import Connection
-
-from firstline_core.errors import FirstlineError
-from firstline_core.storage.group_writer import tell
-from firstline_edge.outbox.writer import GroupWriter, Operation, Totals
-from firstline_gateway.store.database import Database
-from firstline_gateway.store.writer import StoreWriter
+from firstline_core.errors import CapacityError, FirstlineError
+from firstline_core.storage.group_writer import GroupWriter, Transaction, tell
+from firstline_core.telemetry.logs import logger
+from firstline_edge.outbox import database as outbox
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -30,106 +28,78 @@ class Disk:
 
     Args:
         fsync_s: of a commit.
-        on_commit: told of each, with what the database then holds.
 
     Attributes:
-        dead: the process was killed: nothing is written any more, and nobody is told.
+        dead: the process was killed: nothing is written any more, and no waiting caller gets an outcome.
     """
 
-    def __init__(self, fsync_s: float, on_commit: Callable[[sqlite3.Connection], None]) -> None:
+    def __init__(self, fsync_s: float) -> None:
         self.fsync_s = fsync_s
-        self.on_commit = on_commit
         self.dead = False
 
-    def writer(self, connection: sqlite3.Connection, totals: Totals, on_commit: Callable[[], None]) -> GroupWriter:
-        """As the outbox makes its own."""
-        return _SimulatedWriter(self, connection, totals, on_commit)
 
-
-class SimulatedStoreWriter(StoreWriter):
-    """The gateway's.
+class SimulatedWriter(GroupWriter[Transaction]):
+    """A group-commit writer on timers.
 
     Args:
-        fsync_s: of a commit.
-
-    Attributes:
-        dead: as of a `Disk`.
+        disk: of the process.
+        begin: as of a `GroupWriter`.
+        on_commit: called after each commit.
     """
 
-    def __init__(self, database: Database, fsync_s: float) -> None:
-        self._fsync_s = fsync_s
+    def __init__(
+        self,
+        disk: Disk,
+        begin: Callable[[], AbstractContextManager[Transaction]],
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._disk = disk
+        self._on_commit = on_commit
         self._busy = False
-        self.dead = False
-        super().__init__(database)
+        super().__init__(begin, name="simulated database", refusal=CapacityError, log=logger(__name__))
 
     def _start(self) -> None:
         pass
 
     def submit_then(
-        self, operation: Callable[[Connection], _T | FirstlineError], then: Callable[[_T], _U], *, writes: bool = True
+        self, operation: Callable[[Transaction], _T | FirstlineError], then: Callable[[_T], _U], *, writes: bool = True
     ) -> Future[_U]:
         done = super().submit_then(operation, then, writes=writes)
-        self._begin()
+        self._schedule()
         return done
 
     def close(self, timeout_s: float | None = None) -> bool:
         self._closed = True
-        return True
-
-    def _begin(self) -> None:
-        if not self._busy and not self._queue.empty():
-            self._busy = True
-            asyncio.get_running_loop().call_later(self._fsync_s, self._end)
-
-    def _end(self) -> None:
-        if not self.dead:
-            tell(self._commit(self._next_group()[0]))
-            self._busy = False
-            self._begin()
-
-
-class _SimulatedWriter(GroupWriter):
-    """The agent's."""
-
-    def __init__(
-        self, disk: Disk, connection: sqlite3.Connection, totals: Totals, on_commit: Callable[[], None]
-    ) -> None:
-        self._disk = disk
-        self._busy = False
-        super().__init__(connection, totals, on_commit)
-
-    def _start(self) -> None:
-        pass
-
-    def submit(self, operation: Operation) -> asyncio.Future[Any]:
-        done = super().submit(operation)
-        self._begin()
-        return done
-
-    def close(self) -> None:
-        self._closing = True
         while not self._queue.empty() and not self._disk.dead:
             self._write()
-        self._connection.close()
+        return True
 
-    def _begin(self) -> None:
+    def _schedule(self) -> None:
         if not self._busy and not self._queue.empty():
             self._busy = True
             asyncio.get_running_loop().call_later(self._disk.fsync_s, self._end)
 
     def _end(self) -> None:
-        if self._disk.dead or self._closing:
+        if self._disk.dead or self._closed:
             return
         self._write()
         self._busy = False
-        self._begin()
+        self._schedule()
 
     def _write(self) -> None:
-        work, _ = self._next_group()
-        outcomes = self._commit([operation for operation, _ in work])
-        self._disk.on_commit(self._connection)
-        asyncio.get_running_loop().call_later(_TELL_S, self._tell, [done for _, done in work], outcomes)
+        outcomes = self._commit(self._next_group()[0])
+        self._on_commit()
+        asyncio.get_running_loop().call_later(_TELL_S, self._tell, outcomes)
 
-    def _tell(self, waiting: list[asyncio.Future[Any]], outcomes: list[Any]) -> None:
+    def _tell(self, outcomes: list[tuple[object, object]]) -> None:
         if not self._disk.dead:
-            self._settle(waiting, outcomes)
+            tell(outcomes)
+
+
+def outbox_writer(disk: Disk, on_commit: Callable[[sqlite3.Connection], None]) -> outbox.MakeWriter:
+    """Makes an outbox's writer; `on_commit` gets what the database holds after each commit."""
+
+    def make(database: outbox.Database) -> outbox.Writer:
+        return SimulatedWriter(disk, database.begin, lambda: on_commit(database.connection))
+
+    return make

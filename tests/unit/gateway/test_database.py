@@ -159,7 +159,7 @@ class TestWriter:
         other.result()
         writer.close()
         assert _keys(database) == ["a", "b"]
-        with pytest.raises(CapacityError, match="is ending"):
+        with pytest.raises(CapacityError, match="is closed"):
             writer.submit(lambda _: None)
         database.close()
 

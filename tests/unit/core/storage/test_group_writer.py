@@ -139,7 +139,7 @@ def test_what_is_submitted_while_the_writer_ends_is_refused(store: Store, monkey
         return Future()
 
     monkeypatch.setattr(module, "Future", future_of_a_slow_thread)
-    with pytest.raises(NotReadyError, match="is ending"):
+    with pytest.raises(NotReadyError, match="is closed"):
         writer.submit(lambda _: None)
     assert writer.close()  # twice is harmless
 

@@ -359,6 +359,15 @@ class TestDoctor:
         _, after = self.findings(config, monkeypatch, capsys)
         assert after["disk space"]["detail"].endswith("may grow by 476")
 
+    def test_a_damaged_outbox_is_reported(
+        self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        aside = tmp_path / "state" / "outbox" / "outbox.db.damaged"
+        aside.parent.mkdir(parents=True, mode=0o700)
+        aside.touch()
+        _, found = self.findings(config, monkeypatch, capsys)
+        assert str(aside) in found["outbox"]["detail"]
+
     def test_a_32_bit_system_is_told_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(machine.struct, "calcsize", lambda _: 4)
         monkeypatch.setattr(machine.platform, "machine", lambda: "armv7l")

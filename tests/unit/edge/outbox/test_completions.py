@@ -44,8 +44,8 @@ async def test_a_promise_that_can_never_be_kept_is_told_too(tmp_path: Path) -> N
     outbox = Outbox(tmp_path / "outbox.db", endings=endings)
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
-    await outbox._writer.run(
-        lambda connection, _: connection.execute("UPDATE items SET provisional = x'', request = x''")
+    await outbox._write(
+        lambda transaction: transaction.connection.execute("UPDATE items SET provisional = x'', request = x''")
     )
     with endings.watch(asked.request_id) as ending:
         assert await outbox.pending(1) == []

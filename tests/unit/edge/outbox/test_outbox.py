@@ -17,8 +17,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import answers, promises
-from firstline_edge.outbox.database import _MIGRATIONS, APPLICATION, PAGE_BYTES, SCHEMA_VERSION
-from firstline_edge.outbox.item import pack_response
+from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 
@@ -173,7 +172,7 @@ async def test_what_is_to_be_announced_makes_room_last(path: Path, clock: Simula
         await outbox.finish(one.request.request_id, one.provisional)
         if number == 1:
             await outbox.note_announced(ids[1:2])
-        if outbox._writer.totals.answers < number + 1:
+        if outbox._database.totals.answers < number + 1:
             break
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(ids[1], "local")  # heard of, though it is not the oldest
@@ -450,7 +449,7 @@ async def test_what_is_to_be_announced_is_not_forgotten_by_age(path: Path, clock
 async def until_settled(outbox: Outbox) -> None:
     async with asyncio.timeout(5):
         while not outbox._restamping.settled:
-            await outbox._writer.run(lambda *_: None)
+            await outbox._write(lambda _: None)
 
 
 async def expect_answers(outbox: Outbox, *, kept: Sequence[OutboxItem], gone: Sequence[OutboxItem]) -> None:
@@ -508,29 +507,13 @@ async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(ou
     assert [one.asked for one in await outbox.pending(9)] == [True, False, True]
     assert [one.asked for one in await outbox.pending(9, besides_asked=True)] == [False]
     with sqlite3.connect("file::memory:") as connection:
-        connection.executescript("".join(_MIGRATIONS))
+        connection.executescript(_SCHEMA)
         asked: list[str] = []
         connection.set_trace_callback(asked.append)
         promises.oldest(connection, 4, (), (), besides_asked=True)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
     connection.close()
     assert any("items_not_asked" in step[-1] for step in plan)
-
-
-async def test_of_what_an_earlier_format_kept_it_is_not_known_whether_it_was_asked(path: Path) -> None:
-    outbox = Outbox(path)
-    await outbox.put(one := item())
-    outbox.close()
-    connection = sqlite3.connect(path)
-    connection.executescript(
-        "DROP INDEX items_not_asked; ALTER TABLE items DROP COLUMN asked; PRAGMA user_version = 2;"
-    )
-    connection.close()
-    outbox = Outbox(path)
-    (kept,) = await outbox.pending(9)
-    assert kept.request.request_id == one.request.request_id
-    assert await outbox.pending(9, besides_asked=True) == []
-    outbox.close()
 
 
 async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None:
@@ -544,30 +527,6 @@ async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None
 
 
 # Announcements
-
-
-async def test_an_answer_of_the_first_format_is_not_announced_again(path: Path) -> None:
-    path.parent.mkdir(parents=True)
-    connection = sqlite3.connect(path)
-    connection.executescript(f"{_MIGRATIONS[0]} PRAGMA user_version = 1;")
-    encoded = pack_response(response(request()))
-    connection.execute(
-        "INSERT INTO answers VALUES (1, 'r', 'local', 1.0, ?, ?, 9)", (encoded.body, encoded.header_length)
-    )
-    connection.commit()
-    connection.close()
-    outbox = Outbox(path, announcing=True)
-    assert await outbox.unannounced(9) == []
-    assert (await outbox.answer("r", "local")).answer is not None
-    await outbox.put(one := item())
-    await outbox.finish(one.request.request_id, one.provisional)
-    assert [request_id for request_id, _ in await outbox.unannounced(9)] == [one.request.request_id]
-    await outbox.note_announced([one.request.request_id])
-    assert await outbox.unannounced(9) == []
-    outbox.close()
-
-
-# Disks
 
 
 def test_files_are_private(path: Path) -> None:
@@ -611,7 +570,7 @@ async def test_an_item_that_cannot_be_read_ends_and_blocks_nobody(outbox: Outbox
     request_lost, both_lost, rows_lost, rows_wrong, good = [item() for _ in range(5)]
     for one in (request_lost, both_lost, rows_lost, rows_wrong, good):
         await outbox.put(one)
-    spoil = outbox._writer._connection.execute
+    spoil = outbox._database.connection.execute
     spoil("UPDATE items SET request = x'00' WHERE sequence < 3")
     spoil("UPDATE items SET provisional = x'00' WHERE sequence = 2")
     spoil("UPDATE items SET rows = 'x' WHERE sequence = 3")
@@ -629,11 +588,11 @@ async def test_an_item_that_cannot_be_read_ends_and_blocks_nobody(outbox: Outbox
 def test_a_newer_format_is_left_alone(path: Path) -> None:
     Outbox(path).close()
     connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.execute(f"PRAGMA application_id = {APPLICATION | SCHEMA_VERSION + 1}")
+    connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION | FORMAT + 1}")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=f"format {SCHEMA_VERSION + 1}"):
+    with pytest.raises(ConfigError, match=f"format {FORMAT + 1}"):
         Outbox(path)
     assert path.read_bytes() == before
 
@@ -644,7 +603,7 @@ async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(
     caplog.set_level(logging.INFO)
     outbox = Outbox(path, clock=clock)
     await outbox.put(item())
-    writer = outbox._writer._connection
+    writer = outbox._database.connection
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
     writer.execute(f"PRAGMA max_page_count = {pages}")
     big = item(request(2, model="m" * 60_000))
@@ -660,10 +619,10 @@ async def test_a_disk_that_refuses_is_said_in_a_sentence_and_recovers(
     writer.execute("PRAGMA max_page_count = 1000000")
     await outbox.put(big)
     assert outbox.depth == 2
-    told = [line.getMessage() for line in caplog.records if line.name.endswith("outbox.writer")]
+    told = [line.getMessage() for line in caplog.records if line.name.endswith("outbox.database")]
     assert len(told) == 2, told  # one line a change, not one a request
-    assert "outbox write failed" in told[0]
-    assert "outbox writes again" in told[1]
+    assert "database refuses writes" in told[0]
+    assert "database accepts writes again" in told[1]
     outbox.close()
 
 
@@ -681,17 +640,17 @@ async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) ->
         nonlocal commits
         commits += statement == "COMMIT"
 
-    outbox._writer._connection.set_trace_callback(count)
+    outbox._database.connection.set_trace_callback(count)
     await asyncio.gather(*(outbox.put(item()) for _ in range(200)))
     assert outbox.depth == 200
     assert commits < 50
-    assert outbox._writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert outbox._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
     outbox.close()
 
 
 async def test_a_purge_that_somebody_reads_into_refuses_nobody_else(path: Path, clock: SimulatedClock) -> None:
     outbox = Outbox(path, clock=clock)
-    outbox._writer._connection.execute("PRAGMA busy_timeout = 20")
+    outbox._database.connection.execute("PRAGMA busy_timeout = 20")
     await outbox.put(purged := item())
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.executescript("BEGIN; SELECT * FROM items;")
