@@ -27,7 +27,7 @@ from firstline_core.fleet.target import Hardware, ListedBundle, listed
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet import reported, starts
 from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.updates.adapters import AgentServing
@@ -102,10 +102,10 @@ class _NoStandings:
     """Contracts are looked after by no process here: audits are drawn."""
 
     def watch(self, held: HeldModel) -> None:
-        """See `Standings`."""
+        """See `CertificateStates`."""
 
     def unwatch(self, held: HeldModel) -> None:
-        """See `Standings`."""
+        """See `CertificateStates`."""
 
 
 class Agent:
@@ -161,8 +161,8 @@ class Agent:
         return self._hold(self._setup)
 
     def _means(self) -> Means:
-        standings, copies = cast(Standings, _NoStandings()), cast(BundleCopies, None)
-        reloading = Reloading(self.models, standings, [self._setup], self._hold, copies)
+        certificates, copies = cast(CertificateStates, _NoStandings()), cast(BundleCopies, None)
+        reloading = Reloading(self.models, certificates, [self._setup], self._hold, copies)
         path = self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot)
         if path is not None:
             reloading.instead[BUNDLE] = path

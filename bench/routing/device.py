@@ -85,10 +85,10 @@ class NoContracts:
 class NoAudits:
     """Nobody looks: what audits find is measured in `alarm.py`."""
 
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
 
@@ -108,7 +108,7 @@ async def device(
     cascade = Cascade(
         models=Models([model]),
         cache=cache,
-        gateway=gateway,
+        client=gateway,
         hedging=hedging,
         router=router,
         spending=spending,

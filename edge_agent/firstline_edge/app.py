@@ -39,8 +39,8 @@ from firstline_edge.api.status import AgentStatus, birth_message
 from firstline_edge.audits import metrics as audit_metrics
 from firstline_edge.audits.alarms import Alarms
 from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
-from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets import metrics as budget_metrics
 from firstline_edge.budgets.from_settings import escalation_mj, open_spending
 from firstline_edge.budgets.sensors import conditions_of, device_sensors
@@ -232,12 +232,12 @@ class EdgeAgent:
         self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
         opened.callback(self.samples.close)
         self._alarms = Alarms()
-        self.standings = Standings(
+        self.certificates = CertificateStates(
             self.state.standing_path, self.models.all, self.samples, settings.audit, clock, on_alarm=self._alarms.put
         )
-        opened.push_async_callback(self.standings.close)
+        opened.push_async_callback(self.certificates.close)
         instead = {held.manifest.name: path for path, held in installed.items()}
-        self.reloading = Reloading(self.models, self.standings, directories, self._hold, copies, instead=instead)
+        self.reloading = Reloading(self.models, self.certificates, directories, self._hold, copies, instead=instead)
 
     def _open_storage(self, opened: AsyncExitStack) -> None:
         settings, state, clock = self._configured, self.state, self._clock
@@ -247,7 +247,7 @@ class EdgeAgent:
         if self._fleet_start is not None:
             from firstline_edge.fleet.counts import FleetCounts
 
-            self._counts = FleetCounts(self.models, lambda held: self.standings.of(held).alarmed)
+            self._counts = FleetCounts(self.models, lambda held: self.certificates.of(held).alarmed)
         self.recorder = Recorder(
             metrics=self.metrics,
             decisions_path=state.decisions_path,
@@ -276,7 +276,7 @@ class EdgeAgent:
             from firstline_edge.adaptation.loading import limits_of
             from firstline_edge.adaptation.switching import VariantSwitcher
 
-            self.switcher = VariantSwitcher(self.models, self.standings, self.recorder.switched, clock)
+            self.switcher = VariantSwitcher(self.models, self.certificates, self.recorder.switched, clock)
             opened.push_async_callback(self.switcher.close)
             thresholds = MemoryThresholds(limits_of(settings).memory_thresholds_bytes)
         self.sampler = Sampler(
@@ -313,7 +313,7 @@ class EdgeAgent:
             budget_gate = fleet.limiter.before(budget_gate)
         self.identity = DeviceIdentity(settings, clock)
         credentials = self.identity.credentials
-        birth = partial(birth_message, self.models, self.standings, fleet.configuration.running if fleet else None)
+        birth = partial(birth_message, self.models, self.certificates, fleet.configuration.running if fleet else None)
         self.links = await open_links(settings, birth, self.limits, clock, budget_gate, credentials=credentials)
         opened.push_async_callback(self.links.close)
         self.upkeep = CredentialUpkeep(credentials, self.links.renewed, clock) if credentials is not None else None
@@ -326,7 +326,7 @@ class EdgeAgent:
             cloud=self.links.chain,
             available=lambda: self.links.available,
             cache=self.cache,
-            standings=self.standings,
+            certificates=self.certificates,
             samples=self.samples,
             traffic=traffic,
             settings=settings.audit,
@@ -338,10 +338,13 @@ class EdgeAgent:
             on_finding=self.recorder.audited,
         )
         self.router = Router(
-            min_threshold=settings.policy.min_threshold, chosen=policy, standings=self.standings, clock=clock
+            min_threshold=settings.policy.min_threshold,
+            chosen=policy,
+            certificates=self.certificates,
+            clock=clock,
         )
         self.client = CloudClient(
-            self.links.chain, self.cache, clock, self.complaints, contracts=self.standings, traffic=traffic
+            self.links.chain, self.cache, clock, self.complaints, contracts=self.certificates, traffic=traffic
         )
         opened.push_async_callback(self.client.close)
         self.hedging = Hedging(self.client, clock, hedge_options_from(settings))
@@ -349,7 +352,7 @@ class EdgeAgent:
             self.outbox,
             self.links,
             models=self.models,
-            contracts=self.standings,
+            contracts=self.certificates,
             complaints=self.complaints,
             max_age_s=settings.outbox.max_age_s,
             on_correction=self.recorder.corrected,
@@ -358,7 +361,7 @@ class EdgeAgent:
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
-            gateway=self.client,
+            client=self.client,
             hedging=self.hedging,
             router=self.router,
             spending=spending,
@@ -381,7 +384,7 @@ class EdgeAgent:
         adoption = SettingsAdoption(
             models=self.models,
             router=self.router,
-            standings=self.standings,
+            certificates=self.certificates,
             auditor=self.auditor,
             spending=self.spending,
             answered=self._counts.answered_of,
@@ -413,7 +416,7 @@ class EdgeAgent:
             profiles=self.profiles,
             cache=self.cache,
             outbox=self.outbox,
-            standings=self.standings,
+            certificates=self.certificates,
             router=self.router,
             complaints=self.complaints,
             links=self.links,
@@ -445,7 +448,7 @@ class EdgeAgent:
         outbox_metrics.register_metrics(self.metrics, self.outbox)
         cache_metrics.register_metrics(self.metrics, self.cache)
         cloud_metrics.register_metrics(self.metrics, self.links, self.client)
-        audit_metrics.register_metrics(self.metrics, self.standings)
+        audit_metrics.register_metrics(self.metrics, self.certificates)
         budget_metrics.register_metrics(self.metrics, self.spending)
         hedge_metrics.register_metrics(self.metrics, self.hedging)
         add_sensor_gauges(self.metrics, lambda: limited(self.sampler.latest))
@@ -458,7 +461,7 @@ class EdgeAgent:
         self._start(opened, "outbox", self.corrections.run)
         self._start(opened, "housekeeping", partial(_sweep, self.cache, self.outbox, self._clock))
         announce = partial(self._alarms.announce, self.links.mqtt)
-        self._start(opened, "audits", self.auditor.run, self.standings.keep_saving, announce)
+        self._start(opened, "audits", self.auditor.run, self.certificates.keep_saving, announce)
         if self.upkeep is not None:
             self._start(opened, "identity", self.upkeep.run)
         self._start(opened, "sensors", self.sampler.run)

@@ -307,7 +307,7 @@ async def quota_comes_and_goes(fleet: Fleet) -> None:
     async def heard(agent: EdgeAgent) -> float | None:
         await fleet.escalate(agent)
         held = agent.models.find("small", "")
-        watched = held and agent.standings.find(held)
+        watched = held and agent.certificates.find(held)
         assert watched is not None
         return watched.record.escalations_per_hour
 

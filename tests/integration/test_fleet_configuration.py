@@ -165,7 +165,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
         assert agent.fleet is not None
         running = agent.fleet_configuration.running
-        birth: dict[str, Any] = birth_message(agent.models, agent.standings, running)
+        birth: dict[str, Any] = birth_message(agent.models, agent.certificates, running)
         assert birth["configuration"]["sha256"] == signed.sha256 and birth["models"]
         await rollouts.command(rollout, Command.ROLLBACK, "application:ops")
 

@@ -38,9 +38,9 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
-from firstline_edge.audits.standing import Standings
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions
@@ -165,10 +165,10 @@ class FakePromises:
 class NoAudits:
     """Nobody looks."""
 
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
         pass
 
 
@@ -227,7 +227,7 @@ class Scene:
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         self.models = Models([self.held])
-        self.standings: Standings | None = None
+        self.certificates: CertificateStates | None = None
         self.auditor: Auditor | None = None
         self.available = linked
         self.findings: list[Finding] = []
@@ -235,12 +235,12 @@ class Scene:
         if audit is not None:
             self.samples_path = folder / "samples.jsonl"
             self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
-            self.standings = Standings(folder / "standing.json", [self.held], self.samples, audit, clock)
+            self.certificates = CertificateStates(folder / "standing.json", [self.held], self.samples, audit, clock)
             self.auditor = Auditor(
                 cloud=self.cloud if linked else None,
                 available=lambda: self.available,
                 cache=self.cache,
-                standings=self.standings,
+                certificates=self.certificates,
                 samples=self.samples,
                 traffic=traffic,
                 settings=audit,
@@ -249,20 +249,20 @@ class Scene:
                 certifies=chosen.certifies,
                 on_finding=self.findings.append,
             )
-        self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, standings=self.standings)
+        self.router = Router(min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates)
         self.gateway = CloudClient(
             self.cloud if linked else None,
             self.cache,
             clock,
             Complaints(),
-            contracts=self.standings if self.standings is not None else NoContracts(),
+            contracts=self.certificates if self.certificates is not None else NoContracts(),
             traffic=traffic,
         )
         self.hedging = Hedging(self.gateway, clock, hedge)
         self.cascade = Cascade(
             models=self.models,
             cache=self.cache,
-            gateway=self.gateway,
+            client=self.gateway,
             hedging=self.hedging,
             router=self.router,
             spending=spending,

@@ -18,8 +18,8 @@ from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.status import AgentStatus
+from firstline_edge.cascade.admission import AdmissionQueue
 from firstline_edge.cascade.cascade import Cascade
-from firstline_edge.cascade.turns import Turns
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.reloading import Reloading
@@ -110,7 +110,7 @@ class EdgeDataPlane:
         self._rollbacks = rollbacks
         self._status = status
         self._default_timeout_s = settings.policy.default_timeout_ms / 1000
-        self._turns = Turns(settings.api.waiting_limit, clock)
+        self._admission = AdmissionQueue(settings.api.waiting_limit, clock)
         self._started_s = clock.monotonic_s()
         self._stopping = False
 
@@ -126,7 +126,7 @@ class EdgeDataPlane:
         deadline_s = started_s + self._default_timeout_s if request.deadline_s is None else request.deadline_s
         context = RequestContext(request, deadline_s)
         try:
-            await self._turns.take(deadline_s)
+            await self._admission.take(deadline_s)
             response = await self._cascade.infer(context)
         except FirstlineError as error:
             # Callers whose equal rows were computed once may share the error: each reads the id before it awaits again.

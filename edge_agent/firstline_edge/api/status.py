@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from firstline_core.hardware.sensors.snapshot import limited
-from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.watched import Watched
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
@@ -47,7 +47,7 @@ class AgentStatus:
     profiles: Profiles
     cache: ResultCache
     outbox: ReopeningOutbox
-    standings: Standings
+    certificates: CertificateStates
     router: Router
     complaints: Complaints
     links: Links
@@ -87,13 +87,13 @@ class AgentStatus:
         complaint = self.complaints.of(held.manifest.name, held.version)
         return _described(held, self.router.threshold(held), complaint) | {
             "uncertified": self.router.uncertified(held) or None,
-            "contract": self.standings.describe(held),
+            "contract": self.certificates.describe(held),
         }
 
     def _problems(self) -> list[tuple[Path, str]]:
         found = [(problem.path, problem.message) for problem in self.models.problems]
         found += self.profiles.problems.items()
-        found += [(self.state.standing_path, self.standings.problem)]
+        found += [(self.state.standing_path, self.certificates.problem)]
         if self.spending is not None:
             found += [(self.state.spending_path, self.spending.problem)]
         found += [(self.identity.folder, problem) for problem in self.identity.problems]
@@ -107,19 +107,19 @@ class AgentStatus:
 
 
 def birth_message(
-    models: Models, standings: Standings, configuration: Callable[[], object] | None
+    models: Models, certificates: CertificateStates, configuration: Callable[[], object] | None
 ) -> dict[str, object]:
     """Returns what the broker keeps of this device: the models that it runs, and the fleet's configuration.
 
     Args:
         models: the models held.
-        standings: of their certificates.
+        certificates: of their certificates.
         configuration: returns the configuration that runs; None on a device that is not a member of a fleet.
     """
     message: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
     return message | {
         "agent_version": VERSION,
-        "models": [_identity(held) | {"contract": _contract_of(standings.find(held))} for held in models.all],
+        "models": [_identity(held) | {"contract": _contract_of(certificates.find(held))} for held in models.all],
     }
 
 

@@ -30,9 +30,9 @@ from firstline_core.routing.policies import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, Privacy, Reason
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
@@ -60,8 +60,8 @@ class Auditor:
         cloud: the way to the gateway; None on a device without links, which audits nothing.
         available: whether a link may be used now.
         cache: keeps what the full model says.
-        standings: learns of each result.
-        samples: of escalated answers; those of audits go through `standings`.
+        certificates: learns of each result.
+        samples: of escalated answers; those of audits go through `certificates`.
         traffic: the live escalations, which go first.
         settings: what audits may cost.
         clock: for the budget and for deadlines.
@@ -78,7 +78,7 @@ class Auditor:
         cloud: Uplink | None,
         available: Callable[[], bool],
         cache: ResultCache,
-        standings: Standings,
+        certificates: CertificateStates,
         samples: SampleLog,
         traffic: LiveTraffic,
         settings: AuditSection,
@@ -92,7 +92,7 @@ class Auditor:
         self._cloud = cloud
         self._available = available
         self._cache = cache
-        self._standings = standings
+        self._certificates = certificates
         self._samples = samples
         self._traffic = traffic
         self._allowance = Allowance(settings.per_hour, settings.bytes_per_hour, settings.max_share)
@@ -115,7 +115,7 @@ class Auditor:
         self._certifies = certifies
         self._share_until_s = -math.inf
 
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Looks at each row that the policy has judged by its score, before any of them is escalated.
 
         Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
@@ -123,7 +123,7 @@ class Auditor:
         What was to be escalated and had to be kept is drawn too, while there is money: it tests nothing, but without
         it answers just below a tightened threshold would be missing from what is certified on anew.
         """
-        watched = self._standings.find(model)
+        watched = self._certificates.find(model)
         if watched is None or request.privacy is Privacy.LOCAL_ONLY:
             return
         tests = self._tests(watched)
@@ -136,28 +136,28 @@ class Auditor:
             if row.edge is None:
                 continue
             promised = watched.speaks_of(row.score, model.group(row.edge))
-            if promised or (row.said is not None and row.said.reason is Reason.BUDGET):
+            if promised or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if tests and (promised or self._ample()):
                     share = self._next_share(row_bytes(request.inputs[0], row.position))
                     if self._rng.random() < share:
                         self._draw(watched, request, row, row.edge, share, promised=promised)
-            elif row.said is not None:
+            elif row.answer is not None:
                 recalled.append(row)
         if recalled:
-            self.escalated(model, recalled)
+            self.observe_escalations(model, recalled)
 
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
 
         Args:
             model: of both answers.
             rows: answered by the full model; what the edge model said of them may be known.
         """
-        watched = self._standings.find(model)
+        watched = self._certificates.find(model)
         if watched is None or not self._tests(watched):
             return
         for row in rows:
-            if row.edge is None or row.output is None or row.said is None or not row.said.certified:
+            if row.edge is None or row.output is None or row.answer is None or not row.answer.certified:
                 continue
             if watched.speaks_of(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
                 continue
@@ -183,7 +183,7 @@ class Auditor:
     def _tests(self, watched: Watched) -> bool:
         """Whether its answers are drawn at all now; a tightened threshold promises nothing, and waits for money."""
         relied = watched.certificate.contract in self._certifies
-        return relied and (watched.standing.threshold is None or self._ample())
+        return relied and (watched.certificate_state.threshold is None or self._ample())
 
     def _next_share(self, size_bytes: int) -> float:
         """The propensity of an answer of so many bytes, by what came before it; counts it for those that follow."""
@@ -212,7 +212,7 @@ class Auditor:
         audit = audit_of(watched, request, row, edge, share, promised=promised)
         watched.record.drawn += 1
         self._on_drawn()
-        self._standings.save()
+        self._certificates.save()
         if self._available():
             self._waiting_bytes += audit.sent.size_bytes
             self._queue.put_nowait(audit)
@@ -223,7 +223,7 @@ class Auditor:
         if self._cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.watched.model.manifest, list[Attempt]()
-        sent = replace(audit.sent, alarm=self._standings.alarm_of(audit.watched.model))
+        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.watched.model))
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
@@ -234,14 +234,14 @@ class Auditor:
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
         sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=audit.promised)
         notice = response.answer.contract if response.answer is not None else None
-        self._standings.count_fleet(audit.watched, notice)  # before its result, which is tested at that level
-        self._standings.audited(audit.watched, sample, threshold=audit.threshold)
+        self._certificates.count_fleet(audit.watched, notice)  # before its result, which is tested at that level
+        self._certificates.audited(audit.watched, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
-        self._standings.heed(audit.watched.model, notice)
+        self._certificates.heed(audit.watched.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         audit.watched.record.lost += 1
-        self._standings.save()
+        self._certificates.save()
         self._on_finding(Finding(audit, "lost", error.message))
 
     def _sample(self, watched: Watched, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:

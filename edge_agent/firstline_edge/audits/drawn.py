@@ -107,7 +107,7 @@ def audit_of(
         edge_digest=certificate.edge_digest,
     )
     escalation = escalation_of(request.take([row.position]), watched.model.version, certificate.full_digest)
-    noted = promised and watched.standing.threshold is None
+    noted = promised and watched.certificate_state.threshold is None
     return Audit(
         watched=watched,
         request_id=request.request_id,

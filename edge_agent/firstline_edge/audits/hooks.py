@@ -13,10 +13,10 @@ from firstline_edge.requests.rows import Row
 class Audits(Protocol):
     """Has answers checked; `audits/auditor.py` is it. Nothing here takes time that a caller would notice."""
 
-    def judged(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Every row has a verdict; those that the full model must answer have no answer yet."""
         ...
 
-    def escalated(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
         """The full model has answered these rows."""
         ...

@@ -12,7 +12,7 @@ from firstline_edge.audits.records import Record
 from firstline_edge.models.held import HeldModel
 
 
-class Standing(NamedTuple):
+class CertificateState(NamedTuple):
     """What the router must know of a certificate.
 
     Attributes:
@@ -24,7 +24,7 @@ class Standing(NamedTuple):
     threshold: float | None = None
 
 
-CLEAR = Standing()
+CLEAR = CertificateState()
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +48,12 @@ class Watched:
     scores: RecentCounts | None
     quota_at_s: float
     quota: float = 0.0
-    standing: Standing = CLEAR
+    certificate_state: CertificateState = CLEAR
 
     @property
     def threshold(self) -> float:
         """The score from which answers are kept, as far as the audits have a say."""
-        tightened_to = self.standing.threshold
+        tightened_to = self.certificate_state.threshold
         return self.certificate.threshold if tightened_to is None else tightened_to
 
     def speaks_of(self, score: float, group: str | None) -> bool:

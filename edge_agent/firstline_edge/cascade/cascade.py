@@ -70,7 +70,7 @@ class Cascade:
     Args:
         models: the models on this device.
         cache: model outputs.
-        gateway: asks the full model.
+        client: asks the full model.
         hedging: asks the full model before the edge model has answered, if that is the only way to be in time.
         router: decides by the edge model's output.
         spending: decides which escalations are worth their price; None if nothing has a price.
@@ -86,7 +86,7 @@ class Cascade:
         *,
         models: Models,
         cache: ResultCache,
-        gateway: CloudClient,
+        client: CloudClient,
         hedging: Hedging,
         router: Router,
         spending: Spending | None,
@@ -100,15 +100,15 @@ class Cascade:
         self._cache = cache
         self._router = router
         self._spending = spending
-        self._gateway = gateway
+        self._client = client
         self._hedging = hedging
         self._audits = audits
         self._limit_bytes = options.limit_bytes
         self._clock = clock
-        self._chooser = Chooser(gateway, clock, options.reserve_s, escalation_mj)
+        self._chooser = Chooser(client, clock, options.reserve_s, escalation_mj)
         self._runner = Runner(cache, spending, clock)
         self._provisional = ProvisionalAnswers(
-            promises, self._runner, clock, linked=gateway.linked, reserve_s=options.reserve_s
+            promises, self._runner, clock, linked=client.linked, reserve_s=options.reserve_s
         )
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class Cascade:
         model = self._models.find(request.model, request.version)
         if model is None:
             context.turn_to(_CLOUD, Reason.HEAVY)
-            return await self._gateway.pass_on(request, context.deadline_s, context.attempts)
+            return await self._client.pass_on(request, context.deadline_s, context.attempts)
         model = self._variant_of(context, model)
         edge = model.edge
 
@@ -160,7 +160,7 @@ class Cascade:
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
             escalated = [row for row in context.rows if not self._answered(context, model, row, decision, hedge)]
-            self._audits.judged(request, model, context.rows)
+            self._audits.observe_decisions(request, model, context.rows)
             self._hedging.settle(request, hedge, escalated, context.attempts)
             context.decision_record = {**self._router.record_of(model), **context.decision_record}
 
@@ -225,7 +225,7 @@ class Cascade:
         verdict = decision or self._router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
-            row.keep(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            row.accept_edge(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
             return True
         if self._recall_full(context, model, row, hedge):
             return True
@@ -235,10 +235,12 @@ class Cascade:
             instead = self._router.instead(model, row, verdict)
             certified = self._router.covers(model, row, instead)
             unreachable = instead.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
-            row.keep(Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified)
+            row.accept_edge(
+                Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified
+            )
             return True
         if not self._router.grants(model, row, verdict):
-            row.keep(Reason.BUDGET, edge.loaded.digest)
+            row.accept_edge(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
 
@@ -251,7 +253,7 @@ class Cascade:
         output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
         if output is None:
             return False
-        row.take(output, _CACHE, row.reason, digest)
+        row.accept_full(output, _CACHE, row.reason, digest)
         if hedge is not None:
             hedge.recalled(row)
         if not any(tried.tier is _CACHE for tried in attempts):
@@ -276,7 +278,7 @@ class Cascade:
         # Without an edge answer to fall back on, a failure of the full model is the answer.
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
             try:
-                await self._gateway.answer_rows(request, model, escalated, deadline_s, context.attempts)
+                await self._client.answer_rows(request, model, escalated, deadline_s, context.attempts)
             except (LinkError, CapacityError) as error:
                 if not context.shedding:
                     raise
@@ -288,9 +290,9 @@ class Cascade:
         reserve_s, has_answer = self._provisional.reserve(context, edge, escalated)
         asked_until_s = deadline_s - reserve_s
         try:
-            self._gateway.check_time(request, model, escalated if has_answer else (), asked_until_s)
-            await self._gateway.answer_rows(request, model, escalated, asked_until_s, context.attempts)
-            self._audits.escalated(model, escalated)
+            self._client.check_time(request, model, escalated if has_answer else (), asked_until_s)
+            await self._client.answer_rows(request, model, escalated, asked_until_s, context.attempts)
+            self._audits.observe_escalations(model, escalated)
             return context.answer(model.version)
         except FirstlineError as error:
             reason, promised = reason_for(error), may_come(error)

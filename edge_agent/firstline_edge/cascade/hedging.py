@@ -89,7 +89,7 @@ class Hedge:
         if not self.landed or row.content not in self.contents:
             return False
         output, ran = self.call.result()[self.contents.index(row.content)]
-        row.take(output, Tier.CLOUD, row.reason, ran)
+        row.accept_full(output, Tier.CLOUD, row.reason, ran)
         if not self.joined:
             attempts += self.attempts
         self.joined = True
@@ -104,7 +104,7 @@ class Hedging:
     """Decides about hedges, makes them, and ends those that nobody needs.
 
     Args:
-        gateway: asks the full model.
+        client: asks the full model.
         options: when to; None for never.
 
     Attributes:
@@ -112,8 +112,8 @@ class Hedging:
         unneeded: those that were not.
     """
 
-    def __init__(self, gateway: CloudClient, clock: Clock, options: HedgeOptions | None) -> None:
-        self._gateway = gateway
+    def __init__(self, client: CloudClient, clock: Clock, options: HedgeOptions | None) -> None:
+        self._client = client
         self._clock = clock
         self._options = options
         self._bucket = TokenBucket(options.burst if options is not None else 0.0)
@@ -150,14 +150,14 @@ class Hedging:
         prospect = Prospect(
             left_s=until_s - now_s,
             edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
-            cloud_s=self._gateway.predicted_s(request, len(rows)),
+            cloud_s=self._client.predicted_s(request, len(rows)),
             escalation_rate=rate.value if rate is not None else None,
         )
         if not worth_hedging(prospect, self._options.least_rate) or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # To the very end: an escalation that joins it may have a little more time than there is to spare now.
-        asking = self._gateway.ask(request, model, rows, deadline_s, attempts, keep=False)
+        asking = self._client.ask(request, model, rows, deadline_s, attempts, keep=False)
         call = asyncio.get_running_loop().create_task(asking)
         self._calls.add(call)
         call.add_done_callback(self._ended)

@@ -92,7 +92,7 @@ class ProvisionalAnswers:
         full_digest = model.manifest.full_digest
         if promised and self._linked and full_digest:
             for row in waiting:
-                row.keep(reason, digest, Status.PROVISIONAL)
+                row.accept_edge(reason, digest, Status.PROVISIONAL)
             response = context.answer(model.version, durable=True)
             positions = tuple(row.position for row in waiting)
             escalation = escalation_of(context.request.take(positions), model.version, full_digest)
@@ -103,5 +103,5 @@ class ProvisionalAnswers:
                 log.warning("no correction promised", request_id=context.request.request_id, error=error.message)
                 reason = Reason.OUTBOX_FULL
         for row in waiting:
-            row.keep(reason, digest)
+            row.accept_edge(reason, digest)
         return context.answer(model.version)

@@ -13,8 +13,8 @@ from firstline_core.routing import policies, policy
 from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
-from firstline_edge.audits.standing import Standings
-from firstline_edge.audits.watched import CLEAR, Standing
+from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.watched import CLEAR, CertificateState
 from firstline_edge.models.held import HeldModel
 from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import PolicySection
@@ -24,14 +24,14 @@ class Terms(NamedTuple):
     """What answers of a model, or those of one predicted class, are held against.
 
     Attributes:
-        manifest, standing: for which this was worked out.
+        manifest, certificate_state: for which this was worked out.
         threshold: the bundle's, as the device and an alarm raised it.
         covered: whether a certificate covers those that are kept for their score.
         record: the same for people, see `Router.record_of`.
     """
 
     manifest: Manifest
-    standing: Standing
+    certificate_state: CertificateState
     threshold: float
     covered: bool
     record: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Router:
         min_threshold: raises a bundle's threshold, never lowers it.
         chosen: the policy that decides.
         clock: for policies that look at the time.
-        standings: of the certificates in the field; None where nothing is known of that.
+        certificates: of the certificates in the field; None where nothing is known of that.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Router:
         min_threshold: float,
         chosen: Policy = CERTIFIED,
         clock: Clock = SYSTEM_CLOCK,
-        standings: Standings | None = None,
+        certificates: CertificateStates | None = None,
     ) -> None:
         self._min_threshold = min_threshold
         self.policy = chosen
         self._clock = clock
         self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
         self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
-        self._standings = standings
+        self._certificates = certificates
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
         """Decides by another policy, or above another least threshold, from the next row on."""
@@ -113,7 +113,7 @@ class Router:
         """Why answers of this model are not certified, as part of a sentence; "" where they are."""
         if not self.policy.certifies:
             return f"policy.kind is {self.policy.kind}, which no certificate covers"
-        watched = self._standings.find(model) if self._standings is not None else None
+        watched = self._certificates.find(model) if self._certificates is not None else None
         if watched is not None and watched.record.alarmed:
             return f"an alarm voids its certificate: {watched.record.cause}"
         return model.edge.uncertified if model.edge is not None else ""
@@ -127,29 +127,29 @@ class Router:
 
         What would be escalated without the alarm too needs none.
         """
-        if self._standings is None or verdict.reason is not Reason.UNCERTAIN:
+        if self._certificates is None or verdict.reason is not Reason.UNCERTAIN:
             return True
         kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
-        return not kept_before or self._standings.grants(model)
+        return not kept_before or self._certificates.grants(model)
 
     def terms(self, model: HeldModel, group: str | None = None) -> Terms:
         """What answers of a model, or of one group, are held against now.
 
         Worked out once, until an alarm changes how the certificate stands, or another bundle comes.
         """
-        standing = CLEAR if self._standings is None else self._standings.of(model)
+        certificate_state = CLEAR if self._certificates is None else self._certificates.of(model)
         manifest = model.manifest
         at = (model.edge.digest if model.edge is not None else "", group)
         known = self._terms.get(at)
-        if known is None or known.standing is not standing or known.manifest is not manifest:
+        if known is None or known.certificate_state is not certificate_state or known.manifest is not manifest:
             threshold = self._without_alarm(model, group)
-            if standing.threshold is not None:
-                threshold = max(threshold, standing.threshold)
+            if certificate_state.threshold is not None:
+                threshold = max(threshold, certificate_state.threshold)
             certificate = model.edge.certificate if model.edge is not None else None
             covered = (
                 certificate is not None
                 and certificate.contract in self.policy.certifies
-                and not standing.alarmed
+                and not certificate_state.alarmed
                 and policy.covered(_CONFIDENT, threshold, certificate, group)
             )
             record: Mapping[str, Any] = {
@@ -160,7 +160,7 @@ class Router:
             }
             if group is not None:  # the record describes the model as a whole
                 record = self.terms(model).record
-            known = self._terms[at] = Terms(manifest, standing, threshold, covered, record)
+            known = self._terms[at] = Terms(manifest, certificate_state, threshold, covered, record)
         return known
 
     def _without_alarm(self, model: HeldModel, group: str | None) -> float:

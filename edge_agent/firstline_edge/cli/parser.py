@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK = 0
 FAILED = 1
@@ -27,7 +31,7 @@ and from a flag, which wins: --set api.port=9000; lists are JSON: --set 'models.
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line; ends the process with exit code 2 where it makes no sense."""
+    """Reads the command line; ends the process with exit code 2 if it is invalid."""
     parser = argparse.ArgumentParser(
         prog="edge-agent",
         description="Answers inference requests on this device where it can, and through a gateway where not.",
@@ -36,7 +40,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_agent_commands(commands)
+    _add_fleet_commands(commands)
+    _add_hardware_commands(commands)
+    _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
+    return parser.parse_args(arguments)
 
+
+def _add_agent_commands(commands: Commands) -> None:
     run = _command(commands, "run", "answer requests until SIGTERM or SIGINT")
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
@@ -67,12 +78,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
-    join = _command(commands, "join", "make this device known to a gateway, once, by a join token")
-    join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
-    join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
-    join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
-    join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
-
     purge = _command(commands, "purge", "erase what was kept: requests, answers, results, scores, the decision log")
     purge.add_argument("--yes", action="store_true", help="do it; without this, say what there is")
     purge.add_argument(
@@ -82,6 +87,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="only this; may be repeated",
     )
 
+
+def _add_fleet_commands(commands: Commands) -> None:
+    join = _command(commands, "join", "make this device known to a gateway, once, by a join token")
+    join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
+    join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
+    join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
+    join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
+
     _command(commands, "updates", "tell how the fleet's updates of this device's models and configuration stand")
 
     rollback = _command(commands, "rollback", "have what ran before the fleet's latest update run again")
@@ -89,6 +102,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent updates`")
     what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
+
+def _add_hardware_commands(commands: Commands) -> None:
     hardware = _command(commands, "hardware", "tell what this device is, and what its sensors say now")
     hardware.add_argument(
         "--measure",
@@ -115,9 +130,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--sustained", type=float, default=0.0, metavar="MINUTES", help="single samples after full load too"
     )
     profile.add_argument("--anew", action="store_true", help="measure again what is known already")
-
-    _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
-    return parser.parse_args(arguments)
 
 
 def _moment(text: str) -> float:
@@ -150,7 +162,7 @@ def _override(text: str) -> tuple[str, str]:
 
 
 def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: Commands,
     name: str,
     purpose: str,
     forms: tuple[str, ...] = ("text", "json"),

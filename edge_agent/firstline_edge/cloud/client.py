@@ -135,7 +135,7 @@ class CloudClient:
         """
         answers = await self.ask(request, model, rows, deadline_s, attempts)
         for row, (output, ran) in zip(rows, answers, strict=True):
-            row.take(output, Tier.CLOUD, row.reason, ran)
+            row.accept_full(output, Tier.CLOUD, row.reason, ran)
 
     async def ask(
         self,

@@ -4,7 +4,7 @@ Files
     start               reads the fleet's state before the models are opened
     member              the fleet's part of a running agent
     twin                receives the desired state and reports the actual one
-    ways                the twin's transport: MQTT, or polling over HTTP
+    transports          the twin's transport: MQTT, or polling over HTTP
     http_client         the fleet's HTTP connections to the gateway
     desired             the latest desired state, on disk
     reported            what runs here, for the report

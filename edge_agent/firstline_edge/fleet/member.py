@@ -30,12 +30,12 @@ from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.start import FleetStart
+from firstline_edge.fleet.transports import HttpTransport, MqttTransport, TwinTransport
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.updates.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
 from firstline_edge.fleet.updates.means import Means, Patience, Trials
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.fleet.updates.updater import Updater
-from firstline_edge.fleet.ways import HttpWay, MqttWay, Way
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
@@ -122,20 +122,19 @@ class FleetMember:
             hardware=partial(reported.hardware, state.path, several=settings.adaptation.enabled),
         )
         trials = Trials(settings.fleet.trial_tries, settings.fleet.trial_s)
-        self.updater = Updater(
-            Means(
-                start.history,
-                catalogue,
-                source,
-                serving,
-                clock=clock,
-                now_s=now_s,
-                rng=rng,
-                patience=Patience(settings.fleet.download_bytes_per_s, settings.fleet.download_jitter_s),
-                trials=trials,
-                changed=changed,
-            )
+        means = Means(
+            start.history,
+            catalogue,
+            source,
+            serving,
+            clock=clock,
+            now_s=now_s,
+            rng=rng,
+            patience=Patience(settings.fleet.download_bytes_per_s, settings.fleet.download_jitter_s),
+            trials=trials,
+            changed=changed,
         )
+        self.updater = Updater(means)
         self.configurator = Configurator(
             start.configuration,
             start.own,
@@ -147,19 +146,11 @@ class FleetMember:
             trials=trials,
             jitter_s=settings.fleet.download_jitter_s,
         )
-        self._profiler = Profiler(
-            state.profiling_path,
-            partial(order_of, settings, models, has_http=self._http is not None),
-            self._upload,
-            clock=clock,
-            rng=rng,
-            measure=partial(measure_order, gate=Gate(lambda: sampler.latest, bounds_of(settings), clock)),
-            on_change=changed,
-        )
-        way, session = _way(links, self._http, settings, clock, rng)
+        self._profiler = self._make_profiler(state, sampler, rng)
+        transport, session = _transport(links, self._http, settings, clock, rng)
         self._twin = Twin(
             start.folder / "desired",
-            way,
+            transport,
             take_up=self._take_up,
             describe=self._describe,
             count=self._telemetry,
@@ -168,6 +159,19 @@ class FleetMember:
             telemetry_s=settings.fleet.telemetry_s,
             clock=clock,
             rng=rng,
+        )
+
+    def _make_profiler(self, state: StateDirectory, sampler: Sampler, rng: random.Random) -> Profiler:
+        settings = self._start.own
+        gate = Gate(lambda: sampler.latest, bounds_of(settings), self._clock)
+        return Profiler(
+            state.profiling_path,
+            partial(order_of, settings, self._models, has_http=self._http is not None),
+            self._upload,
+            clock=self._clock,
+            rng=rng,
+            measure=partial(measure_order, gate=gate),
+            on_change=self._start.changes.set,
         )
 
     async def run(self) -> None:
@@ -274,11 +278,11 @@ def _registry(
     return SignedCatalogue(folder, http, root, now_s), RegistryBytes(http)
 
 
-def _way(
+def _transport(
     links: Links, http: FleetHttp | None, settings: EdgeSettings, clock: Clock, rng: random.Random
-) -> tuple[Way, str]:
+) -> tuple[TwinTransport, str]:
     """Returns the transport of the twin, and the name of this process, which its last will has too."""
     if links.mqtt:
-        return MqttWay(links.mqtt[0]), links.mqtt[0].session_id
+        return MqttTransport(links.mqtt[0]), links.mqtt[0].session_id
     assert http is not None  # noqa: S101 (a link is one or the other)
-    return HttpWay(http, settings.fleet.poll_s, clock, rng), new_request_id()
+    return HttpTransport(http, settings.fleet.poll_s, clock, rng), new_request_id()

@@ -20,7 +20,7 @@ from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.desired import keep_desired, read_desired
-from firstline_edge.fleet.ways import Way
+from firstline_edge.fleet.transports import TwinTransport
 
 log = logger(__name__)
 
@@ -34,7 +34,7 @@ class Twin:
 
     Args:
         path: where what is desired is kept.
-        way: to the gateway.
+        transport: to the gateway.
         take_up: told of what is desired; called at once with what is known from before.
         describe: what is so now; session, sequence and revision are filled in here.
         count: what was counted; session and sequence are filled in here.
@@ -50,7 +50,7 @@ class Twin:
     def __init__(
         self,
         path: Path,
-        way: Way,
+        transport: TwinTransport,
         *,
         take_up: Callable[[Desired], None],
         describe: Callable[[], Reported],
@@ -62,7 +62,7 @@ class Twin:
         rng: random.Random,
     ) -> None:
         self._path = path
-        self._way = way
+        self._transport = transport
         self._take_up = take_up
         self._describe = describe
         self._count = count
@@ -90,7 +90,7 @@ class Twin:
 
     async def _listen(self) -> None:
         while True:
-            desired = await self._way.desired(self._known)
+            desired = await self._transport.desired(self._known)
             if desired != self.desired:
                 log.info("the fleet desires", revision=desired.revision, models=len(desired.models))
                 await asyncio.to_thread(keep_desired, self._path, desired)
@@ -104,10 +104,10 @@ class Twin:
         while True:
             self._changes.clear()
             said = replace(self._describe(), session=self._session, revision=self._known)
-            now = said, self._way.connections
+            now = said, self._transport.connections
             if now != told or self._clock.monotonic_s() >= again_s:
                 try:
-                    await self._way.report(replace(said, sequence=self._next()))
+                    await self._transport.report(replace(said, sequence=self._next()))
                     told, failures, self.problem = now, 0, ""
                     again_s = self._clock.monotonic_s() + _AGAIN_S * self._rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
@@ -133,7 +133,7 @@ class Twin:
         Raises:
             FirstlineError: nobody heard.
         """
-        await self._way.count(replace(self._count(), session=self._session, sequence=self._next()))
+        await self._transport.count(replace(self._count(), session=self._session, sequence=self._next()))
 
     @property
     def _known(self) -> int:

@@ -43,7 +43,7 @@ class Row(Struct, eq=False):
         edge_tier: CACHE where that was found, EDGE where the model ran.
         reason: the policy's, for the tier that it chose.
         output: what is given to the caller.
-        said: how that came about.
+        answer: which tier gave it, and why.
     """
 
     position: int
@@ -52,7 +52,7 @@ class Row(Struct, eq=False):
     edge_tier: Tier = Tier.EDGE
     reason: Reason = Reason.UNCERTAIN
     output: ModelOutput | None = None
-    said: RowAnswer | None = None
+    answer: RowAnswer | None = None
 
     @property
     def confidence(self) -> float | None:
@@ -71,22 +71,24 @@ class Row(Struct, eq=False):
             return 1.0
         return value_of(edge.value, math.nan if edge.score is None else edge.score)
 
-    def keep(self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False) -> None:
+    def accept_edge(
+        self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False
+    ) -> None:
         """Answers with what the small model said."""
         self.output = self.edge
-        self.said = RowAnswer(self.edge_tier, reason, status, certified, self.confidence, digest)
+        self.answer = RowAnswer(self.edge_tier, reason, status, certified, self.confidence, digest)
 
-    def take(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
+    def accept_full(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
         """Answers with what the full model said: the contract's own yardstick where its digest is known."""
         self.output = output
-        self.said = RowAnswer(tier, reason, Status.FINAL, bool(digest), self.confidence, digest)
+        self.answer = RowAnswer(tier, reason, Status.FINAL, bool(digest), self.confidence, digest)
 
 
 def respond(
     request: InferRequest, version: str, rows: Sequence[Row], attempts: Sequence[Attempt], *, durable: bool
 ) -> InferResponse:
     """The answer that rows make together. Every row has been answered."""
-    said = [row.said for row in rows if row.said is not None]
+    said = [row.answer for row in rows if row.answer is not None]
     outputs = [row.output.probabilities for row in rows if row.output is not None]
     # Copied in any case: the cache holds them too, and the caller may do with them as they like.
     together = outputs[0][None].copy() if len(outputs) == 1 else np.stack(outputs)

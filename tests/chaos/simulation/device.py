@@ -109,7 +109,7 @@ class Device:
         self._cascade = Cascade(
             models=Models(models.held(plan.row_ms, clock)),
             cache=cache,
-            gateway=gateway,
+            client=gateway,
             hedging=hedging,
             router=Router(min_threshold=0.0, clock=clock),
             spending=None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.standing import Standings
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.budgets.from_settings import exchange
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cascade.router import Router, policy_from
@@ -26,7 +26,7 @@ class SettingsAdoption:
     Args:
         models: the models held.
         router: takes the policy and the least threshold.
-        standings: takes what an alarm does.
+        certificates: takes what an alarm does.
         auditor: takes what audits may cost.
         spending: takes budgets and costs; None if nothing has a price.
         answered: counts the rows of a model so far, and those without an answer.
@@ -37,14 +37,14 @@ class SettingsAdoption:
         *,
         models: Models,
         router: Router,
-        standings: Standings,
+        certificates: CertificateStates,
         auditor: Auditor,
         spending: Spending | None,
         answered: Callable[[HeldModel], tuple[int, int]],
     ) -> None:
         self._models = models
         self._router = router
-        self._standings = standings
+        self._certificates = certificates
         self._auditor = auditor
         self._spending = spending
         self._answered = answered
@@ -55,7 +55,7 @@ class SettingsAdoption:
         self._before = self._counts()
         policy = policy_from(settings.policy)
         self._router.adopt(policy, settings.policy.min_threshold)
-        self._standings.adopt(settings.audit)
+        self._certificates.adopt(settings.audit)
         self._auditor.adopt(settings.audit, policy.certifies)
         if self._spending is not None:
             exchange(self._spending, settings, link_names(settings.links))

@@ -183,8 +183,8 @@ async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(devic
 
 
 async def test_one_variants_alarm_is_not_anothers(device: Device) -> None:
-    standings = device.agent.standings
-    large, medium, _ = (standings.find(held) for held in device.variants.loaded)
+    certificates = device.agent.certificates
+    large, medium, _ = (certificates.find(held) for held in device.variants.loaded)
     assert large is not None and medium is not None and large.key != medium.key
 
 
@@ -221,7 +221,7 @@ async def test_without_memory_the_better_variants_are_unloaded_and_come_back(dev
 
     await until(back)
     assert await device.variant((5.0, 0.0)) == "large"
-    assert device.agent.standings.find(device.variants.current) is not None
+    assert device.agent.certificates.find(device.variants.current) is not None
 
 
 async def test_without_memory_they_are_unloaded_also_where_heat_has_the_cheapest_answer(device: Device) -> None:

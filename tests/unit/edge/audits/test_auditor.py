@@ -17,7 +17,7 @@ from firstline_core.routing import audit, policies
 from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.samples import read
-from firstline_edge.audits.watched import Standing
+from firstline_edge.audits.watched import CertificateState
 from firstline_edge.cache import keys
 from firstline_edge.settings.settings import AuditSection
 
@@ -105,7 +105,7 @@ async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
     scene = make_scene()
     for _ in range(5):
         await scene.infer(SURE, **wish)
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None and watched.scores is not None
     assert (watched.record.drawn, scene.cloud.requests, sum(watched.scores.counts)) == (0, [], 0)
     assert list(read(scene.samples_path)) == []
@@ -120,7 +120,7 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
     scene = make_scene(**arguments)
     for _ in range(5):
         await scene.infer(SURE)
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is None or watched.record.drawn == 0
     assert [request for request in scene.cloud.requests if request.audit] == scene.findings == []
 
@@ -142,7 +142,7 @@ async def test_a_more_careful_device_audits_all_that_was_promised_and_not_only_w
 
 async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_scene: MakeScene) -> None:
     scene = make_scene()
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None
     scene.cloud.agrees = lambda value: value > 0.9
     for _ in range(60):  # enough to say from where on answers are good
@@ -180,7 +180,7 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     await scene.infer(SURE)
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None
     assert (watched.record.drawn, watched.record.lost, watched.record.test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
@@ -213,7 +213,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     scene.cloud.gate = asyncio.Event()  # the audit hangs
     for _ in range(100):
         assert said(await scene.infer(SURE)).reason is Reason.CONFIDENT
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None
     assert watched.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.findings == []
@@ -221,9 +221,9 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
 
 async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(make_scene: MakeScene) -> None:
     scene = make_scene()
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None and scene.auditor is not None
-    watched.record.alarmed, watched.record.tightened, watched.standing = True, 0.9, Standing(True, 0.9)
+    watched.record.alarmed, watched.record.tightened, watched.certificate_state = True, 0.9, CertificateState(True, 0.9)
     scene.cloud.agrees = lambda _: True
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["agreed"]
@@ -249,9 +249,13 @@ async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(mak
 async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_scene: MakeScene) -> None:
     everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
     scene = make_scene(everything)
-    watched = scene.standings and scene.standings.find(scene.held)
+    watched = scene.certificates and scene.certificates.find(scene.held)
     assert watched is not None and scene.auditor is not None
-    watched.record.alarmed, watched.record.tightened, watched.standing = True, 0.97, Standing(True, 0.97)
+    watched.record.alarmed, watched.record.tightened, watched.certificate_state = (
+        True,
+        0.97,
+        CertificateState(True, 0.97),
+    )
     watched.quota = 1.0
     scene.cloud.agrees = lambda _: True
     reasons = [said(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]

@@ -36,8 +36,8 @@ from firstline_edge.fleet import starts
 from firstline_edge.fleet.counts import FleetCounts
 from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
+from firstline_edge.fleet.transports import MqttTransport
 from firstline_edge.fleet.twin import Twin
-from firstline_edge.fleet.ways import MqttWay
 
 
 def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
@@ -247,7 +247,7 @@ async def test_a_retained_word_that_is_older_than_what_is_known_is_not_heeded() 
         async def listen(self, _topic: str, heard: Callable[[Message], None]) -> None:
             hear.append(heard)
 
-    way = MqttWay(Link())  # type: ignore[arg-type]
+    way = MqttTransport(Link())  # type: ignore[arg-type]
     told = asyncio.create_task(way.desired(9))
     await asyncio.sleep(0)  # it listens now
     for revision in (5, 10):

@@ -70,8 +70,8 @@ async def _only_tightens(
         remaining = list(events)
         while True:
             with scene_in(folder, on_alarm) as scene:
-                assert scene.standings is not None
-                watched = scene.standings.find(scene.held)
+                assert scene.certificates is not None
+                watched = scene.certificates.find(scene.held)
                 assert watched is not None
                 await scene.infer(*asked)  # all of them are in the cache from here on
                 while remaining and remaining[0][0] != "restart":
@@ -79,25 +79,29 @@ async def _only_tightens(
                     if kind == "audit":
                         sample = Sample(watched.key, "m", "3", 0.0, first, second, propensity, kept=True)
                         drawn_at = watched.threshold if first >= watched.threshold else CERTIFIED
-                        scene.standings.audited(watched, sample, threshold=drawn_at)
+                        scene.certificates.audited(watched, sample, threshold=drawn_at)
                     else:
-                        scene.standings.heed(scene.held, ContractNotice(bool(first), second, int(propensity)))
-                    standing = scene.standings.of(scene.held)
-                    assert standing.alarmed >= alarmed
+                        scene.certificates.heed(scene.held, ContractNotice(bool(first), second, int(propensity)))
+                    certificate_state = scene.certificates.of(scene.held)
+                    assert certificate_state.alarmed >= alarmed
                     assert watched.threshold >= threshold
                     assert scene.router.threshold(scene.held) == max(CERTIFIED, watched.threshold)
-                    assert scene.standings.level(watched) <= level
-                    alarmed, threshold, level = standing.alarmed, watched.threshold, scene.standings.level(watched)
-                assert scene.standings.of(scene.held).alarmed == alarmed
+                    assert scene.certificates.level(watched) <= level
+                    alarmed, threshold, level = (
+                        certificate_state.alarmed,
+                        watched.threshold,
+                        scene.certificates.level(watched),
+                    )
+                assert scene.certificates.of(scene.held).alarmed == alarmed
                 assert watched.threshold == threshold
-                assert scene.standings.level(watched) <= level
+                assert scene.certificates.level(watched) <= level
                 for value in asked:
                     answer = said(await scene.infer(value))
                     kept = answer.model_digest == scene.echo.digest
                     assert answer.certified == (not alarmed if kept else True)
                     if kept and (answer.confidence or 0.0) < threshold:
                         assert answer.reason is Reason.BUDGET
-                await scene.standings.close()
+                await scene.certificates.close()
             if not remaining:
                 return
             remaining.pop(0)
@@ -159,8 +163,8 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
             scene.clock._now_s += 600  # type: ignore[attr-defined]
             for value, wishes in asked:
                 await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
-            assert scene.standings is not None
-            watched = scene.standings.find(scene.held)
+            assert scene.certificates is not None
+            watched = scene.certificates.find(scene.held)
             assert watched is not None and watched.record.drawn == 0
             assert scene.cloud.requests == []
             scene.samples.close()

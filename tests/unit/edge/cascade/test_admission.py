@@ -8,8 +8,8 @@ import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import QueueFullError
-from firstline_edge.cascade import turns
-from firstline_edge.cascade.turns import Turns
+from firstline_edge.cascade import admission as turns
+from firstline_edge.cascade.admission import AdmissionQueue
 
 
 class ManualClock:
@@ -31,7 +31,7 @@ class Desk:
 
     def __init__(self, limit: int = 1000, work_s: float = 0.005) -> None:
         self.clock, self.work_s = ManualClock(), work_s
-        self.turns = Turns(limit, self.clock)
+        self.turns = AdmissionQueue(limit, self.clock)
         self.order: list[int] = []
 
     async def ask(self, number: int, deadline_s: float = 1e9) -> float:

@@ -1,7 +1,7 @@
 """How each certificate of this device stands in the field, and what an alarm makes of it.
 
 A device only ever tightens: an alarm stays, over restarts too, until a bundle or a certificate comes that the record
-was not kept for. What is looked up for every answer is a `Standing`; all else here happens once an audit.
+was not kept for. What is looked up for every answer is a `CertificateState`; all else here happens once an audit.
 
 Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false alarms
 of all of them together stay rare. The number is the largest that was ever set or heard, for two reasons. A test whose
@@ -38,7 +38,7 @@ from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.audits.watched import CLEAR, Standing, Watched
+from firstline_edge.audits.watched import CLEAR, CertificateState, Watched
 from firstline_edge.models.held import HeldModel
 from firstline_edge.settings.settings import AuditSection
 
@@ -52,7 +52,7 @@ _UNKNOWN = "Whether there was an alarm is not known, so answers are not certifie
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
 
 
-class Standings:
+class CertificateStates:
     """All certificates of this device that audits can test.
 
     Args:
@@ -131,15 +131,15 @@ class Standings:
             "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
         }
 
-    def of(self, model: HeldModel) -> Standing:
+    def of(self, model: HeldModel) -> CertificateState:
         """How the model's certificate stands."""
         watched = self._watched.get(model)
-        return CLEAR if watched is None else watched.standing
+        return CLEAR if watched is None else watched.certificate_state
 
     def grants(self, model: HeldModel) -> bool:
         """Whether one more answer may be escalated that only an alarm escalates; uses up a bit of the quota."""
         watched = self.find(model)
-        if watched is None or not watched.standing.alarmed:
+        if watched is None or not watched.certificate_state.alarmed:
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(watched)
         watched.quota = sampling.filled(watched.quota, now_s - watched.quota_at_s, per_hour)
@@ -262,7 +262,7 @@ class Standings:
             record=record,
             scores=RecentCounts(histogram.edges, _SCORES_REMEMBERED, record.scores) if histogram is not None else None,
             quota_at_s=self._clock.monotonic_s(),
-            standing=Standing(record.alarmed, record.threshold),
+            certificate_state=CertificateState(record.alarmed, record.threshold),
         )
         self._watched[model] = watched
 
@@ -298,7 +298,7 @@ class Standings:
         record.tightened = None if record.escalates_all else after
         record.test = audit.begin(watched.epsilon)
         watched.quota, watched.quota_at_s = 0.0, self._clock.monotonic_s()
-        watched.standing = Standing(True, after)
+        watched.certificate_state = CertificateState(True, after)
         log.error(
             "the contract is broken: answers are not certified any more, and fewer are kept",
             model=record.model,

@@ -28,7 +28,7 @@ _BACKOFF_MAX_S = 900.0
 _SPREAD = 0.2
 
 
-class Way(Protocol):
+class TwinTransport(Protocol):
     """To whoever keeps this device's twin.
 
     Attributes:
@@ -55,7 +55,7 @@ class Way(Protocol):
         ...
 
 
-class HttpWay:
+class HttpTransport:
     """Asks every `poll_s`, a little sooner or later, lest a fleet asks together; less often where nobody answers."""
 
     connections = 0  # each word is answered, and kept once it is
@@ -108,7 +108,7 @@ class HttpWay:
         await self._http.ask(method, path, headers={"Content-Type": "application/json"}, content=content)
 
 
-class MqttWay:
+class MqttTransport:
     """Listens to the retained topic `desired`. Of several gateways' words the one with the highest number holds.
 
     What a broker retains may be older than what this device knows: it, or the gateway's store, was restored from a

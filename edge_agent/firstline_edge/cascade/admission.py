@@ -23,7 +23,7 @@ _STEP = 1.05
 _HOPE = 0.5  # the share of what the line is expected to take that it takes for certain
 
 
-class Turns:
+class AdmissionQueue:
     """The line of requests that have come and not begun.
 
     Args:

@@ -17,8 +17,8 @@ from firstline_core.routing import audit, policies
 from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import Sample
-from firstline_edge.audits.standing import Standings
 from firstline_edge.audits.watched import Watched
 from firstline_edge.settings.settings import AuditSection
 
@@ -46,9 +46,9 @@ async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
         await scene.close()
 
 
-def standings_of(scene: Scene) -> Standings:
-    assert scene.standings is not None
-    return scene.standings
+def standings_of(scene: Scene) -> CertificateStates:
+    assert scene.certificates is not None
+    return scene.certificates
 
 
 def watched_of(scene: Scene) -> Watched:
@@ -242,8 +242,8 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     assert watched_of(again).record.test == evidence
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
-    assert watched_of(once_more).standing == watched_of(again).standing
-    assert watched_of(once_more).standing.alarmed
+    assert watched_of(once_more).certificate_state == watched_of(again).certificate_state
+    assert watched_of(once_more).certificate_state.alarmed
     kept = said(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
