@@ -1,43 +1,43 @@
 """The tree of errors. `protocol/http_errors.py` maps them to status codes.
 
     FirstlineError
-    ├── RequestError              the caller's to mend; never retried
-    │   ├── InvalidTensorError        a tensor, image or body that does not say what it must
+    ├── RequestError              the caller must fix it; never retried
+    │   ├── InvalidTensorError        an invalid tensor, image or body
     │   ├── UnknownModelError         no such model or version here
     │   ├── UnknownAnswerError        no answer under this id for this principal
-    │   ├── NotFoundError             nothing of that name among what the fleet's API keeps
-    │   ├── ConflictError             somebody else was first, or it is in use: look again, then repeat
+    │   ├── NotFoundError             no such object in the fleet's API
+    │   ├── ConflictError             changed or in use meanwhile: read again, then repeat
     │   ├── ModelMismatchError        the tiers do not run the same bundle
-    │   ├── ReusedRequestIdError      a delivery under the id of another
+    │   ├── ReusedRequestIdError      a different request with a used id
     │   ├── PayloadTooLargeError      over a limit that the message names
     │   ├── UnauthorizedError         no valid token
-    │   └── ForbiddenError            a valid token, but not for this
-    ├── CapacityError             come back later; `retry_after_s` says when
+    │   └── ForbiddenError            a valid token without this permission
+    ├── CapacityError             retry later, after `retry_after_s`
     │   ├── QueueFullError
     │   ├── DeadlineExceededError
-    │   ├── SheddingError             heat or memory forbid this device to compute, and nobody else can answer
-    │   ├── RateLimitedError          this caller asks too often
-    │   ├── BudgetExceededError       what may be spent in this hour or day is spent
-    │   ├── StoreUnavailableError     what must be kept cannot be: the database is away, full or read-only
-    │   ├── EngineUnavailableError    what runs the models is away, or has not this one
+    │   ├── SheddingError             too hot or too little memory, and no other tier can answer
+    │   ├── RateLimitedError          too many requests of this caller
+    │   ├── BudgetExceededError       the budget of this hour or day is used up
+    │   ├── StoreUnavailableError     the database is unreachable, full or read-only
+    │   ├── EngineUnavailableError    no executor for the model is reachable
     │   └── NotReadyError             starting, draining, or the model is not loaded
     ├── LinkError                 between the tiers
     │   ├── LinkDownError
     │   ├── RemoteTimeoutError
-    │   └── ProtocolError             the far side answered, but not in our language
-    ├── RuntimeFailure            a model that does not load or run
+    │   └── ProtocolError             the answer violates the protocol
+    ├── RuntimeFailure            a model does not load or run
     │   ├── ModelLoadError
     │   └── InferenceError
     ├── UpdateError               a bundle that must not be used
-    │   ├── IntegrityError            bytes differ from the manifest's sha256, or are no metadata at all
-    │   ├── SignatureError            metadata that those who may sign it have not signed
-    │   ├── MetadataRollbackError     metadata older than what this device has seen
-    │   ├── MetadataExpiredError      metadata that nobody has renewed: somebody may be holding newer back
-    │   ├── MetadataMismatchError     metadata that is genuine, but of different moments
-    │   ├── IncompatibleTargetError   a bundle of which this device can run no variant
-    │   ├── SelfTestError             a bundle that does not answer here as it did where it was made
-    │   └── NoRoomError               a bundle for which this device's disk, or the registry, has no room
-    └── ConfigError               a setting that makes no sense, with file and line
+    │   ├── IntegrityError            bytes differ from the manifest's sha256, or are not metadata
+    │   ├── SignatureError            metadata without the required signatures
+    │   ├── MetadataRollbackError     metadata older than seen before
+    │   ├── MetadataExpiredError      expired metadata: newer metadata may be held back
+    │   ├── MetadataMismatchError     genuine metadata of different moments
+    │   ├── IncompatibleTargetError   this device can run no variant of the bundle
+    │   ├── SelfTestError             a bundle whose golden answers differ on this device
+    │   └── NoRoomError               no room for the bundle on this device or in the registry
+    └── ConfigError               an invalid setting, with file and line
 
 Adapters translate foreign exceptions once, with `raise ... from`. Only a process's outermost loops catch
 `Exception`.

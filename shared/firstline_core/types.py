@@ -174,7 +174,7 @@ class TraceContext(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AuditNote:
-    """What a device reports of an edge answer that the full model audits: one row. The gateway computes its loss.
+    """A device's report of an audited edge answer: one row. The gateway computes its loss.
 
     Args:
         predicted: the class that the edge model gave.
@@ -195,7 +195,7 @@ class AuditNote:
 
 @dataclass(frozen=True, slots=True)
 class ContractNotice:
-    """What a gateway reports to a device about the accuracy contract of its bundle version.
+    """A gateway's notice to a device about the accuracy contract of its bundle version.
 
     Args:
         alarm: the audits of all devices together show that the contract is broken.
@@ -335,7 +335,7 @@ class Answer(Struct, frozen=True):
 
 
 class InferResponse(Struct, frozen=True):
-    """Outputs and the answer's metadata; `answer` is None only from a server that is not Firstline."""
+    """Outputs and the answer's metadata; only foreign servers leave `answer` None."""
 
     model: str
     version: str

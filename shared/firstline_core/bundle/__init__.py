@@ -1,1 +1,1 @@
-"""Bundles: model, processing, score and threshold as one thing that is hashed, checked and rolled out together."""
+"""Bundles: model, processing, score and threshold as one unit that is hashed, verified and rolled out together."""

@@ -1,4 +1,4 @@
-"""A loaded model with its processing: the bundle's input in, probabilities out. Sync, and safe from several threads."""
+"""A loaded model with its processing, from the bundle's input to probabilities. Synchronous and thread-safe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Probabilities = NDArray[np.float32]
 
 
 class Prediction(NamedTuple):
-    """What a model says of rows, (n, classes) float32; `logits` is None unless `Model.shows_logits`."""
+    """The outputs of a model, (n, classes) float32; `logits` is None unless `Model.shows_logits`."""
 
     probabilities: Probabilities
     logits: Probabilities | None
@@ -34,11 +34,11 @@ class LoadedModel:
 
     Attributes:
         digest: of the model, see `Model.digest`.
-        labels: the bundle's, in the order of the probabilities' columns.
-        input: the model's own, which `prepare` makes rows for.
+        labels: of the bundle, in the order of the probabilities' columns.
+        input: of the model, for which `prepare` makes rows.
         output_name: of the model's output that `run` reads.
-        passed_over: of an edge variant: the preferred ones that do not load here, each with the reason.
-        batch_s: seconds that batches took when they were measured, by their rows; nothing where they were not.
+        passed_over: of an edge variant: the preferred variants that do not load here, each with the reason.
+        batch_s: measured seconds of batches by number of rows; empty without measurements.
     """
 
     passed_over: tuple[str, ...] = ()
@@ -69,14 +69,14 @@ class LoadedModel:
         self._resources = resources
 
     def prepare(self, tensor: Tensor) -> Array:
-        """Turns a bundle input into the model's input rows; what it returns, `run` can run.
+        """Preprocesses a bundle input into rows for `run`.
 
         Args:
-            tensor: as the manifest's input says; for encoded images also their pixels, UINT8
-                [rows, height, width, channels].
+            tensor: as declared in the manifest; encoded images may also be pixels, UINT8 [rows, height, width,
+                channels].
 
         Raises:
-            InvalidTensorError: not this bundle's input; names the row where one is to blame.
+            InvalidTensorError: not this bundle's input; the message names the row if possible.
             PayloadTooLargeError: an image with too many pixels.
         """
         self._check(tensor)
@@ -92,34 +92,34 @@ class LoadedModel:
         """Runs the model.
 
         Args:
-            rows: from `prepare`; those of several requests may be put together.
+            rows: from `prepare`; those of several requests may be concatenated.
 
         Returns:
             (n, classes) float32.
 
         Raises:
-            InvalidTensorError: rows that `prepare` did not make.
-            InferenceError: the runtime failed, or gave something else than a finite probability a label and row.
+            InvalidTensorError: rows that are not from `prepare`.
+            InferenceError: the runtime failed, or did not return one finite probability per label and row.
         """
         return self._run(rows).probabilities
 
     def predict(self, tensor: Tensor) -> Probabilities:
-        """`run(prepare(tensor))`: (n, classes) float32."""
+        """Returns `run(prepare(tensor))`: (n, classes) float32."""
         rows = self.prepare(tensor)
         found = self._probabilities(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
         self._check_finite(found)
         return found
 
     def predict_with_logits(self, tensor: Tensor) -> Prediction:
-        """As `predict`, with the logits where the postprocessing has its softmax step."""
+        """Like `predict`, with the logits before the softmax step, if there is one."""
         return self._run(self.prepare(tensor))
 
     def finish(self, output: Array, rows: int) -> Probabilities:
-        """What `run` makes of the model's output, where the model ran elsewhere.
+        """Postprocesses the output of a model that ran elsewhere, like `run`.
 
         Args:
-            output: of the model, as it gave it.
-            rows: that it was given.
+            output: of the model.
+            rows: number of input rows.
 
         Raises:
             InferenceError: see `run`.
@@ -142,7 +142,7 @@ class LoadedModel:
             )
 
     def compute(self, rows: Array) -> Prediction:
-        """As `run`, whatever the numbers: an input of zeros may well have no finite answer."""
+        """Like `run`, without the check for finite numbers, for inputs of zeros."""
         return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
 
     def _post_processed(self, found: Array, rows: int) -> Prediction:
@@ -171,7 +171,7 @@ class LoadedModel:
         if tensor.array.dtype is self._dtype and tensor.array.shape[1:] == spec.shape[1:]:
             if self._floats and not all_finite(tensor.array):
                 raise self._not_finite(tensor)
-            return  # as most are
+            return  # the usual case
         if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
             return  # pixels of any size: preprocessing checks their axes
         if tensor.datatype != spec.datatype:

@@ -1,4 +1,4 @@
-"""Models out of a bundle's files: ready with their processing, and tried once; the first edge variant that loads."""
+"""Loads models from a bundle with their processing, with one trial run; selects the first edge variant that loads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ log = logger(__name__)
 
 
 def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
-    """Loads one model of the bundle with its processing, and runs it once so that a wrong declaration shows now.
+    """Loads one model of the bundle with its processing, and runs it once to detect a wrong declaration.
 
     Raises:
         ModelLoadError: a file is absent or does not load, the steps do not fit, or the output is not one probability
-            a label.
+            per label.
     """
     if missing := bundle.missing(model):
         raise ModelLoadError(f"Model '{model.id}' cannot be loaded: {bundle.path} has no {', '.join(missing)}.")
@@ -50,7 +50,7 @@ def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedM
 
 
 def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
-    """A model's processing around what runs it, which is closed with it, or where this fails.
+    """Combines a runtime with the model's processing. The runtime is closed with the result, or if this fails.
 
     Raises:
         ModelLoadError: a graph is absent or does not load, or the steps do not fit.
@@ -78,24 +78,24 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             else None,
             resources=resources,
         )
-        undo.pop_all()  # nothing failed, so the model keeps its resources
+        undo.pop_all()  # no failure: the model now owns the resources
     return loaded
 
 
 def load_edge(
     bundle: Bundle, options: RuntimeOptions, way: Callable[[Model], RuntimeOptions] | None = None
 ) -> LoadedModel:
-    """Loads the first edge variant, in the manifest's order of preference, that is here and loads.
+    """Loads the first edge variant, in the manifest's order of preference, that is present and loads.
 
-    Those passed over are logged, and kept in the model's `passed_over`.
+    Skipped variants are logged, and listed in the model's `passed_over`.
 
     Args:
         bundle: has the variants.
         options: for the runtimes.
-        way: each variant's own options; None where all are loaded alike.
+        way: options per variant; None for the same options.
 
     Raises:
-        ModelLoadError: none does; the message says why each did not.
+        ModelLoadError: none loads; the message has the reason for each.
     """
     name = bundle.manifest.name
     reasons: list[str] = []
@@ -115,10 +115,10 @@ def load_edge(
 
 
 def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
-    """The bundle's score.
+    """Loads the bundle's score.
 
     Raises:
-        ModelLoadError: a score graph that is absent, does not load, or does not give one score a row.
+        ModelLoadError: a score graph is absent, does not load, or does not return one score per row.
     """
     declared = bundle.manifest.policy.score
     if declared.graph is None:
@@ -135,7 +135,7 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
         found = step(probabilities)
         if found.size != len(probabilities):
             raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")
-        # Infinity, the log-odds of a probability of 1, would not pass through JSON, as score or as threshold.
+        # JSON cannot represent infinity, the log-odds of a probability of 1, as score or threshold.
         return np.clip(found.reshape(-1).astype(np.float32, copy=False), -_HIGHEST, _HIGHEST)
 
     classes = len(bundle.manifest.labels)
@@ -158,7 +158,7 @@ def _run_graph(graph: Runtime, feed: str, output: str, array: Array) -> Array:
 
 
 def _warm_up(loaded: LoadedModel, spec: InputSpec) -> None:
-    """Runs zeros through processing and model. The first run also pays what runtimes put off until then."""
+    """Runs zeros through processing and model. The first run also includes the runtimes' lazy initialisation."""
     trial = trial_input(spec, loaded.model.preprocess, loaded.input.shape)
     try:
         if trial is not None:

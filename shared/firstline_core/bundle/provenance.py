@@ -1,4 +1,4 @@
-"""How a variant was made of another model: what somebody needs to make it again, or to doubt it. Nothing runs by it."""
+"""The provenance of a variant: how it was derived from another model. For information only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Words = Annotated[str, Meta(max_length=4096)]
 
 
 class Provenance(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a variant comes from.
+    """The origin of a variant.
 
     Attributes:
-        technique: how it was made, e.g. "static-int8".
-        source: id of the model that it was made of, as the bundle called it then.
-        source_digest: `Model.digest` of that model.
-        parameters: what the technique was told, as a person would write it.
-        libraries: versions of what made it, by package.
+        technique: such as "static-int8".
+        source: id of the source model in its bundle.
+        source_digest: `Model.digest` of the source model.
+        parameters: of the technique, as text.
+        libraries: versions of the packages that were used.
     """
 
     technique: Name

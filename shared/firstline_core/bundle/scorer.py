@@ -1,4 +1,4 @@
-"""A declared score as a function; those of a graph are `loading.load_scorer`'s."""
+"""A declared score as a function; for score graphs see `loading.load_scorer`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from firstline_core.routing.learned import Logistic
 
 
 class Scorer(Protocol):
-    """Scores rows: higher means keep.
+    """Scores rows: higher means that the edge answer is more likely to be accepted.
 
     Args:
         probabilities: (n, classes) float32.
-        logits: (n, classes) as the softmax step got them; only "energy" needs them.
+        logits: (n, classes), the input of the softmax step; only "energy" needs them.
 
     Returns:
         (n,) float32.
 
     Raises:
-        InvalidTensorError: not a matrix, fewer than two classes, or no logits where they are needed.
+        InvalidTensorError: not a matrix, fewer than two classes, or missing logits.
     """
 
     def __call__(self, probabilities: Probabilities, logits: Probabilities | None = None, /) -> Scores: ...
 
 
 def scorer(declared: Score) -> Scorer:
-    """What a score without a file computes."""
+    """Returns the function of a score without a graph."""
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
     if declared.learned is not None:

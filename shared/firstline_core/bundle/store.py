@@ -1,4 +1,4 @@
-"""A bundle's directory: opens it and checks every file that is there against the manifest."""
+"""The directory of a bundle: opens it and verifies every present file against the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstline_core.storage.artefact import Artefact
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A directory whose files are what its manifest says. Files that a device does not need may be absent."""
+    """A verified bundle directory. Files that a device does not need may be absent."""
 
     path: Path
     manifest: Manifest
@@ -22,19 +22,19 @@ class Bundle:
         return self.path / artefact.file
 
     def has(self, model: Model) -> bool:
-        """Whether every file that the model needs is here."""
+        """Returns whether every file of the model is present."""
         return not self.missing(model)
 
     def missing(self, model: Model) -> tuple[str, ...]:
-        """The model's files that are not here."""
+        """Returns the absent files of the model."""
         return tuple(artefact.file for artefact in model.artefacts if not self.file(artefact).is_file())
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Reads the manifest and checks size and sha256 of every file that it names and that is present.
+    """Reads the manifest and verifies size and sha256 of every present file that it names.
 
     Raises:
-        IntegrityError: no manifest, or a file that is not what the manifest says, or that lies outside the directory.
+        IntegrityError: no manifest, or a file that differs from the manifest or is outside the directory.
     """
     manifest_path = path / MANIFEST_NAME
     try:
@@ -52,7 +52,7 @@ def open_bundle(path: Path) -> Bundle:
 
 
 def manifest_in(path: Path) -> Manifest | None:
-    """A folder's manifest, whatever the files are; None where it cannot be read."""
+    """Returns a folder's manifest without verifying files; None if it cannot be read."""
     try:
         with (path / MANIFEST_NAME).open("rb") as file:
             return parse_manifest(file.read(MANIFEST_LIMIT_BYTES + 1), str(path))
@@ -61,7 +61,7 @@ def manifest_in(path: Path) -> Manifest | None:
 
 
 def declared(path: Path) -> tuple[str, int] | None:
-    """The name and version that it says."""
+    """Returns the name and version in a folder's manifest; None if it cannot be read."""
     manifest = manifest_in(path)
     return None if manifest is None else (manifest.name, manifest.version)
 

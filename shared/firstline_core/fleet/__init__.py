@@ -1,18 +1,18 @@
 """Fleet management: the documents that gateways, devices and people exchange, and rules for them. No I/O.
 
 Documents
-    twin            what a device shall run, and what it does run
-    telemetry       what a device counted since its process began
-    configuration   settings of an agent, as they travel
-    target          what is signed of a bundle's files: who needs them, what they ask of a device
-    registry        what a registry and those who fill it say to each other
-    rest            what people and devices ask of a gateway over HTTP
-    rollout         what a gateway says of its rollouts
-    profiling       a device is asked to measure a bundle, and says how far it is
-    profiles        profiles that a gateway keeps, over HTTP
-    audit_log       what was decided, as a chain of hashes
+    twin            desired and reported state of a device
+    telemetry       counts of a device since its process started
+    configuration   fleet-managed settings of an agent
+    target          signed metadata of a bundle's files, with requirements on devices
+    registry        the registry's HTTP interface
+    rest            the fleet's REST API for people and devices
+    rollout         the REST API's documents of rollouts
+    profiling       profiling requests and their progress
+    profiles        the HTTP interface of stored profiles
+    audit_log       decisions as a chain of hashes
 
 Rules
-    expiry          what of metadata and authorities is to be renewed, said in time
+    expiry          warnings about metadata and authorities that expire soon
     update          the states of one update on one device
 """

@@ -1,6 +1,6 @@
-"""Carries out a model's declared steps. They are compiled into one function when the model is loaded.
+"""Compiles a model's declared steps into one function when the model is loaded.
 
-Image steps are carried out in `image_steps.py`; what they leave is stacked, and the other steps run on the whole batch.
+`image_steps.py` runs the image steps; their results are stacked, and the other steps run on the whole batch.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ GraphLoader = Callable[[Graph], Step]
 
 
 def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader) -> Callable[[Tensor], Array]:
-    """Makes one function of a model's preprocessing: a checked bundle input to the model's input rows.
+    """Returns the function of a model's preprocessing, from a checked bundle input to the model's input rows.
 
     Args:
         steps: in order; image steps come before all others.
         spec: the bundle's input.
-        load_graph: makes a function of a graph step.
+        load_graph: returns the function of a graph step.
 
     Raises:
-        ModelLoadError: steps that make no sense together, or for this input.
+        ModelLoadError: the steps do not fit each other or this input.
     """
     image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
     array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
@@ -65,7 +65,7 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
         return lambda tensor: apply(tensor.array)
     mode = decodes[0].mode if decodes else None
     from firstline_core.processing.image_steps import (
-        image_steps as compiled,  # Pillow is 3 MB: only where there are images
+        image_steps as compiled,  # Pillow takes 3 MB: import it only for images
     )
 
     pixels = compiled(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
@@ -73,7 +73,7 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
 
 
 def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:
-    """Makes one function of a model's postprocessing: its output, (n, ...), to probabilities (n, classes) float32."""
+    """Returns the function of a postprocessing, from the output (n, ...) to probabilities (n, classes) float32."""
     functions: list[Step] = [_to_float_matrix]
     for step in steps:
         match step:
@@ -87,7 +87,7 @@ def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> S
 
 
 def chain(functions: Sequence[Step]) -> Step:
-    """The functions one after the other, as one."""
+    """Returns the composition of functions, in order."""
     match functions:
         case []:
             return lambda array: array
@@ -103,7 +103,7 @@ def chain(functions: Sequence[Step]) -> Step:
 
 
 def softmax(logits: Array) -> NDArray[np.float32]:
-    """Logits (n, classes) to probabilities; shifted by each row's maximum, so that nothing overflows."""
+    """Converts logits (n, classes) to probabilities, shifted by each row's maximum to avoid overflow."""
     shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(shifted, out=shifted)
     shifted /= np.add.reduce(shifted, axis=-1, keepdims=True)
@@ -128,7 +128,7 @@ def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoade
 
 
 def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
-    """(x - mean) / std over the last axis, FP32."""
+    """Returns (x - mean) / std over the last axis as a function, FP32."""
     mean, std = (np.asarray(values, np.float32) for values in (step.mean, step.std))
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0)):
         raise ModelLoadError("Preprocessing: scale needs finite numbers, and no std of 0.")

@@ -1,7 +1,7 @@
-"""How many pieces a JPEG or PNG is made of, told before it is decoded: each costs work that no size tells of.
+"""Limits on the number of segments and chunks of a JPEG or PNG, checked before decoding.
 
-Pillow reads a file's segments and chunks one by one, in Python, and every scan of a progressive JPEG goes over the
-whole image: a file of 240 KB with a hundred scans of 65 bytes takes 4 seconds, and one with thousands, minutes.
+Pillow reads segments and chunks one by one in Python, and every scan of a progressive JPEG processes the whole image. A
+file of 240 KB with a hundred scans of 65 bytes takes 4 seconds, and one with thousands of scans takes minutes.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import re
 from PIL.JpegImagePlugin import MARKER
 
 JPEG_PIECES_LIMIT = 4096
-"""Segments, and bytes between them that belong to none."""
+"""Segments, and bytes outside of segments."""
 
 JPEG_SCANS_LIMIT = 32
-"""Encoders write 1 to some 20."""
+"""Encoders write 1 to about 20."""
 
 JPEG_HEAD_LIMIT_BYTES = 16 * 1024 * 1024
 """Before the first scan: colour profile, EXIF, XMP. Pillow joins the parts of EXIF one by one, in quadratic time."""
 
-_PNG_CHUNKS = 1024  # and one more for each kilobyte: encoders write 8 KB into each
+_PNG_CHUNKS = 1024  # plus one per kilobyte: encoders write 8 KB into each
 _PNG_HEAD_BYTES, _PNG_CHUNK_BYTES = 8, 12
 
 _SCAN, _END = 0xDA, 0xD9
-# In a scan's data, 0xFF is followed by 0 or a restart marker; anything else is the next segment (T.81, section B.1.1).
+# In scan data 0xFF is followed by 0 or a restart marker; otherwise the next segment starts (T.81, section B.1.1).
 _AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 def jpeg_problem(encoded: bytes) -> str:
-    """What makes a JPEG too dear to decode, as the end of a sentence; "" where nothing does.
+    """Returns why a JPEG is too expensive to decode, as the end of a sentence; "" if it is not.
 
-    Follows the segments as Pillow and libjpeg do, up to the image's end; what comes after it (a second picture, a film)
-    nobody reads. A file that breaks off is theirs to refuse.
+    It follows the segments like Pillow and libjpeg, up to the end of the image; later data (a second image, a video) is
+    not read. Truncated files are refused by Pillow.
     """
     at, pieces, scans = 2, 0, 0
     while at + 1 < len(encoded):
@@ -61,13 +61,13 @@ def jpeg_problem(encoded: bytes) -> str:
 
 
 def _has_length(marker: int) -> bool:
-    """Whether Pillow skips a segment as a whole; the others it takes for two bytes."""
+    """Returns whether Pillow skips a segment as a whole; it treats others as two bytes."""
     found = MARKER.get(0xFF00 | marker)
     return found is not None and found[2] is not None
 
 
 def png_problem(encoded: bytes) -> str:
-    """What makes a PNG too dear to decode, as the end of a sentence; "" where nothing does."""
+    """Returns why a PNG is too expensive to decode, as the end of a sentence; "" if it is not."""
     limit = _PNG_CHUNKS + len(encoded) // 1024
     at, chunks = _PNG_HEAD_BYTES, 0
     while at < len(encoded):

@@ -1,6 +1,6 @@
-"""Carries out image steps (decode, centre crop, resize), on one image after the other.
+"""Runs image steps (decode, centre crop, resize) on one image after the other.
 
-So a request never holds more than one decoded original.
+So at most one decoded original is in memory per request.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from firstline_core.types import Array, Tensor
 
 
 def image_steps(steps: tuple[ImageStep, ...], mode: Literal["RGB", "L"] | None) -> Callable[[Tensor], Array]:
-    """A function from a bundle's input to pixels, (rows, height, width, channels) uint8.
+    """Returns a function from a bundle's input to pixels, (rows, height, width, channels) uint8.
 
     Args:
-        steps: after the decoding.
-        mode: that images are decoded to; None where the input is pixels and stays so.
+        steps: after decoding.
+        mode: of decoded images; None if the input is pixels.
     """
     transform = images.transform(steps)
 

@@ -1,6 +1,6 @@
-"""Encoded images to pixels, one image at a time: JPEG and PNG only, with every failure named by its row.
+"""Decodes one image at a time: JPEG and PNG only. Errors name the row.
 
-EXIF orientation is not applied: model cards evaluate without, and training pipelines decode without. Transparency is
+EXIF orientation is not applied, as in the evaluations of model cards and in training pipelines. Transparency is
 dropped, not blended.
 """
 
@@ -23,17 +23,17 @@ from firstline_core.processing.steps import CenterCrop, Resize
 from firstline_core.types import Array
 
 PIXELS_LIMIT = 40_000_000
-"""Largest image that is decoded, and largest sum over a request's rows where no step makes them smaller."""
+"""Maximum pixels of an image, and of all rows of a request if no step reduces them."""
 
 SOURCE_PIXELS_LIMIT = 160_000_000
-"""Largest sum over a request's rows before any step makes them smaller: some two seconds of one core."""
+"""Maximum pixels of all rows of a request before any step reduces them: about two seconds of one core."""
 
 ImageStep = CenterCrop | Resize
 Pixels = Array  # uint8 [height, width, channels]
 Transform = Callable[[Image.Image], Image.Image]
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-# Pillow warns of broken metadata; where warnings are errors, that is one more way to say that a file is broken.
+# Pillow warns about broken metadata, which is an error if warnings are errors.
 _BROKEN = (
     OSError,
     SyntaxError,
@@ -64,11 +64,10 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
 
     Raises:
         InvalidTensorError: neither JPEG nor PNG, truncated or broken.
-        PayloadTooLargeError: more than `PIXELS_LIMIT` pixels, or more pieces than any encoder writes; both are found
-            before anything is decoded.
+        PayloadTooLargeError: more than `PIXELS_LIMIT` pixels, or too many segments; both are detected before decoding.
     """
-    # The plugins themselves, not Image.open: no other format's parser is reachable, and Pillow's own limit on pixels,
-    # a setting of the whole process, stays the embedding application's.
+    # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
+    # limit on pixels stays under the control of the embedding application.
     if not isinstance(encoded, bytes):
         raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded images are bytes.")
     opener: type[ImageFile.ImageFile]
@@ -94,23 +93,23 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
 
 
 def from_pixels(pixels: Pixels) -> Image.Image:
-    """One row of decoded pixels, [height, width, 1 or 3] uint8, as an image."""
+    """Returns one row of decoded pixels, [height, width, 1 or 3] uint8, as an image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
 def to_pixels(image: Image.Image) -> Pixels:
-    """[height, width, channels] uint8; read-only, sharing no memory that anyone writes."""
+    """Returns [height, width, channels] uint8, read-only."""
     pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 def convert(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
-    """The image in `mode`, itself where it has it."""
+    """Returns the image in `mode`; the image itself if it has this mode."""
     return image if image.mode == mode else image.convert(mode)
 
 
 def transform(steps: tuple[ImageStep, ...]) -> Transform:
-    """The steps as one function."""
+    """Returns the steps as one function."""
     functions = [_crop(step) if isinstance(step, CenterCrop) else _resize(step) for step in steps]
 
     def apply(image: Image.Image) -> Image.Image:
@@ -123,7 +122,7 @@ def transform(steps: tuple[ImageStep, ...]) -> Transform:
 
 def _convert(image: Image.Image, mode: Literal["RGB", "L"]) -> Image.Image:
     image.load()
-    if image.mode in ("I;16", "I;16B", "I"):  # Pillow would cut off above 255 instead of scaling
+    if image.mode in ("I;16", "I;16B", "I"):  # Pillow would clip values above 255 instead of scaling
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     return convert(image, mode)
 

@@ -1,6 +1,6 @@
-"""The declared processing steps: data, hashed with the model. `processing/compile.py` carries them out.
+"""The declared processing steps, which are part of the model's digest. `processing/compile.py` implements them.
 
-Order and meaning follow what model cards say: decode, crop, resize, scale, layout; then softmax and label offset.
+Order and meaning follow model cards: decode, crop, resize, scale, layout; then softmax and label offset.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Positive = Annotated[int, Meta(ge=1, le=16384)]
 
 
 CHANNELS: dict[Literal["RGB", "L"], int] = {"RGB": 3, "L": 1}
-"""Of pixels, by the mode of an image."""
+"""Number of channels by image mode."""
 
 
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,19 +33,19 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decode(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="decode"):
-    """JPEG or PNG bytes to pixels, uint8. Pixels that arrive decoded pass (converted to `mode`)."""
+    """Decodes JPEG or PNG bytes to pixels, uint8. Inputs that are pixels are only converted to `mode`."""
 
     mode: Literal["RGB", "L"] = "RGB"
 
 
 class CenterCrop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="center_crop"):
-    """The central square whose side is `fraction` of the image's short side."""
+    """Crops the central square whose side is `fraction` of the image's short side."""
 
     fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
 
 
 class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="resize"):
-    """To width x height pixels, antialiased. Squashes: crop before it where the ratio matters."""
+    """Resizes to width x height pixels, antialiased. It does not keep the aspect ratio: crop first if necessary."""
 
     width: Positive
     height: Positive
@@ -53,24 +53,24 @@ class Resize(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", ta
 
 
 class Scale(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="scale"):
-    """(x - mean) / std as FP32, one value for all channels or one a channel (last axis)."""
+    """Computes (x - mean) / std as FP32, with one value for all channels or one per channel (last axis)."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (255.0,)
 
 
 class Layout(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="layout"):
-    """Axis order for the model; before it images are NHWC."""
+    """Sets the axis order for the model; before this step images are NHWC."""
 
     to: Literal["NHWC", "NCHW"]
 
 
 class Flatten(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="flatten"):
-    """[n, ...] to [n, everything else]."""
+    """Reshapes [n, ...] to [n, product of the other axes]."""
 
 
 class Softmax(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="softmax"):
-    """Logits to probabilities over the last axis."""
+    """Converts logits to probabilities over the last axis."""
 
 
 class LabelOffset(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="label_offset"):

@@ -1,4 +1,4 @@
-"""Inputs that mean nothing, with which a model can be tried, or measured, before anyone relies on it."""
+"""Synthetic inputs for trial runs and measurements of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from firstline_core.types import DATATYPES, Tensor
 
 
 def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
-    """One row of zeros that the steps turn into what the model takes; None where sizes are free.
+    """Returns one row of zeros that fits the model after the steps; None for free sizes.
 
     Args:
         spec: the bundle's input.
@@ -31,9 +31,9 @@ def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
 
 
 def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Tensor | None:
-    """One row as clients send it; None where the sizes are free, so that no size is typical.
+    """Returns one row in the form that clients send; None for free sizes.
 
-    An image is a PNG of noise in the size that the model works on: decoding it costs what a photograph costs.
+    An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph.
 
     Args:
         spec: the bundle's input.
@@ -45,7 +45,7 @@ def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
         return trial
     from PIL import Image
 
-    # Not numpy.random: it is 3 MB of memory, for one picture.
+    # Not numpy.random, which takes 3 MB of memory.
     pixels = np.frombuffer(os.urandom(trial.array.size), np.uint8).reshape(trial.shape[1:])
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze()).save(stream, format="PNG")
@@ -55,7 +55,7 @@ def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
 
 
 def _image_size(steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """(height, width) that suits: any size before a resize, else what the model takes where no crop changes it."""
+    """Returns a fitting (height, width): any size before a resize, or the model's input size without a crop."""
     for step in steps:
         if isinstance(step, Resize):
             return step.height, step.width

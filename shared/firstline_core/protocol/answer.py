@@ -1,4 +1,4 @@
-"""What an answer says of itself, to and from V2 response `parameters`.
+"""Encodes and decodes the answer's metadata in V2 response `parameters`.
 
 V2 parameters are strings, numbers and booleans only, so `attempts` and `rows` travel as JSON in a string.
 """
@@ -21,7 +21,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
-    """The answer as plain JSON values; what is unknown (`confidence`, `changed`) or empty (`rows`) is left out."""
+    """Returns the answer as JSON values, without unknown (`confidence`, `changed`) or empty (`rows`) fields."""
     record: dict[str, Any] = {
         "request_id": answer.request_id,
         "status": answer.status.value,
@@ -44,7 +44,7 @@ def to_dict(answer: Answer) -> dict[str, Any]:
 
 
 def to_parameters(answer: Answer) -> dict[str, str | float | bool]:
-    """The answer as V2 `parameters`."""
+    """Returns the answer as V2 `parameters`."""
     record = to_dict(answer)
     for key in ("attempts", "rows"):
         if key in record:
@@ -53,7 +53,7 @@ def to_parameters(answer: Answer) -> dict[str, str | float | bool]:
 
 
 def from_parameters(parameters: Mapping[str, object]) -> Answer | None:
-    """The answer that `parameters` describe, or None where they are not Firstline's.
+    """Returns the answer in `parameters`, or None if they are not Firstline's.
 
     Raises:
         InvalidTensorError: they are Firstline's, but a value is missing or of the wrong kind.
@@ -64,7 +64,7 @@ def from_parameters(parameters: Mapping[str, object]) -> Answer | None:
 
 
 def from_dict(parameters: Mapping[str, object]) -> Answer:
-    """What `to_dict` wrote.
+    """Decodes the output of `to_dict`.
 
     Raises:
         InvalidTensorError: a value is missing or of the wrong kind.
@@ -147,7 +147,7 @@ def _member(record: Mapping[str, object], key: str, kind: type[_Choice]) -> _Cho
 
 
 def _parsed(parameters: Mapping[str, object], key: str) -> object:
-    """The JSON in a string parameter; None where it is absent."""
+    """Returns the parsed JSON of a string parameter; None if absent."""
     value = parameters.get(key)
     if value is None:
         return None

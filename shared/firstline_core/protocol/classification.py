@@ -1,4 +1,4 @@
-"""Triton's classification extension: the likeliest classes of an output, as strings in place of its numbers.
+"""Triton's classification extension: the most likely classes of an output as strings.
 
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md
 """
@@ -15,12 +15,12 @@ from firstline_core.types import Tensor
 
 
 def classified(tensor: Tensor, count: int, labels: Sequence[str]) -> Tensor:
-    """The `count` likeliest classes of each row, the likeliest first, as "VALUE:INDEX:LABEL".
+    """Returns the `count` most likely classes of each row, most likely first, as "VALUE:INDEX:LABEL".
 
     Args:
         tensor: numbers, (rows, classes).
-        count: at least 1; there are never more than the classes.
-        labels: by index; a class beyond them is "VALUE:INDEX".
+        count: at least 1; limited to the number of classes.
+        labels: by index; a class without label is "VALUE:INDEX".
 
     Returns:
         BYTES, (rows, at most `count`).
@@ -41,5 +41,5 @@ def classified(tensor: Tensor, count: int, labels: Sequence[str]) -> Tensor:
 
 
 def _text(value: float, index: int, labels: Sequence[str]) -> bytes:
-    text = f"{value:.6f}:{index}"  # as C++'s std::to_string writes it, which is Triton's
+    text = f"{value:.6f}:{index}"  # formatted like C++'s std::to_string, which Triton uses
     return (f"{text}:{labels[index]}" if index < len(labels) else text).encode()

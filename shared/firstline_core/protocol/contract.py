@@ -1,6 +1,6 @@
-"""The accuracy contract on the wire: a device's notes and alarms in requests, the gateway's notice in answers.
+"""The accuracy contract in messages: audits and alarms in requests, the gateway's notice in answers.
 
-V2 parameters are flat, so each field is a parameter of its own. Without a note, an alarm or a notice none is there.
+V2 parameters are flat, so each field is a separate parameter.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _DEVICES = 2**31
 
 
 def note_parameters(note: AuditNote) -> dict[str, str | int | float]:
-    """The note as request `parameters`."""
+    """Returns the note as request `parameters`."""
     return {_PREFIX + name: getattr(note, name) for name in _NOTE}
 
 
 def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
-    """The note that request `parameters` carry, or None where they carry none.
+    """Returns the note in request `parameters`, or None without one.
 
     Args:
         parameters: of a request whose sender may audit; a null value counts as absent.
-        rows: of the request; what is audited is one answer.
+        rows: of the request; an audit has one row.
 
     Raises:
         RequestError: a value is missing, of the wrong kind or out of range, or the request has several rows.
@@ -60,25 +60,25 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
 
 
 def alarm_parameters(edge_digest: str) -> dict[str, str]:
-    """A device's alarm as request `parameters`; none for ""."""
+    """Returns a device's alarm as request `parameters`; none for ""."""
     return {_ALARM: edge_digest} if edge_digest else {}
 
 
 def read_alarm(parameters: Mapping[str, object]) -> str:
-    """The edge variant whose promise the device's own audits broke, "" where request `parameters` say none.
+    """Returns the edge variant whose contract the device's own audits found broken, "" without an alarm.
 
     Args:
         parameters: of a request whose sender may audit; a null value counts as absent.
 
     Raises:
-        RequestError: the value is no digest.
+        RequestError: the value is not a digest.
     """
     value = parameters.get(_ALARM)
     return "" if value is None else _digest(_ALARM, value)
 
 
 def notice_values(notice: ContractNotice | None) -> dict[str, float | bool]:
-    """The notice as answer parameters; none for None."""
+    """Returns the notice as answer parameters; none for None."""
     if notice is None:
         return {}
     values: dict[str, float | bool] = {"contract_alarm": notice.alarm}
@@ -90,7 +90,7 @@ def notice_values(notice: ContractNotice | None) -> dict[str, float | bool]:
 
 
 def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
-    """The notice that an answer's parameters carry, or None where they carry none.
+    """Returns the notice in an answer's parameters, or None without one.
 
     Raises:
         InvalidTensorError: a value is missing, of the wrong kind or out of range.
@@ -113,12 +113,12 @@ def read_notice(parameters: Mapping[str, object]) -> ContractNotice | None:
 
 
 def _finite(value: object) -> float | None:
-    """The value as a float, None where it is no finite number."""
+    """Returns the value as a float, None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer larger than every float
         return None
 
 

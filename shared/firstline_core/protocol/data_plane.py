@@ -1,4 +1,4 @@
-"""What a tier offers, whichever transport asks: HTTP, gRPC and MQTT know it by this alone."""
+"""The interface of a tier to its transports: HTTP, gRPC and MQTT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata
 
-# What both tiers offer over both transports; a tier adds its own.
+# Supported by both tiers over both transports; a tier adds its own.
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -23,12 +23,12 @@ EXTENSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One version of a model, as the repository's index has it.
+    """One version of a model in the repository's index.
 
     Args:
-        ready: whether a request would be answered, if need be once the model is in memory again.
-        reason: why it is not ready, or what else is to be said of it.
-        passing: "LOADING" or "UNLOADING" while it is; "" else.
+        ready: whether a request would be answered, possibly after the model is loaded into memory.
+        reason: why it is not ready, or another note.
+        passing: "LOADING" or "UNLOADING" meanwhile; "" otherwise.
     """
 
     name: str
@@ -39,12 +39,12 @@ class ModelState:
 
     @property
     def state(self) -> str:
-        """In Triton's words."""
+        """Returns Triton's name of the state."""
         return self.passing or ("READY" if self.ready else "UNAVAILABLE")
 
 
 class DataPlane(Protocol):
-    """What a tier offers to every transport."""
+    """The operations of a tier for every transport."""
 
     @property
     def limits(self) -> Limits: ...
@@ -62,7 +62,7 @@ class DataPlane(Protocol):
     def ready(self) -> bool: ...
 
     def model_ready(self, model: str, version: str) -> bool:
-        """Whether the model would answer now.
+        """Returns whether the model would answer now.
 
         Raises:
             UnknownModelError: there is no such model or version.
@@ -70,7 +70,7 @@ class DataPlane(Protocol):
         ...
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        """What the model takes and gives.
+        """Returns the inputs and outputs of the model.
 
         Raises:
             UnknownModelError: there is no such model or version.
@@ -78,15 +78,15 @@ class DataPlane(Protocol):
         ...
 
     def index(self) -> list[ModelState]:
-        """Every version of every model, by name and version."""
+        """Returns every version of every model, sorted by name and version."""
         ...
 
     def statistics(self) -> list[ModelStatistics]:
-        """Of every version of every model, by name and version."""
+        """Returns the statistics of every version of every model, sorted by name and version."""
         ...
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        """Triton's configuration of the model, see `config_json`.
+        """Returns Triton's configuration of the model, see `config_json`.
 
         Raises:
             UnknownModelError: there is no such model or version.
@@ -94,16 +94,16 @@ class DataPlane(Protocol):
         ...
 
     async def load(self, model: str) -> None:
-        """Reads a model's bundles anew, all versions, and serves what is found.
+        """Reloads all versions of a model's bundles.
 
         Raises:
             UnknownModelError: there is no bundle of that name.
-            RequestError: one does not load; what was served before is served on.
+            RequestError: a bundle does not load; the versions served before stay.
         """
         ...
 
     async def unload(self, model: str) -> None:
-        """Serves a model no more, and frees its memory once requests in flight are answered.
+        """Stops serving a model, and frees its memory after requests in flight are answered.
 
         Raises:
             UnknownModelError: no such model is served.

@@ -159,7 +159,7 @@ def parse_join_token(text: str) -> JoinToken:
     """Parses a copied token; surrounding spaces and line ends are ignored.
 
     Raises:
-        ConfigError: the text is no complete token; the message does not quote it.
+        ConfigError: the text is not a complete token; the message does not quote it.
     """
     found = text.strip()
     if not found.startswith(JOIN_TOKEN_PREFIX):

@@ -1,4 +1,4 @@
-"""Requests and answers as MQTT messages: the V2 body is the payload, what HTTP says in headers are user properties.
+"""Requests and answers as MQTT messages: the V2 body is the payload, and HTTP's headers are user properties.
 
 | user property                   | on       |                                                                   |
 |---------------------------------|----------|-------------------------------------------------------------------|
@@ -50,17 +50,17 @@ def request_publication(
     correlation_data: bytes,
     now_s: float,
 ) -> Publication:
-    """A request to publish. The broker may drop it once its deadline is past: expiry is that, in whole seconds.
+    """Returns a request to publish. Its expiry is the deadline in whole seconds, after which the broker may drop it.
 
     Args:
         request: its `binary_output` decides the form of the answer.
         topic: from `Topics.request`.
-        response_topic: where the answer is awaited.
-        correlation_data: brings the answer back to its request.
+        response_topic: of the answer.
+        correlation_data: assigns the answer to its request.
         now_s: on the clock of `request.deadline_s`.
 
     Raises:
-        InvalidTensorError: an input that V2 cannot carry.
+        InvalidTensorError: an input that V2 cannot represent.
     """
     if request.deadline_s is not None:
         request = replace(request, deadline_s=min(request.deadline_s, now_s + _EXPIRY_MAX_S))
@@ -84,7 +84,7 @@ def request_publication(
 
 
 def trace_of(message: Message) -> TraceContext | None:
-    """The trace that a message belongs to; None where it names none."""
+    """Returns the trace of a message; None without one."""
     return received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
 
 
@@ -97,21 +97,21 @@ def read_request(
     limits: Limits = DEFAULT_LIMITS,
     trace: TraceContext | None = None,
 ) -> InferRequest:
-    """The request in a message. Its `request_id` is kept: only devices, whom the broker knows, publish these.
+    """Decodes the request of a message and keeps its `request_id`, because only authenticated devices publish these.
 
-    The deadline is the earliest of those that the message states: the expiry also counts the time that the
-    message spent with the broker, though only in whole seconds.
+    The deadline is the earliest one in the message. The expiry includes the time at the broker, but only in whole
+    seconds.
 
     Args:
         message: from a request topic.
         model: from that topic.
         now_s: on this tier's monotonic clock.
-        principal: the device of the topic, which the broker authorised.
-        limits: held against the declared sizes.
-        trace: that the request belongs to, from `trace_of`.
+        principal: the device of the topic, authorised by the broker.
+        limits: checked against the declared sizes.
+        trace: of the request, from `trace_of`.
 
     Raises:
-        RequestError: the message does not say what it must; `InvalidTensorError`, `PayloadTooLargeError`.
+        RequestError: the message is invalid; `InvalidTensorError`, `PayloadTooLargeError`.
     """
     request = decode_request(
         model,
@@ -134,10 +134,10 @@ def read_request(
 
 
 def json_bytes(message: Message) -> int:
-    """How much of a payload has to be parsed as JSON, which holds up whoever does it.
+    """Returns the bytes of a payload that must be parsed as JSON, which blocks the thread.
 
     Raises:
-        InvalidTensorError: the message says it in a way that is none.
+        InvalidTensorError: the header length is invalid.
     """
     length = _whole_number(message, HEADER_LENGTH)
     return len(message.payload) if length is None else min(length, len(message.payload))
@@ -151,10 +151,10 @@ def response_publication(
     correlation_data: bytes = b"",
     expiry_s: int | None = None,
 ) -> Publication:
-    """An answer to publish, never retained.
+    """Returns an answer to publish, never retained.
 
     Raises:
-        InvalidTensorError: the request names an output that there is not.
+        InvalidTensorError: a requested output does not exist.
     """
     encoded = encode_response(request, response)
     properties = {STATUS: OK} | _properties(encoded, request.trace)
@@ -169,17 +169,17 @@ def error_publication(
     expiry_s: int | None = None,
     trace: TraceContext | None = None,
 ) -> Publication:
-    """A refusal to publish, under the trace that the request belonged to."""
+    """Returns an error to publish, with the trace of the request."""
     properties = {STATUS: error.code} | ({} if trace is None else trace.headers())
     return Publication(topic, error_body(error), properties, correlation_data=correlation_data, expiry_s=expiry_s)
 
 
 def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
-    """The answer in a message.
+    """Decodes the answer of a message.
 
     Raises:
-        FirstlineError: the one that the sender published.
-        ProtocolError: the message is neither an answer nor an error.
+        FirstlineError: the published error.
+        ProtocolError: the message is not an answer or an error.
     """
     status = message.properties.get(STATUS)
     if status is None:
@@ -205,7 +205,7 @@ def _whole_number(message: Message, name: str) -> int | None:
     text = message.properties.get(name)
     if text is None:
         return None
-    # 15 digits are more than any body or wait, and keep int() from work without end.
+    # 15 digits are enough for any body or time, and limit the work of int().
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise InvalidTensorError(f"The user property '{name}' is {text[:40]!r}; give a whole number.")
     return int(text)

@@ -1,7 +1,7 @@
-"""An answer as server-sent events: what stands now, then its last word.
+"""An answer as server-sent events: the provisional answer, then the final one.
 
-The ids are the same for every answer and whoever asks: 1 is what is provisional, 2 the last word. So a client that
-comes back with `Last-Event-ID`, also to a server that was restarted, misses nothing and hears nothing twice.
+The ids are the same for every answer: 1 for the provisional, 2 for the final one. So a client that reconnects with
+`Last-Event-ID`, even after a restart of the server, gets each event once.
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
@@ -16,15 +16,15 @@ from firstline_core.protocol.tensors import shown
 EVENT_STREAM_TYPE = "text/event-stream"
 PROVISIONAL_ID, LAST_ID = 1, 2
 HEARTBEAT = b":\n\n"
-# A proxy that gathers what it passes on would hold back the last word.
+# A buffering proxy would delay the final answer.
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def last_event_id(headers: Mapping[str, str]) -> int:
-    """The id of the last event that a caller has seen; 0 for none.
+    """Returns the id of the last event that a caller has seen; 0 for none.
 
     Raises:
-        RequestError: no event ever had it.
+        RequestError: the id does not exist.
     """
     said = header(headers, "Last-Event-ID") or "0"
     if said not in ("0", str(PROVISIONAL_ID), str(LAST_ID)):
@@ -36,5 +36,5 @@ def last_event_id(headers: Mapping[str, str]) -> int:
 
 
 def event(event_id: int, data: bytes) -> bytes:
-    """One event, of JSON as it is written here: without line breaks."""
+    """Returns one event with JSON data without line breaks."""
     return b"id: %d\ndata: %b\n\n" % (event_id, data)

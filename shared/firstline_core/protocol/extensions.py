@@ -1,4 +1,4 @@
-"""Triton's extensions beside inference, for REST and gRPC alike: models listed, loaded, configured and counted.
+"""Triton's extensions for REST and gRPC: repository, model configuration and statistics.
 
 https://github.com/triton-inference-server/server/tree/main/docs/protocol
 """
@@ -21,7 +21,7 @@ _DEFAULT_PRIORITY = 2
 
 
 def index_json(found: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
-    """Triton's index of the repository."""
+    """Returns Triton's index of the repository."""
     return [
         {
             "name": each.name,
@@ -38,7 +38,7 @@ def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
     """`POST /v2/repository/index`; the body may be empty, or say {"ready": true}.
 
     Raises:
-        RequestError: it is something else.
+        RequestError: the body is invalid.
     """
     asked = parse_json(body, limits) if body.strip() else {}
     ready_only = asked.get("ready", False) if isinstance(asked, dict) else None
@@ -51,7 +51,7 @@ async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) 
     """`POST /v2/repository/models/{model}/load`; the body may be empty.
 
     Raises:
-        RequestError: it is no object of parameters, or has some that are not taken; or see `DataPlane.load`.
+        RequestError: the body is not an object of parameters, or has unsupported ones; or see `DataPlane.load`.
     """
     check_load_parameters(_parameters(body, limits))
     await plane.load(model)
@@ -62,7 +62,7 @@ async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits
     """`POST /v2/repository/models/{model}/unload`; the body may be empty. No model here depends on another.
 
     Raises:
-        RequestError: it is no object of parameters; or see `DataPlane.unload`.
+        RequestError: the body is not an object of parameters; or see `DataPlane.unload`.
     """
     _parameters(body, limits)
     await plane.unload(model)
@@ -70,7 +70,7 @@ async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits
 
 
 def check_load_parameters(names: Iterable[str]) -> None:
-    """Refuses what Triton would load instead of what lies in the repository.
+    """Refuses parameters with which Triton would load something else than the repository's content.
 
     Raises:
         RequestError: a configuration or a file comes with the request.
@@ -92,7 +92,7 @@ def _parameters(body: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelStatistics]:
-    """Of one version, of all versions of a model, or of all models.
+    """Returns the statistics of one version, of all versions of a model, or of all models.
 
     Raises:
         UnknownModelError: there is no such model or version.

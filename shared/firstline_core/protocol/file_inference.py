@@ -55,15 +55,15 @@ async def read_request(
 
     Args:
         model: from the path, unquoted.
-        metadata: what it takes.
+        metadata: of the model.
         headers: of the request.
         query: of the request, unquoted.
-        body: of the request, as it came.
-        principal: who asks, as the adapter authenticated them.
+        body: of the request, as received.
+        principal: the authenticated caller.
         limits: of the tier.
         clock: `timeout` counts from its present time.
         arrived_s: if given, `timeout` counts from this arrival of the head instead.
-        trace: that it belongs to.
+        trace: of the request.
 
     Raises:
         RequestError: see `request_from_file`.
@@ -98,24 +98,24 @@ def request_from_file(
     principal: str = "",
     limits: Limits = DEFAULT_LIMITS,
 ) -> InferRequest:
-    """The request that a bare body means to this model.
+    """Builds the request of a plain body for a model.
 
-    A model whose first input is BYTES takes the body as one element, as it is. Any other takes JSON: an
-    array of numbers, with or without the axis of rows, or an object of such arrays by input.
+    If the first input of the model is BYTES, the body is its only element. Otherwise the body is JSON: an array of
+    numbers, with or without the axis of rows, or an object with such arrays by input.
 
     Args:
         model: the bundle's name.
-        metadata: its inputs.
+        metadata: with its inputs.
         body: with any Content-Encoding undone.
-        content_type: only multipart is told apart; curl and tritonclient send none, or a wrong one.
+        content_type: only multipart matters, because curl and tritonclient send none or a wrong one.
         query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
-        principal: who asks.
+        principal: the caller.
         limits: as for V2.
 
     Raises:
-        InvalidTensorError: the body does not say what it must.
-        RequestError: nor does the query.
+        InvalidTensorError: the body is invalid.
+        RequestError: the query is invalid.
         PayloadTooLargeError: the body is over `limits`.
     """
     if len(body) > limits.body_bytes:
@@ -146,19 +146,19 @@ def request_from_file(
 
 
 def answer_json(response: InferResponse, labels: Sequence[str]) -> dict[str, Any]:
-    """The answer in words, as JSON values.
+    """Returns the answer with labels, as JSON values.
 
     Args:
-        response: of a classifier it has `probabilities`, (rows, classes).
-        labels: by class; a class beyond them is called by its number.
+        response: a classifier's has `probabilities`, (rows, classes).
+        labels: by class; a class without label is named by its number.
 
     Returns:
-        What the answer says of itself, `model`, `version`, and one of: `label`, its `probability`
-        and `top` for one row; `results`, a list of these, for several; `outputs` by name
-        where there are no probabilities, or the request had them as classes.
+        The answer's metadata, `model`, `version`, and one of: `label`, its `probability` and `top` for one row;
+        `results`, a list of these, for several rows; `outputs` by name without probabilities, or if they were requested
+        as classes.
 
     Raises:
-        InferenceError: an output is not finite, or not UTF-8, so that JSON cannot hold it.
+        InferenceError: JSON cannot represent an output that is not finite or not UTF-8.
     """
     reply: dict[str, Any] = {"model": response.model, "version": response.version}
     if response.answer is not None:
@@ -245,7 +245,7 @@ def _classified(probabilities: Array, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _plain(tensor: Tensor) -> object:
-    """The output as nested lists."""
+    """Returns the output as nested lists."""
     try:
         flat = tensors.to_json(f"Output '{tensor.name}'", tensor)
     except InvalidTensorError as error:

@@ -1,6 +1,6 @@
-"""A V2 body as a JSON head and the tensors it lists: what requests and responses have in common.
+"""The common form of V2 requests and responses: a JSON header and the tensors it lists.
 
-Tensors with `binary_data_size` follow the head as raw bytes, in their order, and use up the body exactly.
+Tensors with `binary_data_size` follow the header as raw bytes, in their order, up to the end of the body.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import DATATYPES, Tensor
 
-# Extensions of Triton's that would change the meaning of a request if they were passed over.
+# Extensions of Triton that must not be ignored, because they change the meaning of a request.
 _REFUSED_INPUT = {"shared_memory_region": "send the data in the body"}
 
-# What some JSON writers (Python's among them) put for numbers that are not finite.
+# Written by some JSON encoders (such as Python's) for numbers that are not finite.
 _NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A body; `header_length` counts the bytes of its JSON header, None where all of it is JSON."""
+    """A body; `header_length` is the size of its JSON header, None if the whole body is JSON."""
 
     body: bytes
     header_length: int | None
 
 
 def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
-    """Parsed JSON of bounded size; orjson bounds its depth.
+    """Parses JSON of limited size; orjson limits its depth.
 
     Raises:
         PayloadTooLargeError: more than `limits.json_bytes`.
@@ -53,7 +53,7 @@ def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
 
 
 def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[str, Any], memoryview | None]:
-    """The JSON header, and the bytes after it; None where no header length says that there are any.
+    """Returns the JSON header and the bytes after it; None without a header length.
 
     Raises:
         InvalidTensorError: the header is not a JSON object of that length.
@@ -74,16 +74,16 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
 
 
 def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tensor, bool]]) -> Encoded:
-    """The body of `head` with the tensors of `entries` added under `key`.
+    """Returns the body of `head` with the tensors of `entries` added under `key`.
 
     Args:
-        head: everything but the tensors.
+        head: the header without the tensors.
         kind: "Input" or "Output", for messages.
         key: "inputs" or "outputs".
         entries: each tensor, and whether it travels as raw bytes.
 
     Raises:
-        InvalidTensorError: a tensor cannot travel in this form.
+        InvalidTensorError: a tensor cannot be encoded in this form.
     """
     described: list[dict[str, Any]] = []
     blobs: list[bytes | memoryview] = []
@@ -105,7 +105,7 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
     if not blobs:
         return Encoded(text, None)
-    # JSON may end in spaces. They put the first tensor on an 8-byte boundary, so that it is read in place.
+    # JSON may end in spaces. They align the first tensor to 8 bytes, so that it is read without a copy.
     text += b" " * (-len(text) % 8)
     return Encoded(b"".join([text, *blobs]), len(text))
 
@@ -113,10 +113,10 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
 def decode_tensors(
     kind: str, key: str, head: dict[str, Any], tail: memoryview | None, limits: Limits
 ) -> tuple[Tensor, ...]:
-    """The tensors that `head` lists under `key`, read from JSON or from `tail`, which they use up.
+    """Decodes the tensors that `head` lists under `key`, from JSON or from `tail`, up to its end.
 
     Raises:
-        InvalidTensorError: an entry, or the bytes after the head, are not as V2 says.
+        InvalidTensorError: an entry, or the bytes after the header, are not valid V2.
         PayloadTooLargeError: a declared size is over `limits`.
     """
     found: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ def decode_tensors(
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a message says of a tensor beside its data; `where` begins a sentence about it."""
+    """The description of a tensor without its data; `where` is its name in error messages."""
 
     where: str
     name: str
@@ -150,16 +150,16 @@ class Described:
 
 
 def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> Iterator[Described]:
-    """The tensors that a message lists, each held against the limits before its data is looked at.
+    """Yields the tensors that a message lists; each is checked against the limits before its data is read.
 
     Args:
         kind: "Input" or "Output", for messages.
         key: "inputs" or "outputs", for messages.
         entries: objects with `name`, `datatype` and `shape`.
-        limits: of all of them together.
+        limits: for all tensors together.
 
     Raises:
-        InvalidTensorError: an entry is not as V2 says.
+        InvalidTensorError: an entry is not valid V2.
         PayloadTooLargeError: a declared size is over `limits`.
     """
     if not isinstance(entries, list) or not entries:
@@ -190,10 +190,10 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
 
 
 def input_parameters(where: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of an input.
+    """Returns the parameters of an input.
 
     Raises:
-        InvalidTensorError: one that cannot be passed over, or they are no object.
+        InvalidTensorError: they are not an object, or have one that must not be ignored.
     """
     parameters = object_at(entry, "parameters", where)
     for key, instead in _REFUSED_INPUT.items():
@@ -227,10 +227,10 @@ def _binary_size(where: str, entry: dict[str, Any], tail: memoryview | None, off
 
 
 def name_of(entry: object, where: str) -> str:
-    """The name of an entry of `inputs` or `outputs`.
+    """Returns the name of an entry of `inputs` or `outputs`.
 
     Raises:
-        InvalidTensorError: it has none.
+        InvalidTensorError: it has no name.
     """
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str) or not name:
@@ -239,10 +239,10 @@ def name_of(entry: object, where: str) -> str:
 
 
 def object_at(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """An optional object inside another, empty where it is absent.
+    """Returns an optional object inside another, empty if absent.
 
     Raises:
-        InvalidTensorError: there is something else.
+        InvalidTensorError: the value is not an object.
     """
     value = holder.get(key)
     if value is None:

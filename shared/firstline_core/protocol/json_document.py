@@ -1,4 +1,4 @@
-"""Reads a JSON document that was written by another process: bounded, typed, and of a format that is known."""
+"""Reads JSON documents of other processes, with a size limit, a type and a format version."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _T = TypeVar("_T")
 
 
 def read_json_document(content: bytes, kind: type[_T], *, where: str, limit_bytes: int, known: int, fault: str) -> _T:
-    """Reads a struct.
+    """Decodes a struct.
 
     Args:
         content: JSON.
-        kind: the struct; what it has no field for is passed over.
-        where: whence it came, for errors.
-        limit_bytes: that it has at most.
-        known: the `format` that is read; documents without that field are of it.
-        fault: what is wrong where it is not such a struct, for the error: "is no profile".
+        kind: the struct; unknown fields are ignored.
+        where: origin, for errors.
+        limit_bytes: maximum size.
+        known: the supported `format`; documents without this field have it.
+        fault: text of the error for another document, such as "is not a profile".
 
     Raises:
-        ProtocolError: too long, not JSON, no such struct, or of another format.
+        ProtocolError: too long, not JSON, not the struct, or another format.
     """
     if len(content) > limit_bytes:
         raise ProtocolError(f"{where} has {len(content)} bytes; at most {limit_bytes} are read.")

@@ -1,4 +1,4 @@
-"""How much one message may ask for. Declared sizes are held against these before anything is allocated."""
+"""Limits of one message. Declared sizes are checked against them before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Limits:
 
     Args:
         body_bytes: the whole body, after any Content-Encoding is undone.
-        json_bytes: the JSON part. Parsed JSON takes up to 20 times its bytes, and its parsing stops every other
-            request for some 20 ms a MiB at a time (the interpreter runs one thread); binary tensors take neither.
+        json_bytes: the JSON part. Parsed JSON takes up to 20 times its size, and parsing blocks all other requests for
+            about 20 ms per MiB (the interpreter runs one thread). Binary tensors do not have these costs.
         elements: of all tensors of a message together.
         byte_elements: of all BYTES tensors together; each becomes an object of some 40 bytes.
-        rows: of a request; its tensors' first axis.
-        tensors: in a message, and outputs that a request may name.
+        rows: of a request: the first axis of its tensors.
+        tensors: in a message, and requested outputs.
         dimensions: of one tensor.
         id_chars: of the caller's `id`, which is echoed and logged.
     """

@@ -19,7 +19,7 @@ __all__ = ["Handler", "Message", "MqttClient", "MqttSettings", "Publication"]
 
 Handler = Callable[[Message], Awaitable[None]]
 
-# A connection that ended sooner counts as one that failed: two of one client id take it from each other for ever.
+# A shorter connection counts as failed: two clients with one id would otherwise disconnect each other endlessly.
 _STEADY_S = 30.0
 _RECONNECT_BASE_S = 0.5
 
@@ -29,23 +29,24 @@ log = logger(__name__)
 class MqttClient:
     """Keeps one connection to a broker.
 
-    The wait between attempts is drawn from [0, min(cap, 0.5 * 2^attempts)]: a fleet that lost its broker together
-    must not return together, and paho's own reconnection doubles without any jitter.
+    The delay between attempts is random in [0, min(cap, 0.5 * 2^attempts)], which prevents a thundering herd when a
+    fleet loses its broker. paho's own reconnection has no jitter.
 
-    Messages are acknowledged when their handler has returned; with `manual_ack`, when it calls `message.ack()`.
-    A message whose handler failed stays unacknowledged, so that the broker delivers it again on the next
-    connection; of those at most half of `receive_maximum` are held back, then the oldest is acknowledged after
-    all: otherwise messages that always fail would in the end keep every other one out. Acknowledgements go out
-    as handlers end, not in the order of arrival (MQTT 5, section 4.6, asks for that): brokers match them by
-    packet id, and one slow request must not hold up the rest.
+    Messages are acknowledged when their handler has returned; with `manual_ack`, when it calls `message.ack()`. A
+    message whose handler failed stays unacknowledged, so that the broker delivers it again on the next connection. At
+    most half of `receive_maximum` are held back in this way, then the oldest is acknowledged, because otherwise
+    messages that always fail would block all others. Acknowledgements are sent when handlers end, not in the order of
+    arrival that MQTT 5 (section 4.6) requires: brokers match them by packet id, and one slow request must not delay the
+    others.
 
     Args:
-        settings: where to, and how.
-        will: published by the broker when this client vanishes.
-        manual_ack: whether handlers acknowledge by themselves.
-        on_connected: awaited after each connection, once subscriptions are renewed.
+        settings: how to reach the broker.
+        will: published by the broker when the connection is lost.
+        manual_ack: whether handlers acknowledge messages themselves.
+        on_connected: awaited after each connection, when subscriptions are renewed.
         on_lost: called when an established connection is lost or closed.
-        session_expiry_s: how long the broker keeps messages for us while we are away; 0 starts afresh each time.
+        session_expiry_s: how long the broker keeps messages while the client is offline; 0 for a clean session each
+            time.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class MqttClient:
         self._on_lost = on_lost
         self._session_expiry_s = session_expiry_s
         self._clock = clock
-        self._rng = rng or random.Random()  # noqa: S311 (spreads load, guards nothing)
+        self._rng = rng or random.Random()  # noqa: S311 (not for security)
         self._handlers: dict[str, Callable[[Message], None]] = {}
-        self._filters: dict[str, None] = {}  # in order; what is subscribed to, now and after a reconnection
+        self._filters: dict[str, None] = {}  # in order; subscribed now and after a reconnection
         self._running: set[asyncio.Task[None]] = set()
-        # The broker holds back what exceeds `receive_maximum`, but not every broker counts well.
+        # The broker limits messages in flight to `receive_maximum`, but not every broker counts correctly.
         self._slots = asyncio.Semaphore(settings.receive_maximum)
         self._held_back: deque[Message] = deque()
         self._connection: Connection | None = None
@@ -84,25 +85,25 @@ class MqttClient:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker greeted us and every subscription is in force."""
+        """Returns whether the connection is established with every subscription."""
         return self._up.is_set() and self._connection is not None and self._connection.alive
 
     @property
     def last_error(self) -> FirstlineError | None:
-        """Why the latest attempt to connect failed; None once one succeeded."""
+        """Returns why the latest attempt to connect failed; None after a success."""
         return self._last_error
 
     def start(self) -> None:
-        """Starts to connect, and to stay connected, without waiting for it."""
+        """Starts to connect and stay connected, without waiting."""
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_connected())
 
     async def connect(self, timeout_s: float) -> None:
-        """Starts, and waits until connected, beginning with an attempt now; they go on until `close`.
+        """Starts, and waits until connected. The first attempt is immediate; attempts continue until `close`.
 
         Raises:
             LinkDownError: no connection within `timeout_s`.
-            FirstlineError: what the broker said at the latest attempt, e.g. `UnauthorizedError`.
+            FirstlineError: the broker's error of the latest attempt, e.g. `UnauthorizedError`.
         """
         self.start()
         self._hurry.set()
@@ -115,20 +116,20 @@ class MqttClient:
             ) from None
 
     async def first_attempt(self) -> None:
-        """Returns once the first attempt to connect has ended, either way; at once ever after."""
+        """Waits until the first attempt to connect has ended, with or without success."""
         await self._tried.wait()
 
     async def reconnect(self) -> None:
-        """Ends the connection, without the will, for another one at once: with other credentials, say."""
+        """Reconnects at once, without publishing the will, for example with new credentials."""
         if self._connection is not None:
             self._reconnecting = True
             await self._connection.close()
 
     async def publish(self, publication: Publication) -> bool:
-        """Returns when the broker has acknowledged; nothing is queued while there is no connection.
+        """Returns when the broker has acknowledged; nothing is queued without a connection.
 
         Returns:
-            False if the broker says that nobody subscribes to the topic (brokers need not say so).
+            False if the broker reports that the topic has no subscriber (brokers need not report it).
 
         Raises:
             LinkDownError: not connected, or the connection was lost before the acknowledgement.
@@ -139,9 +140,9 @@ class MqttClient:
         return await self._connection.publish(publication)
 
     async def subscribe(self, topic_filter: str, handler: Handler) -> None:
-        """Has `handler` called for each message that matches, from now on and over reconnections.
+        """Subscribes to a filter: `handler` is called for each matching message, also after reconnections.
 
-        A message goes to the first filter that it matches. While there is no connection this only takes note.
+        A message goes to the first filter that it matches. Without a connection the subscription is only recorded.
 
         Raises:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
@@ -149,7 +150,7 @@ class MqttClient:
         await self._subscribe(topic_filter, partial(self._start_handler, handler))
 
     async def listen(self, topic_filter: str, hear: Callable[[Message], None]) -> None:
-        """As `subscribe`, for what waits for nothing: `hear` is called in the very turn that brings a message.
+        """Like `subscribe` for a function that does not wait: `hear` is called as soon as a message is read.
 
         Raises:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
@@ -163,19 +164,19 @@ class MqttClient:
             await self._connection.subscribe(topic_filter)
 
     async def unsubscribe(self, topic_filter: str) -> None:
-        """Asks for no more messages of a filter; those that are here already are still handled.
+        """Ends a subscription; messages received before are still handled.
 
         Raises:
             LinkDownError: the connection was lost before the broker confirmed; it is not renewed on the next one.
         """
         if topic_filter not in self._filters:
             return
-        del self._filters[topic_filter]  # the handler stays: until the broker has confirmed, messages may come
+        del self._filters[topic_filter]  # the handler stays: messages may arrive until the broker has confirmed
         if self.connected and self._connection is not None:
             await self._connection.unsubscribe(topic_filter)
 
     async def close(self) -> None:
-        """Says goodbye, without the will, and ends running handlers."""
+        """Disconnects without publishing the will, and ends running handlers."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -190,8 +191,8 @@ class MqttClient:
             connection = Connection(
                 self._settings.renewed(),
                 will=self._will,
-                # Within this client's life a session is resumed; what an earlier process left is resumed too,
-                # if and only if the caller asked the broker to keep it.
+                # This client resumes its own session, and that of an earlier process if the caller asked the broker to
+                # keep it.
                 clean_start=self._session_expiry_s == 0,
                 session_expiry_s=self._session_expiry_s,
                 on_message=self._dispatch,
@@ -205,10 +206,10 @@ class MqttClient:
                 if not self._reconnecting:
                     log.warning("mqtt connection lost", broker=self._settings.address, why=why)
             except FirstlineError as error:
-                if type(error) is not type(self._last_error):  # once a kind, not once an attempt
+                if type(error) is not type(self._last_error):  # once per kind of error, not per attempt
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
                 self._failed(error)
-            except Exception as error:  # the outermost loop of the connection, which must not end unheard
+            except Exception as error:  # the outermost loop of the connection, which must not end silently
                 if type(self._last_error) is not FirstlineError:
                     log.exception("mqtt connection failed unexpectedly", broker=self._settings.address)
                 self._failed(FirstlineError(f"The MQTT connection failed unexpectedly: {error!r}."))
@@ -227,13 +228,13 @@ class MqttClient:
             await self._pause(full_jitter_s(self._rng, attempts, base_s=_RECONNECT_BASE_S, max_s=max_s))
 
     def _failed(self, error: FirstlineError) -> None:
-        # Kept, so without the frames (and sockets) that its traceback would keep with it.
+        # Stored without the frames (and sockets) of its traceback.
         error.__cause__ = error.__context__ = None
         self._last_error = error.with_traceback(None)
         self._tried.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Until the time is over, or somebody calls `connect`."""
+        """Waits for a time, or until `connect` is called."""
         self._hurry.clear()
         await first_of(self._clock.sleep(seconds), self._hurry.wait())
 
@@ -268,7 +269,7 @@ class MqttClient:
 
     def _start_handler(self, handler: Handler, message: Message) -> None:
         if message.qos == 0 and len(self._running) >= self._settings.receive_maximum:
-            # Nothing bounds these but the sender; those of QoS 1 are bounded by the broker.
+            # Only the sender limits these; the broker limits those of QoS 1.
             log.warning("mqtt message dropped", topic=message.topic, why="too many handlers run")
             return
         task = asyncio.create_task(self._handle(handler, message))
@@ -293,7 +294,7 @@ class MqttClient:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a topic is of a filter, wildcards and shared subscriptions included (MQTT 5, section 4.7)."""
+    """Returns whether a topic matches a filter, including wildcards and shared subscriptions (MQTT 5, section 4.7)."""
     if topic_filter.startswith("$share/"):
         topic_filter = topic_filter.split("/", 2)[2]
     if topic_filter == topic:

@@ -1,4 +1,4 @@
-"""What a broker's refusal, or its absence, means in our error tree. Free of any MQTT library."""
+"""Errors of MQTT connections in Firstline's error tree. Independent of any MQTT library."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from firstline_core.errors import (
 
 
 def refusal(code: int, name: str, what: str) -> FirstlineError:
-    """The error that a reason code stands for (MQTT 5, section 2.4).
+    """Returns the error for a reason code (MQTT 5, section 2.4).
 
     Args:
         code: 0x80 or more.
-        name: the broker's or the standard's words for it.
-        what: what was refused, e.g. "the connection".
+        name: of the broker or the standard.
+        what: the refused operation, e.g. "the connection".
     """
     message = f"The MQTT broker refused {what}: {name}."
     match code:
@@ -33,10 +33,10 @@ def refusal(code: int, name: str, what: str) -> FirstlineError:
 
 
 def not_connected(address: str) -> LinkDownError:
-    """Nothing can be sent at the moment."""
+    """Returns the error for sending without a connection."""
     return LinkDownError(f"Not connected to the MQTT broker at {address}.")
 
 
 def connection_lost(address: str, why: str) -> LinkDownError:
-    """What was sent will not be answered."""
+    """Returns the error for a packet whose answer cannot arrive."""
     return LinkDownError(f"The connection to the MQTT broker at {address} was lost ({why}).")

@@ -1,4 +1,4 @@
-"""What an MQTT client is told and what it carries, free of any MQTT library."""
+"""Settings and messages of the MQTT client, independent of any MQTT library."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class MqttSettings:
 
     Args:
         host: name or address.
-        port: 1883 by custom, 8883 with TLS.
-        client_id: unique at the broker, which ends an older connection of the same id.
+        port: by convention 1883, with TLS 8883.
+        client_id: unique at the broker, which ends an older connection with the same id.
         username: "" for none; the password is sent only with it.
-        password_file: where to read the password anew for each connection, None to keep the first.
-        tls_ca_file: authorities that may sign the broker's certificate; TLS is on if and only if this is
-            set ("system" takes the machine's own).
-        tls_certificate_file: this client's own, where the broker asks for one, with `tls_key_file`.
-        tls: a context of the caller's own instead of all of these.
-        keepalive_s: how often a quiet connection is tried; a silent loss is noticed within twice that.
-        connect_timeout_s: for TCP, TLS and the broker's greeting each.
-        reconnect_max_s: cap of the wait between two attempts.
-        receive_maximum: messages of QoS 1 that may wait for our acknowledgement, and so handlers at once.
-        maximum_packet_bytes: larger packets are kept from us by the broker.
+        password_file: read again for each connection; None to keep `password`.
+        tls_ca_file: trusted authorities for the broker's certificate, or "system" for those of the machine; TLS is on
+            if and only if this is set.
+        tls_certificate_file: client certificate, if the broker requires one, with `tls_key_file`.
+        tls: a ready context instead of all these files.
+        keepalive_s: ping interval of an idle connection; a silent loss is detected within twice this time.
+        connect_timeout_s: for TCP, TLS and the CONNACK each.
+        reconnect_max_s: maximum delay between two attempts.
+        receive_maximum: unacknowledged messages of QoS 1, and so concurrent handlers.
+        maximum_packet_bytes: the broker does not deliver larger packets.
     """
 
     host: str
@@ -53,12 +53,12 @@ class MqttSettings:
         return f"{self.host}:{self.port}"
 
     def renewed(self) -> MqttSettings:
-        """With the password that the file holds now; the one before where it cannot be read."""
+        """Returns the settings with the current password of the file; with the old one if it cannot be read."""
         if self.password_file is None:
             return self
         try:
             return replace(self, password=read_secret(str(self.password_file), "password_file"))
-        except ConfigError:  # it was read once; the broker says whether the old one still holds
+        except ConfigError:  # it was readable before; the broker decides whether the old one is still valid
             return self
 
 
@@ -68,7 +68,7 @@ class Publication:
 
     Args:
         properties: MQTT 5 user properties.
-        expiry_s: the broker drops it after so many seconds; None keeps it.
+        expiry_s: seconds after which the broker drops it; None for never.
         qos: 0 or 1.
     """
 
@@ -84,11 +84,11 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message received. Where a user property is repeated, the last one holds.
+    """A received message. If a user property is repeated, the last one counts.
 
     Args:
-        expiry_s: what is left of it, as the broker counts: the time it waited there is already gone.
-        ack: acknowledges; only the first call counts, and none after the connection that brought it.
+        expiry_s: remaining time; the broker has subtracted the time that the message waited there.
+        ack: acknowledges it; only the first call counts, and only on the connection that delivered it.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""TLS towards a broker, as the settings ask for it."""
+"""TLS of the connection to a broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.mqtt_messages import MqttSettings
 
-# RFC 8446, 6.2, in OpenSSL's spelling.
+# RFC 8446, section 6.2, with OpenSSL's names.
 _ALERTS = {
     "ALERT_CERTIFICATE_REVOKED": "it was revoked; enrol with a new join token",
     "ALERT_CERTIFICATE_EXPIRED": "by the broker's clock it has ended, or has not begun",
@@ -17,10 +17,10 @@ _ALERTS = {
 
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
-    """None where the settings ask for no TLS.
+    """Returns the TLS context of the settings; None without TLS.
 
     Raises:
-        ConfigError: a file that cannot be used, or a certificate without TLS to show it in.
+        ConfigError: a file that cannot be used, or a client certificate without TLS.
     """
     if settings.tls is not None:
         return settings.tls
@@ -44,7 +44,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 
 
 def disagreement(where: str, error: ssl.SSLError) -> str:
-    """What a failed handshake means for whoever asks; OpenSSL names alerts of TLS alone."""
+    """Returns a sentence about a failed handshake; OpenSSL only names the TLS alert."""
     reason = str(error)
     for alert, meaning in _ALERTS.items():
         if alert in reason:

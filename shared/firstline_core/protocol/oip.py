@@ -1,12 +1,12 @@
-"""Open Inference Protocol V2: requests and responses to and from bytes, for HTTP and MQTT alike. No I/O.
+"""Open Inference Protocol V2: encodes and decodes requests and responses, for HTTP and MQTT. No I/O.
 
-A body is JSON alone, or (Triton's binary tensor extension) a JSON header followed by the raw bytes of those
-tensors that carry `binary_data_size`, in their order; the header's length travels beside the body.
+A body is JSON alone, or (Triton's binary tensor extension) a JSON header followed by the raw bytes of those tensors
+that carry `binary_data_size`, in their order; the header's length travels separately.
 
     https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 
-Where JSON repeats a key, the last one holds (RFC 8259 leaves it open). A null counts as absent.
+If JSON repeats a key, the last one counts (RFC 8259 leaves it open). A null counts as absent.
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ def decode_request(
     trust_request_id: bool = False,
     limits: Limits = DEFAULT_LIMITS,
 ) -> InferRequest:
-    """The request that a body describes. Numeric binary inputs are read-only views of `body`.
+    """Decodes a request. Numeric binary inputs are read-only views of `body`.
 
     Args:
-        model: the bundle's name, from the address or the topic; the body's own is ignored.
-        body: as it came, with any Content-Encoding undone.
+        model: the bundle's name, from the address or the topic; the one in the body is ignored.
+        body: with any Content-Encoding undone.
         header_length: bytes of JSON at its start; None means all.
         version: the bundle's version, "" for the current one.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
-        principal: who asks, as the transport authenticated them.
-        trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise,
-            and where there is none, a new one is minted. The same callers may audit and keep promises; another's
-            note, alarm or promise is passed over.
-        limits: held against the declared sizes before anything is allocated.
+        principal: the caller that the transport authenticated.
+        trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise, or without one,
+            create a new one. Only these callers may send audits, alarms and promised corrections; those of others are
+            ignored.
+        limits: checked against the declared sizes before anything is allocated.
 
     Raises:
-        InvalidTensorError: the body does not say what V2 says that it must.
-        RequestError: a parameter has a value that it cannot take.
-        PayloadTooLargeError: it asks for more than `limits` allow.
+        InvalidTensorError: the body is not valid V2.
+        RequestError: a parameter has an invalid value.
+        PayloadTooLargeError: it exceeds `limits`.
     """
     head, tail = framing.split(body, header_length, limits)
     return request_of(
@@ -106,17 +106,17 @@ def request_of(
     trust_request_id: bool,
     limits: Limits,
 ) -> InferRequest:
-    """The request that a head describes, once its tensors are read.
+    """Builds a request from its decoded header and tensors.
 
     Args:
         model: the bundle's name.
-        head: `id`, `parameters` and `outputs` as JSON would have them.
+        head: `id`, `parameters` and `outputs` as in JSON.
         inputs: its tensors.
-        version: see `decode_request`, as for all that follow.
+        version: of the bundle; "" for the current one.
         now_s: on this tier's monotonic clock.
-        principal: who asks.
-        trust_request_id: keep the head's `request_id`.
-        limits: of rows, outputs and the id.
+        principal: the caller.
+        trust_request_id: see `decode_request`.
+        limits: for rows, outputs and the id.
 
     Raises:
         RequestError: as `decode_request`.
@@ -142,23 +142,23 @@ def request_of(
         principal=principal,
         audit=contract.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None,
         alarm=contract.read_alarm(parameters) if trust_request_id else "",
-        # Without an id of the device's own nobody could tell whether it came before.
+        # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
         trace=_kept_trace(parameters) if trust_request_id and TRACEPARENT in parameters else None,
     )
 
 
 def encode_request(request: InferRequest, *, binary: bool = True, now_s: float = 0.0, traced: bool = False) -> Encoded:
-    """The body that `decode_request` reads back; `model`, `version` and `principal` travel beside it.
+    """Encodes the body for `decode_request`; `model`, `version` and `principal` travel separately.
 
     Args:
-        request: outputs come back as its `binary_output` and `outputs` ask.
+        request: its `binary_output` and `outputs` determine the form of the answer.
         binary: whether the inputs travel as raw bytes or as JSON.
-        now_s: on the clock of `request.deadline_s`, whose remainder is sent.
-        traced: whether it names its trace, for what is put off; what is sent has that beside the body.
+        now_s: on the clock of `request.deadline_s`; the remaining time is sent.
+        traced: whether to include the trace in the body, for stored requests; sent requests carry it in headers.
 
     Raises:
-        InvalidTensorError: an input cannot travel in this form.
+        InvalidTensorError: an input cannot be encoded in this form.
     """
     parameters: dict[str, str | float | bool] = {}
     if request.request_id:
@@ -192,11 +192,11 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
 
 
 def decode_response(body: bytes, header_length: int | None, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
-    """The response that a body describes; `answer` is None where the server is not Firstline.
+    """Decodes a response; `answer` is None if the server is not Firstline.
 
     Raises:
-        ProtocolError: the body does not say what V2 says that it must, or is over `limits`. The caller
-            cannot mend that, so it is no `RequestError`.
+        ProtocolError: the body is not valid V2, or exceeds `limits`. This is not a `RequestError`, because the caller
+            cannot fix it.
     """
     try:
         head, tail = framing.split(body, header_length, limits)
@@ -212,16 +212,16 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
 
 
 def encode_response(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> Encoded:
-    """The body of a response, with the outputs that the request named, in its order and form.
+    """Encodes a response with the requested outputs, in the order and form of the request.
 
     Args:
-        request: what was asked.
-        response: what is answered.
-        labels: of the model's classes, for outputs that are asked for as classes.
+        request: of the response.
+        response: to encode.
+        labels: of the model's classes, for outputs requested as classes.
 
     Raises:
-        InvalidTensorError: the request names an output that there is not, or that has no classes where it asks for
-            them, or asks for JSON where only binary data can hold a value (not finite, or not UTF-8).
+        InvalidTensorError: a requested output does not exist, has no classes although they are requested, or has values
+            that JSON cannot represent (not finite, or not UTF-8).
     """
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
@@ -251,7 +251,7 @@ def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
 
 
 def _kept_trace(parameters: Mapping[str, object]) -> TraceContext | None:
-    """The trace of a request that was put off; what names none is passed over, as everywhere."""
+    """Returns the trace of a stored request; malformed values are ignored."""
     parent, state = parameters.get(TRACEPARENT), parameters.get(TRACESTATE)
     return restored(parent if isinstance(parent, str) else "", state if isinstance(state, str) else "")
 

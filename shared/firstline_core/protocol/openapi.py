@@ -1,6 +1,6 @@
-"""The routes that both tiers have, described as OpenAPI 3.1 operations: plain JSON values, of no framework.
+"""OpenAPI 3.1 descriptions of the routes of both tiers, as plain JSON values.
 
-Each tier puts them beside its own routes and serves the whole at `GET /openapi.json`.
+Each tier adds its own routes and serves all of them at `GET /openapi.json`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 def refusals() -> dict[str, Any]:
-    """The responses that any route may give instead of its own."""
+    """Returns the error responses of any route."""
     said = {
         "400": "The request does not say what it must.",
         "401": "No valid key, token or certificate.",
@@ -88,7 +88,7 @@ def refusals() -> dict[str, Any]:
 
 
 def repository_change(summary: str) -> dict[str, Any]:
-    """The operation that loads, or unloads, a model."""
+    """Returns the operation that loads or unloads a model."""
     return {
         "tags": ["models"],
         "summary": summary,
@@ -107,11 +107,11 @@ def repository_change(summary: str) -> dict[str, Any]:
 
 
 def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
-    """V2's infer.
+    """Returns the operation of V2 inference.
 
     Args:
         summary: one sentence.
-        path: the parameters in its path.
+        path: parameters of the path.
     """
     content = {"application/json": {"schema": _REQUEST}, "application/octet-stream": _BYTES}
     answered = {"application/json": {"schema": _RESPONSE}, "application/octet-stream": _BYTES}
@@ -126,10 +126,10 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_infer(**query: dict[str, Any]) -> dict[str, Any]:
-    """The short way in.
+    """Returns the operation of inference by file.
 
     Args:
-        query: schemas of the parameters in its query.
+        query: schemas of the query parameters.
     """
     return {
         "tags": ["inference"],

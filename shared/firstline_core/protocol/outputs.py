@@ -1,4 +1,4 @@
-"""The outputs that a V2 request asks for: read from its head, written into one, and chosen from a response."""
+"""The requested outputs of a V2 request: decoding, encoding, and selection from a response."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, RequestedOutput, Tensor
 
-# Extensions of Triton's that would change the meaning of a request if they were passed over.
+# Extensions of Triton that must not be ignored, because they change the meaning of a request.
 _REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
 
 
 def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:
-    """Those that a head names; () where it leaves the choice to the server.
+    """Returns the outputs that a header names; () for the server's choice.
 
     Raises:
-        InvalidTensorError: they are not named as V2 says.
-        PayloadTooLargeError: there are more than `limits` allow.
+        InvalidTensorError: they are not valid V2.
+        PayloadTooLargeError: they exceed `limits`.
     """
     entries = head.get("outputs")
     if entries is None:
@@ -48,7 +48,7 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
 
 
 def entry(output: RequestedOutput) -> dict[str, Any]:
-    """One of them as a head names it."""
+    """Returns the entry of one output in a header."""
     parameters: dict[str, Any] = {} if output.binary is None else {"binary_data": output.binary}
     if output.classification:
         parameters["classification"] = output.classification
@@ -56,10 +56,10 @@ def entry(output: RequestedOutput) -> dict[str, Any]:
 
 
 def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> list[tuple[Tensor, bool]]:
-    """The outputs that the request named, in its order, as it wants them; and whether each travels as binary data.
+    """Returns the requested outputs in order and form of the request, and whether each travels as binary data.
 
     Raises:
-        InvalidTensorError: there is no such output, or it has no classes.
+        InvalidTensorError: an output does not exist, or has no classes.
     """
     wanted = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
     by_name = {tensor.name: tensor for tensor in response.outputs}

@@ -1,4 +1,4 @@
-"""What a caller may ask for beside the tensors: route, privacy, wait, timeout and priority, in JSON or in a query."""
+"""Request parameters: route, privacy, wait, timeout and priority, in JSON or in a query."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from firstline_core.types import LOWEST_PRIORITY, Privacy, Route, Wait
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 _US_PER_S = 1_000_000
-# 285 years. Counted from a tier's own clock, the largest 64-bit number would no longer fit 64 bits on its way on.
+# 285 years. Added to a tier's own clock, the largest 64-bit number would not fit 64 bits.
 _TIMEOUT_MAX_US = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """How the caller wants to be served."""
+    """The caller's preferences."""
 
     route: Route
     privacy: Privacy
@@ -30,14 +30,14 @@ class Preferences:
 
 
 def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
-    """Reads what it knows and leaves the rest: clients send parameters of other servers too.
+    """Reads the known parameters and ignores others: clients also send parameters of other servers.
 
     Args:
         parameters: V2's request `parameters`; a null value counts as absent.
         now_s: on this tier's monotonic clock; `timeout` counts from here.
 
     Raises:
-        RequestError: a known parameter has a value that it cannot take; the message lists those.
+        RequestError: a known parameter has an invalid value; the message lists the valid ones.
     """
     return Preferences(
         route=_choice(parameters, "route", Route.AUTO),
@@ -49,13 +49,12 @@ def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
 
 
 def from_query(query: Mapping[str, str]) -> dict[str, object]:
-    """Query parameters as `preferences` takes them.
+    """Returns query parameters in the form of `preferences`.
 
-    An unknown name is refused here, unlike in V2: the short way is ours alone, and a misspelt
-    `privacy` must not let an image leave the device.
+    Unlike in V2, an unknown name is refused, because a misspelt `privacy` must not let an image leave the device.
 
     Raises:
-        RequestError: a name that is not known.
+        RequestError: an unknown name.
     """
     known = ("route", "privacy", "wait", "timeout", "priority")
     for name in query:
@@ -64,24 +63,24 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     parameters: dict[str, object] = dict(query)
     for name in ("timeout", "priority"):
         number = query.get(name, "")
-        # 20 digits hold every unsigned 64-bit number, and keep int() from work without end.
+        # 20 digits hold every unsigned 64-bit number, and limit the work of int().
         if number.isascii() and number.isdigit() and len(number) <= 20:
             parameters[name] = int(number)
     return parameters
 
 
 def timeout_us(deadline_s: float, now_s: float) -> int:
-    """What is left until a deadline, in microseconds, as `timeout` carries it: 1 (for 0 means none) to 285 years."""
+    """Returns the time until a deadline as `timeout` (microseconds): 1 (because 0 means none) to 285 years."""
     return max(1, int(min(deadline_s - now_s, _TIMEOUT_MAX_US / _US_PER_S) * _US_PER_S))
 
 
 def deadline_s(timeout_us: int, now_s: float) -> float:
-    """When a `timeout` of more than 0 that began now is over."""
+    """Returns the deadline of a `timeout` above 0 that starts now."""
     return now_s + min(timeout_us, _TIMEOUT_MAX_US) / _US_PER_S
 
 
 def flag(parameters: Mapping[str, object], key: str) -> bool | None:
-    """A true or false parameter, None where it is absent.
+    """Returns a boolean parameter, None if absent.
 
     Raises:
         RequestError: any other value.
@@ -93,7 +92,7 @@ def flag(parameters: Mapping[str, object], key: str) -> bool | None:
 
 
 def count(parameters: Mapping[str, object], key: str) -> int:
-    """A parameter that is a whole number from 1 on, 0 where it is absent.
+    """Returns a positive integer parameter, 0 if absent.
 
     Raises:
         RequestError: any other value.
@@ -107,7 +106,7 @@ def count(parameters: Mapping[str, object], key: str) -> int:
 
 
 def text(parameters: Mapping[str, object], key: str) -> str:
-    """A string parameter, "" where it is absent.
+    """Returns a string parameter, "" if absent.
 
     Raises:
         RequestError: any other value.
@@ -141,7 +140,7 @@ def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
 
 
 def _priority(parameters: Mapping[str, object]) -> int:
-    """Triton's: 1 is the highest level, 0 the default. What is below the lowest level counts as that.
+    """Returns Triton's priority: 1 is the highest level, 0 the default. Levels below the lowest one are raised to it.
 
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
     """

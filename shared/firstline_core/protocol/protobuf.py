@@ -1,4 +1,4 @@
-"""The protobuf wire format, just enough to look into ONNX files (https://protobuf.dev/programming-guides/encoding/)."""
+"""A minimal reader of the protobuf wire format (https://protobuf.dev/programming-guides/encoding/)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """A message's fields in order: (number, value); a value is an integer, or the bytes of anything else.
+    """Yields the fields of a message in order: (number, value); a value is an integer, or bytes.
 
     Raises:
         ValueError: not protobuf.
@@ -17,7 +17,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]]:
-    """As `fields`, each with all of its bytes, number and length included.
+    """Like `fields`, each with all of its bytes, including number and length.
 
     Raises:
         ValueError: not protobuf.

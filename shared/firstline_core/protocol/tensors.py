@@ -1,4 +1,4 @@
-"""One tensor to and from V2's two forms: JSON `data`, and raw little-endian bytes. No message around it.
+"""Encodes and decodes one tensor in V2's two forms: JSON `data` and raw little-endian bytes.
 
 The binary form is Triton's: numbers are concatenated in row-major order, a BYTES element is a 4-byte
 little-endian length and its bytes.
@@ -19,7 +19,7 @@ from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol.limits import Limits
 from firstline_core.types import DATATYPES, Array, Tensor
 
-# By numpy kind: what JSON may hold for it. Python's bool is an int, so types are compared exactly.
+# JSON types by numpy kind. Python's bool is an int, so types are compared exactly.
 _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool}), "true or false"),
     "i": (frozenset({int}), "whole numbers"),
@@ -34,21 +34,21 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shown(value: object) -> str:
-    """A value as an error may quote it: short, and on one line."""
+    """Returns a value as quoted in error messages: short, and on one line."""
     if type(value) is str and len(value) <= _SHORT.maxstring:
         plain = repr(value)
-        if len(plain) <= _SHORT.maxstring:  # most are names, shown in sentences that nobody will read
+        if len(plain) <= _SHORT.maxstring:  # most are names; this is the fast case
             return plain
     return _SHORT.repr(value)
 
 
 def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
-    """The declared shape, small enough to be allocated.
+    """Returns the declared shape, checked against the limits.
 
     Args:
-        where: the tensor, as a sentence begins: "Input 'x'".
-        shape: what the JSON says.
-        limits: bounds the dimensions and the elements.
+        where: name of the tensor in messages: "Input 'x'".
+        shape: value in the JSON.
+        limits: for dimensions and elements.
 
     Raises:
         InvalidTensorError: not an array of whole numbers of at least 0.
@@ -72,12 +72,12 @@ def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
 
 
 def from_json(where: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
-    """The array that JSON `data`, flat or nested, spells out.
+    """Returns the array of JSON `data`, flat or nested.
 
     Args:
         where: the tensor, as a sentence begins.
         datatype: a key of `DATATYPES`.
-        shape: as `parse_shape` returned it.
+        shape: from `parse_shape`.
         data: parsed JSON.
 
     Raises:
@@ -101,12 +101,12 @@ def from_json(where: str, datatype: str, shape: tuple[int, ...], data: object) -
 
 
 def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryview) -> Array:
-    """The array that raw bytes hold; numbers are a read-only view of them, copied only when misaligned.
+    """Returns the array of raw bytes; numbers are a read-only view, copied only if misaligned.
 
     Args:
         where: the tensor, as a sentence begins.
         datatype: a key of `DATATYPES`.
-        shape: as `parse_shape` returned it.
+        shape: from `parse_shape`.
         raw: exactly this tensor's bytes.
 
     Raises:
@@ -128,10 +128,10 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
 
 
 def to_json(where: str, tensor: Tensor) -> Array | list[str]:
-    """Flat `data` that orjson writes with `OPT_SERIALIZE_NUMPY`.
+    """Returns flat `data` for orjson with `OPT_SERIALIZE_NUMPY`.
 
     Raises:
-        InvalidTensorError: a number is not finite, or an element is not UTF-8: JSON cannot hold them.
+        InvalidTensorError: JSON cannot represent a number that is not finite, or an element that is not UTF-8.
     """
     flat = np.ascontiguousarray(tensor.array).reshape(-1)
     if tensor.datatype == "BYTES":
@@ -146,7 +146,7 @@ def to_json(where: str, tensor: Tensor) -> Array | list[str]:
 
 
 def to_binary(where: str, tensor: Tensor) -> bytes | memoryview:
-    """The tensor's raw bytes; numbers in row-major order are not copied.
+    """Returns the tensor's raw bytes; numbers in row-major order are not copied.
 
     Raises:
         InvalidTensorError: an element of a BYTES tensor is not `bytes`.

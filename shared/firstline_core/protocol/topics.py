@@ -1,4 +1,4 @@
-"""MQTT topics: where each fact of a device lives. Pure functions of names; the map is in the class below."""
+"""MQTT topics of devices. Pure functions of names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from firstline_core.errors import ConfigError, ProtocolError, RequestError
 DEFAULT_PREFIX = "firstline/v1"
 
 _NAME_LIMIT_CHARACTERS = 128
-# Wildcards, the separator, the mark of shared subscriptions and of the broker's own topics, and NUL.
+# Wildcards, the separator, the prefix of shared subscriptions and of the broker's own topics, and NUL.
 _REFUSED = frozenset("+#/$\0")
 
 
@@ -18,7 +18,7 @@ class Topics:
     """The topics of one device.
 
     Raises:
-        ConfigError: a prefix or device name that a topic cannot carry.
+        ConfigError: an invalid prefix or device name.
     """
 
     device: str
@@ -31,32 +31,32 @@ class Topics:
 
     @property
     def birth(self) -> str:
-        """Retained: session id, capabilities, model digests."""
+        """Topic of session id, capabilities and model digests; retained."""
         return self._own("birth")
 
     @property
     def state(self) -> str:
-        """Retained, and the last will: online or offline, with the session id."""
+        """Topic of online or offline, with the session id; retained, and the last will."""
         return self._own("state")
 
     @property
     def response(self) -> str:
-        """The gateway's answers to this device's requests."""
+        """Topic of the gateway's answers to this device."""
         return self._own("res")
 
     @property
     def results(self) -> str:
-        """Corrections, for applications near the device; never retained."""
+        """Topic of corrections, for applications near the device; never retained."""
         return self._own("results")
 
     @property
     def desired(self) -> str:
-        """Retained: what the fleet wants this device to run."""
+        """Topic of the desired state; retained."""
         return self._own("desired")
 
     @property
     def reported(self) -> str:
-        """Retained: what it runs."""
+        """Topic of the reported state; retained."""
         return self._own("reported")
 
     @property
@@ -64,10 +64,10 @@ class Topics:
         return self._own("telemetry")
 
     def request(self, model: str) -> str:
-        """Where this device asks for `model`.
+        """Returns the topic of this device's requests to `model`.
 
         Raises:
-            RequestError: a model name that a topic cannot carry.
+            RequestError: an invalid model name.
         """
         if why := _fault(model):
             raise RequestError(f"The model name {model!r} {why}.")
@@ -78,10 +78,10 @@ class Topics:
 
 
 def shared_requests(group: str, prefix: str = DEFAULT_PREFIX) -> str:
-    """The filter by which the gateway's replicas share every device's requests (MQTT 5, section 4.8.2).
+    """Returns the filter with which the gateway's replicas share the requests of all devices (MQTT 5, section 4.8.2).
 
     Raises:
-        ConfigError: a group or prefix that a topic filter cannot carry.
+        ConfigError: an invalid group or prefix.
     """
     _check_prefix(prefix)
     if why := _fault(group):
@@ -90,10 +90,10 @@ def shared_requests(group: str, prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def parse_request(topic: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
-    """The (device, model) of a request topic.
+    """Returns the device and model of a request topic.
 
     Raises:
-        ProtocolError: it is not one.
+        ProtocolError: another topic.
     """
     head = f"{prefix}/"
     parts = topic[len(head) :].split("/") if topic.startswith(head) else []
@@ -109,7 +109,7 @@ def _check_prefix(prefix: str) -> None:
 
 
 def _fault(level: str) -> str:
-    """What keeps `level` from being one level of a topic; "" if nothing does."""
+    """Returns why `level` cannot be one level of a topic; "" if it can."""
     if not level:
         return "is empty; give at least one character"
     if len(level) > _NAME_LIMIT_CHARACTERS:
@@ -117,7 +117,7 @@ def _fault(level: str) -> str:
     found = sorted(_REFUSED.intersection(level))
     if found:
         return f"contains {', '.join(map(repr, found))}, which MQTT topics reserve; leave it out"
-    # Section 1.5.4 lets a broker close the connection over these; surrogates are not UTF-8 at all.
+    # Section 1.5.4 allows a broker to close the connection for these; surrogates are not UTF-8 at all.
     if any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in level):
         return "contains control characters, which MQTT brokers may refuse; leave them out"
     return ""

@@ -1,40 +1,40 @@
-"""Who answers: pure functions over evidence, without I/O, so that device, simulator and replay run the same code.
+"""Routing: pure functions over evidence, without I/O, so that device, simulator and replay run the same code.
 
-Policies: what becomes of a row.
-    policy          before the edge model ran and after; the threshold in use; what a certificate covers
-    policies        those to choose from: Firstline's own two, baselines, and what peers do
+Policies: which tier answers a row.
+    policy          decisions before and after the edge model; the threshold in use; the cover of a certificate
+    policies        selectable policies: Firstline's own two, baselines, and those of other products
 
-Scores: how sure a model is of its answer.
-    confidence      the simple ones, and AUROC, which tells how well a score ranks errors
-    learned         a logistic score and the learned value of asking the full model, applied
-    detection       boxes: scores and losses of one image
+Scores: the confidence of a model in its answer.
+    confidence      simple scores, and AUROC, the quality of a score
+    learned         a logistic score, and the learned value of an escalation
+    detection       object detection: scores and losses of one image
 
-Proof: what may be promised of kept answers, before any is given.
-    certificate     the record that an edge variant carries
-    certification   the loosest threshold that keeps the promise "at most epsilon, with confidence 1 - delta"
-    contracts       promises on the whole stream of answers, and on groups of them
-    weighted        certifying on rows that were drawn with different probabilities
+Certification: bounds on the risk of edge answers.
+    certificate     the certificate of an edge variant
+    certification   the loosest threshold with a risk of at most epsilon, with confidence 1 - delta
+    contracts       contracts on the whole stream of answers, and on groups of them
+    weighted        certification on rows that were sampled with different probabilities
     binomial        exact tails and Clopper-Pearson bounds, for losses of 0 and 1
     bounds          p-values for losses anywhere in [0, 1]
-    starts          where testing begins
-    fallback        many hypotheses in a fixed order, at one delta for all of them
+    starts          thresholds at which testing starts
+    fallback        tests of many hypotheses in a fixed order, with one delta for all of them
 
-In the field: does the promise still hold?
-    sampling        with which probability the next kept answer is audited
-    audit           the test that may be looked at after every audit, for ever
-    tightening      after an alarm: the score from which answers are still good enough
-    drift           has what comes in changed? Needs no full model
+Monitoring: does the contract still hold in the field?
+    sampling        the probability with which the next edge answer is audited
+    audit           the sequential test of the contract, valid after every audit
+    tightening      the threshold after an alarm
+    drift           changes of the inputs, detected without the full model
 
-On time: what the link allows.
-    timing          how long a link takes, by the size of what is sent
-    quantiles       of a stream that forgets
+Deadlines: the latency of links.
+    timing          the latency of a link, by size of the payload
+    quantiles       quantiles of a stream with decaying weights
     hedging         whether to ask the full model before the small one has answered
-    token_bucket    what may be done now and then
+    token_bucket    a token bucket
 
-On budget: what an escalation costs, and whether it is worth that.
-    account         all budgets together: cost, price, verdict
+Budgets: the cost of an escalation, and whether it is worth it.
+    account         all budgets together: cost, price, decision
     budget          one budget: prices that make it last to the end of its hour or day
-    demand          how much is still to come in this hour or day
-    tariff          what traffic and runs cost, as the owner states it
+    demand          a forecast of the remaining demand in this hour or day
+    tariff          the costs of traffic and runs, as configured
     conditions      battery, heat and a metered link, as factors on prices
 """

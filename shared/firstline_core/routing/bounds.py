@@ -1,7 +1,7 @@
 """Tests of "the mean loss is at most this" for losses anywhere in [0, 1], for which the binomial tail is not valid.
 
 Every p-value here is valid for any distribution of independent losses and any sample size. It decreases as the tested
-mean increases: what holds at 2 % also holds at 5 %.
+mean increases: a proof at 2 % is also one at 5 %.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Ledger:
-    """The persistent state of a budget: what it has spent and learned.
+    """The persistent state of a budget: its spending and learned demand.
 
     Args:
         period: number of the current one, counted from the epoch; -1 before the first.
@@ -93,7 +93,7 @@ class Meter:
     """One budget in use.
 
     Args:
-        budget: what may be spent.
+        budget: the amount per period.
         ledger: the persistent state; changed in place.
     """
 

@@ -1,4 +1,4 @@
-"""What every runtime offers: named arrays in, named arrays out, in real values."""
+"""The interface of all runtimes: named arrays in, named arrays out, in real values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from firstline_core.types import Array, TensorSpec
 
 
 class Runtime(Protocol):
-    """A loaded model. Safe to call from several threads.
+    """A loaded model. Thread-safe.
 
-    Quantised inputs and outputs are scaled here, always: callers give and get real values, of whatever dtype, and see
-    FP32 specs. A model of a fixed batch size is run row by row or padded here: callers may pass any number of rows.
+    Runtimes scale quantised inputs and outputs: callers pass and get real values of any dtype, and see FP32 specs. A
+    model with a fixed batch size is run row by row or padded: callers may pass any number of rows.
 
     Attributes:
-        ranges: the least and the largest real value of each quantised input, by name; values beyond are clipped.
-        provider: what really executes the model, e.g. "CPUExecutionProvider" or "tflite/litert".
+        ranges: smallest and largest real value of each quantised input, by name; other values are clipped.
+        provider: that really executes the model, e.g. "CPUExecutionProvider" or "tflite/litert".
     """
 
     inputs: tuple[TensorSpec, ...]

@@ -1,7 +1,7 @@
-"""Finds ONNX weights that are stored outside the model file.
+"""Detects ONNX weights that are stored outside the model file.
 
-A bundle's digest covers the model's bytes; weights in a second file would be outside of it, and their path could lead
-anywhere. ONNX Runtime gives no way to ask, and the `onnx` package is too heavy for a device.
+A bundle's digest covers the bytes of the model; it would not cover weights in a second file, whose path could lead
+anywhere. ONNX Runtime cannot report them, and the `onnx` package is too large for a device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXTERNAL = 1
 
 
 def has_external_data(model: bytes) -> bool:
-    """Whether any tensor of a serialised ONNX ModelProto keeps its data in another file.
+    """Returns whether any tensor of a serialised ONNX ModelProto has its data in another file.
 
     Raises:
         ValueError: not protobuf.

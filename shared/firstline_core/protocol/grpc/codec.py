@@ -1,7 +1,7 @@
-"""Inferences to and from gRPC's messages. No I/O.
+"""Converts inferences to and from gRPC messages. No I/O.
 
-A message is looked through before protobuf parses it: raw tensors stay views of the bytes that came, and what is left
-is small. (Parsed messages take up to fifty times their bytes, so their size is bounded as JSON's is.)
+Raw tensors are split off before protobuf parses a message: they stay views of the received bytes, and the rest is
+small. (Parsed messages take up to fifty times their bytes, so their size is limited like that of JSON.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RAW_INPUTS = message("ModelInferRequest").DESCRIPTOR.fields_by_name["raw_input_
 # Fields of the outermost message: inputs, outputs, parameters and raw tensors together.
 _FIELDS_LIMIT = 1024
 
-# Where InferTensorContents has the elements of each datatype; FP16 travels raw alone.
+# The field of InferTensorContents for each datatype; FP16 travels only as raw data.
 CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -45,11 +45,11 @@ CONTENTS = {
 
 
 def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
-    """A ModelInferRequest's bytes without its raw tensors, and those.
+    """Returns the bytes of a ModelInferRequest without its raw tensors, and the raw tensors.
 
     Raises:
-        InvalidTensorError: the bytes are no message.
-        PayloadTooLargeError: over `limits`; `json_bytes` holds for what is not raw.
+        InvalidTensorError: the bytes are not a message.
+        PayloadTooLargeError: over `limits`; `json_bytes` applies to everything but raw tensors.
     """
     if len(sent) > limits.body_bytes:
         raise PayloadTooLargeError(f"The message is {len(sent)} bytes; at most {limits.body_bytes} are accepted.")
@@ -82,20 +82,20 @@ def decode_request(
     trust_request_id: bool = False,
     limits: Limits,
 ) -> InferRequest:
-    """The request that a ModelInferRequest describes. Raw numeric inputs are read-only views of the bytes that came.
+    """Decodes a ModelInferRequest. Raw numeric inputs are read-only views of the received bytes.
 
     Args:
-        head: from `split`, as `raw` is; see `oip.decode_request` for the rest.
+        head: from `split`, like `raw`; for the rest see `oip.decode_request`.
         raw: one for each input, or none.
         now_s: on this tier's monotonic clock; the parameter `timeout` counts from here.
-        principal: who asks, as the transport authenticated them.
+        principal: the caller that the transport authenticated.
         trust_request_id: for devices, whose escalations keep their id.
-        limits: held against sizes before anything is allocated.
+        limits: checked before anything is allocated.
 
     Raises:
-        InvalidTensorError: the message does not say what V2 says that it must.
-        RequestError: a parameter has a value that it cannot take.
-        PayloadTooLargeError: it asks for more than `limits` allow.
+        InvalidTensorError: the message is not valid V2.
+        RequestError: a parameter has an invalid value.
+        PayloadTooLargeError: it exceeds `limits`.
     """
     try:
         found = message("ModelInferRequest").FromString(head)
@@ -121,15 +121,15 @@ def decode_request(
 
 
 def encode_response(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> Any:
-    """The ModelInferResponse, with the outputs that the request named, all of them raw.
+    """Encodes a ModelInferResponse with the requested outputs as raw data.
 
     Args:
-        request: what was asked.
-        response: what is answered.
-        labels: of the model's classes, for outputs that are asked for as classes.
+        request: of the response.
+        response: to encode.
+        labels: of the model's classes, for outputs requested as classes.
 
     Raises:
-        InvalidTensorError: the request names an output that there is not, or that has no classes.
+        InvalidTensorError: a requested output does not exist, or has no classes.
     """
     made = message("ModelInferResponse")(model_name=response.model, model_version=response.version, id=response.id)
     if response.answer is not None:
@@ -141,7 +141,7 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
-    """V2 parameters; one without a value counts as absent."""
+    """Returns V2 parameters; one without a value counts as absent."""
     found: dict[str, object] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -151,7 +151,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
 
 
 def write_parameters(parameters: Any, values: Mapping[str, str | float | bool]) -> None:
-    """Puts values into a message's parameters."""
+    """Writes values to the parameters of a message."""
     for key, value in values.items():
         if isinstance(value, bool):
             parameters[key].bool_param = value
@@ -196,7 +196,7 @@ def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tens
 
 
 def _from_contents(described: Described, contents: Any) -> Array:
-    """The array that typed contents, one element after the other, spell out."""
+    """Returns the array of typed contents."""
     where, datatype, shape = described.where, described.datatype, described.shape
     field = CONTENTS.get(datatype)
     if field is None:
@@ -207,7 +207,7 @@ def _from_contents(described: Described, contents: Any) -> Array:
             f"{where} has {len(elements)} elements in '{field}'; shape {list(shape)} of {datatype} needs "
             f"{math.prod(shape)}."
         )
-    if datatype not in ("FP32", "FP64"):  # which may be infinite, or no number, unlike JSON's
+    if datatype not in ("FP32", "FP64"):  # which may be infinite or NaN, unlike in JSON
         if datatype != "BYTES":
             return tensors.from_json(where, datatype, shape, list(elements))
         array = np.empty(len(elements), np.object_)

@@ -1,4 +1,4 @@
-"""The server that listens for gRPC, and its limits."""
+"""The gRPC server and its limits."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from firstline_core.errors import CapacityError
 from firstline_core.protocol.grpc.service import InferenceService
 
 METADATA_LIMIT_BYTES = 65_536
-# Names, and the lengths of fields, beside what REST would have for a body.
+# Names and field lengths, which a REST body does not have.
 _FRAME_BYTES = 65_536
 
 
 def address_of(peer: str) -> str:
-    """The address in "ipv4:127.0.0.1:1234" and "ipv6:%5B::1%5D:1234"."""
+    """Returns the address in "ipv4:127.0.0.1:1234" or "ipv6:%5B::1%5D:1234"."""
     address = peer.partition(":")[2].rpartition(":")[0]
     return address.replace("%5B", "").replace("%5D", "").strip("[]")
 
 
 class GrpcServer:
-    """Listens on one address, from `start` on.
+    """A gRPC server on one address; it serves after `start`.
 
     Args:
-        service: answers.
-        address: "HOST:PORT"; port 0 lets the system choose.
+        service: answers the calls.
+        address: "HOST:PORT"; port 0 for any free port.
         body_limit_bytes: of one message.
-        calls_limit: calls at the same moment; one more is refused (RESOURCE_EXHAUSTED).
-        credentials: for TLS; None serves without.
+        calls_limit: concurrent calls; further ones are refused (RESOURCE_EXHAUSTED).
+        credentials: for TLS; None for plain text.
 
     Raises:
-        CapacityError: the address is taken, or not this machine's.
+        CapacityError: the address is in use, or does not belong to this machine.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class GrpcServer:
             ) from error
 
     async def start(self) -> None:
-        """Begins to answer."""
+        """Starts to serve."""
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Lets nobody new in; calls under way have `grace_s` to end."""
+        """Refuses new calls; running calls have `grace_s` to end."""
         await self._server.stop(grace_s)

@@ -1,7 +1,7 @@
-"""`inference.GRPCInferenceService` on a data plane: who calls, what is asked, what is answered.
+"""`inference.GRPCInferenceService` on a data plane.
 
-Every call is taken as a stream of raw messages, which on the wire is the same: so the caller is known before a byte of
-the message is read, and a message that protobuf cannot read is refused in a sentence.
+Every call is handled as a stream of raw messages, which is the same on the wire. So the caller is authenticated before
+a byte of the message is read, and a message that protobuf cannot parse gets a readable error.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from firstline_core.telemetry import logs
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import InferRequest, TensorSpec, TraceContext
 
-# What a caller may take for one message; HTTP bodies have as long, and longer the more came of them.
+# Time limit of one message, as for HTTP bodies.
 READ_TIMEOUT_S = 60.0
-# Of a message that is no inference: a few names.
+# Size limit of a message that is not an inference and has only a few names.
 _SMALL_BYTES = 65_536
 
 INFER, OPERATE = "infer", "operate"
-"""What a call wants of its caller: to ask models, or to change which are served."""
+"""The permission that a call requires: to use models, or to change which are served."""
 
 log = logs.logger(__name__)
 
-Context = Any  # grpc.aio.ServicerContext, whose stubs say less than its documentation
+Context = Any  # grpc.aio.ServicerContext, whose type stubs are incomplete
 Messages = AsyncIterator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, and whether their own request ids are kept."""
+    """The caller, and whether its own request ids are kept."""
 
     principal: str
     trust_request_id: bool = False
@@ -53,16 +53,16 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class CallHooks:
-    """What a tier asks of callers, and keeps of their calls.
+    """The functions of a tier that authenticate, limit and record calls.
 
     Args:
-        authorize: finds the caller of a call, who must be allowed `INFER` or `OPERATE`; raises `FirstlineError` where
-            they may not.
-        share: a caller's part of the bodies under way: a function that takes so many bytes, and raises `QueueFullError`
-            where they do not fit.
-        record: told how each inference ended: the model, the principal, the seconds, and why there is no answer.
-        unread: why an inference is refused before its message is read; None where it is read.
-        no_room: told of a call that was read, and then refused for want of room.
+        authorize: returns the caller of a call, with the permission `INFER` or `OPERATE`; raises `FirstlineError`
+            without it.
+        share: context manager of a caller's share of the bodies in flight: a function that reserves bytes, and raises
+            `QueueFullError` if they do not fit.
+        record: called at the end of each inference with the model, the principal, the seconds, and the error.
+        unread: returns the error of an inference that is refused before its message is read; None to read it.
+        no_room: called after a call was read and refused because of overload.
     """
 
     authorize: Callable[[Context, str], Awaitable[Caller]]
@@ -77,8 +77,8 @@ class InferenceService:
 
     Args:
         plane: the tier that answers.
-        hooks: who may call, and what is recorded of calls.
-        clock: what deadlines are on.
+        hooks: of the tier.
+        clock: of the deadlines.
     """
 
     def __init__(self, plane: DataPlane, hooks: CallHooks, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -87,24 +87,24 @@ class InferenceService:
         self._clock = clock
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For a server of `grpc.aio`."""
+        """Returns the handler for a server of `grpc.aio`."""
         answers: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda _: _reply("ServerLiveResponse", live=self._plane.live()),
             "ServerReady": lambda _: _reply("ServerReadyResponse", ready=self._plane.ready()),
             "ServerMetadata": lambda _: self._server_metadata(),
-            "ModelReady": lambda asked: _reply(
-                "ModelReadyResponse", ready=self._plane.model_ready(asked.name, asked.version)
+            "ModelReady": lambda request: _reply(
+                "ModelReadyResponse", ready=self._plane.model_ready(request.name, request.version)
             ),
             "ModelMetadata": self._model_metadata,
-            "ModelConfig": lambda asked: _parsed(
-                "ModelConfigResponse", {"config": self._plane.config(asked.name, asked.version)}
+            "ModelConfig": lambda request: _parsed(
+                "ModelConfigResponse", {"config": self._plane.config(request.name, request.version)}
             ),
-            "ModelStatistics": lambda asked: _parsed(
-                "ModelStatisticsResponse", extensions.statistics_json(self._plane, asked.name, asked.version)
+            "ModelStatistics": lambda request: _parsed(
+                "ModelStatisticsResponse", extensions.statistics_json(self._plane, request.name, request.version)
             ),
-            "RepositoryIndex": lambda asked: _parsed(
+            "RepositoryIndex": lambda request: _parsed(
                 "RepositoryIndexResponse",
-                {"models": extensions.index_json(self._plane.index(), ready_only=asked.ready)},
+                {"models": extensions.index_json(self._plane.index(), ready_only=request.ready)},
             ),
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
@@ -129,10 +129,10 @@ class InferenceService:
                 if len(sent) > _SMALL_BYTES:
                     raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
                 try:
-                    asked = message(kind).FromString(sent)
+                    request = message(kind).FromString(sent)
                 except DecodeError as error:
                     raise InvalidTensorError(f"The message is no {kind}: {error}.") from error
-                found = answer(asked)
+                found = answer(request)
                 if asyncio.iscoroutine(found):
                     found = await found
                 encoded: bytes = found.SerializeToString()
@@ -140,9 +140,9 @@ class InferenceService:
             except FirstlineError as error:
                 return await _refuse(context, error)
             except Exception:  # the outermost loop of a call
-                unforeseen = _unforeseen()
-                log.exception("call failed unexpectedly", call=name, request_id=unforeseen.request_id)
-                return await _refuse(context, unforeseen)
+                internal = _internal_error()
+                log.exception("call failed unexpectedly", call=name, request_id=internal.request_id)
+                return await _refuse(context, internal)
 
         return call
 
@@ -152,7 +152,7 @@ class InferenceService:
             return await _refuse(context, refused)
         arrived_s = self._clock.monotonic_s()
         remaining_s = context.time_remaining()
-        trace = _followed(context)
+        trace = _trace_of_call(context)
         journal = _Journal(self._hooks.record, self._clock, arrived_s)
         try:
             caller = await self._hooks.authorize(context, INFER)
@@ -160,27 +160,27 @@ class InferenceService:
             with self._hooks.share(caller.principal) as take:
                 sent = await _first(messages)
                 take(len(sent))
-                beside = _Beside(None if remaining_s is None else arrived_s + remaining_s, trace)
-                found = await self._answer(sent, caller, arrived_s, beside, journal)
+                metadata = _CallMetadata(None if remaining_s is None else arrived_s + remaining_s, trace)
+                found = await self._answer(sent, caller, arrived_s, metadata, journal)
                 encoded: bytes = found.SerializeToString()
         except FirstlineError as error:
             journal.ended(error)
             if isinstance(error, QueueFullError):
                 self._hooks.no_room(context)
             return await _refuse(context, error)
-        except asyncio.CancelledError:  # the client left, or its deadline passed
+        except asyncio.CancelledError:  # the client cancelled, or its deadline passed
             journal.ended(LinkDownError("The client ended the call before it was answered."))
             raise
         except Exception:  # the outermost loop of a call
-            unforeseen = _unforeseen()
-            log.exception("call failed unexpectedly", call="ModelInfer", request_id=unforeseen.request_id)
-            journal.ended(unforeseen)
-            return await _refuse(context, unforeseen)
+            internal = _internal_error()
+            log.exception("call failed unexpectedly", call="ModelInfer", request_id=internal.request_id)
+            journal.ended(internal)
+            return await _refuse(context, internal)
         journal.ended(None)
         return encoded
 
     async def _stream_infer(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
-        """One after the other: answers come in the order of their requests, and an error ends its request alone."""
+        """Answers requests one after the other, in their order; an error ends only its own request."""
         try:
             caller = await self._hooks.authorize(context, INFER)
         except FirstlineError as error:
@@ -188,15 +188,15 @@ class InferenceService:
             return
         async for sent in messages:
             arrived_s = self._clock.monotonic_s()
-            beside = _Beside(None, _followed(context))
+            metadata = _CallMetadata(None, _trace_of_call(context))
             journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
             reply = message("ModelStreamInferResponse")()
             try:
                 with self._hooks.share(caller.principal) as take:
                     take(len(sent))
-                    answered = await self._answer(sent, caller, arrived_s, beside, journal)
+                    answered = await self._answer(sent, caller, arrived_s, metadata, journal)
                 reply.infer_response.CopyFrom(answered)
-                # Triton's, for models that give several responses: this one gives one.
+                # Triton's marker for models with several responses; here there is always one.
                 reply.infer_response.parameters["triton_final_response"].bool_param = True
                 journal.ended(None)
             except FirstlineError as error:
@@ -208,13 +208,15 @@ class InferenceService:
                 journal.ended(LinkDownError("The client ended the call before it was answered."))
                 raise
             except Exception:  # the outermost loop of a request
-                unforeseen = _unforeseen()
-                log.exception("call failed unexpectedly", call="ModelStreamInfer", request_id=unforeseen.request_id)
-                journal.ended(unforeseen)
-                reply.error_message = unforeseen.message
+                internal = _internal_error()
+                log.exception("call failed unexpectedly", call="ModelStreamInfer", request_id=internal.request_id)
+                journal.ended(internal)
+                reply.error_message = internal.message
             yield reply.SerializeToString()
 
-    async def _answer(self, sent: bytes, caller: Caller, arrived_s: float, beside: _Beside, journal: _Journal) -> Any:
+    async def _answer(
+        self, sent: bytes, caller: Caller, arrived_s: float, metadata: _CallMetadata, journal: _Journal
+    ) -> Any:
         limits = self._plane.limits
         head, raw = codec.split(sent, limits)
 
@@ -229,10 +231,10 @@ class InferenceService:
 
         request = await http_body.decoded(decode, {}, len(head))
         journal.model, journal.id = request.model, request.id
-        if (deadline_s := beside.deadline_s) is not None:
+        if (deadline_s := metadata.deadline_s) is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
-        if beside.trace is not None:
-            request = replace(request, trace=beside.trace)
+        if metadata.trace is not None:
+            request = replace(request, trace=metadata.trace)
         response = await self._plane.infer(request)
         return codec.encode_response(request, response, http.class_labels(self._plane, request, response))
 
@@ -244,17 +246,17 @@ class InferenceService:
             extensions=self._plane.extensions,
         )
 
-    async def _load(self, asked: Any) -> Any:
-        extensions.check_load_parameters(asked.parameters)
-        await self._plane.load(name := asked.model_name or asked.repository_name)
+    async def _load(self, request: Any) -> Any:
+        extensions.check_load_parameters(request.parameters)
+        await self._plane.load(name := request.model_name or request.repository_name)
         return _reply("RepositoryModelLoadResponse", model_name=name, isLoaded=True)
 
-    async def _unload(self, asked: Any) -> Any:
-        await self._plane.unload(name := asked.model_name or asked.repository_name)
+    async def _unload(self, request: Any) -> Any:
+        await self._plane.unload(name := request.model_name or request.repository_name)
         return _reply("RepositoryModelUnloadResponse", model_name=name, isUnloaded=True)
 
-    def _model_metadata(self, asked: Any) -> Any:
-        found = self._plane.metadata(asked.name, asked.version)
+    def _model_metadata(self, request: Any) -> Any:
+        found = self._plane.metadata(request.name, request.version)
         reply = _reply("ModelMetadataResponse", name=found.name, versions=found.versions, platform=found.platform)
         for specs, described in ((found.inputs, reply.inputs), (found.outputs, reply.outputs)):
             for spec in specs:
@@ -262,15 +264,15 @@ class InferenceService:
         return reply
 
 
-class _Beside(NamedTuple):
-    """What a call says beside its message."""
+class _CallMetadata(NamedTuple):
+    """The metadata of a call."""
 
     deadline_s: float | None
     trace: TraceContext | None
 
 
 class _Journal:
-    """How one inference ended, told once."""
+    """Records the end of one inference."""
 
     def __init__(
         self,
@@ -290,11 +292,11 @@ class _Journal:
         self._record(self.model, self.principal, self._clock.monotonic_s() - self._arrived_s, error)
 
 
-def _followed(context: Context) -> TraceContext | None:
-    """The trace that a request belongs to, which the lines about it name from now on."""
+def _trace_of_call(context: Context) -> TraceContext | None:
+    """Returns the trace of a request, and adds it to the log lines of this context."""
     trace = from_lines(context.invocation_metadata() or ())
     if trace is not None:
-        logs.FACTS.set(trace.facts)  # until there is a request that says more
+        logs.FACTS.set(trace.facts)  # until the decoded request adds more facts
     return trace
 
 
@@ -312,10 +314,10 @@ def _describe(spec: TensorSpec, described: Any) -> None:
 
 
 async def _first(messages: Messages) -> bytes:
-    """The one message of a call.
+    """Returns the only message of a call.
 
     Raises:
-        InvalidTensorError: there is none.
+        InvalidTensorError: the call has no message.
         RemoteTimeoutError: it came too slowly.
     """
     try:
@@ -328,16 +330,16 @@ async def _first(messages: Messages) -> bytes:
 
 
 async def _refuse(context: Context, error: FirstlineError) -> bytes:
-    """Ends the call with an error's status, sentence and code."""
+    """Aborts the call with the status, message and code of an error."""
     try:
         await context.abort(status_of(error), error.message, trailers_of(error))
-    except grpc.aio.InternalError as ended:  # by gRPC itself, which has said why, or by the client
+    except grpc.aio.InternalError as ended:  # ended by gRPC itself, which has reported it, or by the client
         raise asyncio.CancelledError from ended
     return b""  # never reached: `abort` raises
 
 
-def _unforeseen() -> FirstlineError:
-    """What a client is told of a failure that nobody foresaw: the id under which the log has the reason."""
+def _internal_error() -> FirstlineError:
+    """Returns the error for an unexpected failure, with the id under which the log has the reason."""
     request_id = new_request_id()
     error = FirstlineError(f"The server failed on this call; its log has the reason under {request_id}.")
     error.request_id = request_id

@@ -1,4 +1,4 @@
-"""Errors as gRPC statuses: the one error -> status table, and what travels beside the sentence."""
+"""Errors as gRPC statuses: the table from errors to statuses, and the trailing metadata."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from firstline_core import errors
 from firstline_core.errors import FirstlineError
 
 CODE = "firstline-code"
-"""Trailing metadata: the error's code, as in REST's body."""
+"""Trailing metadata: the error's code, as in a REST body."""
 RETRY_AFTER_MS = "grpc-retry-pushback-ms"
-"""Trailing metadata: when to come back; gRPC's clients that retry keep to it (gRFC A6)."""
+"""Trailing metadata: time until a retry; gRPC clients that retry respect it (gRFC A6)."""
 REQUEST_ID = "firstline-request-id"
 
-# A class without a line takes its parent's.
+# A class without an entry has its parent's.
 _STATUS: dict[type[FirstlineError], StatusCode] = {
     errors.RequestError: StatusCode.INVALID_ARGUMENT,
     errors.UnauthorizedError: StatusCode.UNAUTHENTICATED,
@@ -22,7 +22,7 @@ _STATUS: dict[type[FirstlineError], StatusCode] = {
     errors.UnknownAnswerError: StatusCode.NOT_FOUND,
     errors.ModelMismatchError: StatusCode.FAILED_PRECONDITION,
     errors.ReusedRequestIdError: StatusCode.ALREADY_EXISTS,
-    errors.PayloadTooLargeError: StatusCode.RESOURCE_EXHAUSTED,  # what gRPC itself says of a message over its limit
+    errors.PayloadTooLargeError: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself for a message over its limit
     errors.RateLimitedError: StatusCode.RESOURCE_EXHAUSTED,
     errors.CapacityError: StatusCode.UNAVAILABLE,
     errors.LinkError: StatusCode.UNAVAILABLE,
@@ -33,12 +33,12 @@ _STATUS: dict[type[FirstlineError], StatusCode] = {
 
 
 def status_of(error: FirstlineError) -> StatusCode:
-    """The gRPC status of an error."""
+    """Returns the gRPC status of an error."""
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
 def trailers_of(error: FirstlineError) -> tuple[tuple[str, str], ...]:
-    """The metadata that says the rest of an error."""
+    """Returns the trailing metadata of an error."""
     found = [(CODE, error.code)]
     if error.retry_after_s is not None:
         found.append((RETRY_AFTER_MS, str(max(1, round(min(error.retry_after_s, 86_400.0) * 1000)))))
