@@ -69,7 +69,10 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_used_is_told_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
-    for path, said in ((file, "which is a file already"), (tmp_path / "nowhere" / "agent.sock", "no such folder")):
+    for path, said in (
+        (file, "which is a file but not a socket"),
+        (tmp_path / "nowhere" / "agent.sock", "no such folder"),
+    ):
         with pytest.raises(AddressError, match=said), contextlib.ExitStack() as opened:
             opened.enter_context(listening(path, 0o660))
     assert file.read_text() == "precious"

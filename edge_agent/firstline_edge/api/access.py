@@ -1,4 +1,4 @@
-"""Who may call: bearer tokens where a token file is set, this machine's own users where not."""
+"""Authentication of callers: by bearer token if a token file is set, otherwise any user of this machine."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from firstline_edge.settings.settings import ApiSection
 
 
 class Access(Protocol):
-    """Tells the principal of a request by its headers."""
+    """Authenticates callers."""
 
     def principal(self, headers: Mapping[str, str]) -> str:
-        """The caller's name.
+        """Returns the caller's name, from the headers of an HTTP request.
 
         Raises:
-            RequestError: nobody may call like that.
+            RequestError: the caller is refused.
         """
         ...
 
     def bearer(self, authorization: str) -> str:
-        """The caller's name over a transport that no web page can use.
+        """Returns the caller's name on a transport that web pages cannot use.
 
         Args:
             authorization: "Bearer TOKEN", or "".
 
         Raises:
-            RequestError: as `principal`.
+            RequestError: the caller is refused.
         """
         ...
 
 
 class TokenAccess:
-    """The bearer token's name is the principal."""
+    """The name of the bearer token is the principal."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -51,12 +51,11 @@ class TokenAccess:
 
 
 class LoopbackAccess:
-    """Everybody on this machine, as one principal.
+    """All users of this machine are one principal; web pages of other origins in their browsers are refused.
 
-    A web page from elsewhere that the machine's user looks at is not meant. It may have its own name point at
-    127.0.0.1 (DNS rebinding), so only the loopback's names are answered to; and it may have the browser post to
-    127.0.0.1 (CSRF), which then says in `Origin` whose page it was. With a token file neither matters: no page knows
-    the token.
+    Such a page can let its own name resolve to 127.0.0.1 (DNS rebinding), so only the loopback's names are accepted as
+    Host. It can also let the browser post to 127.0.0.1 (CSRF); the browser then sends the page's `Origin`. With a token
+    file neither attack works, because no page knows the token.
     """
 
     def principal(self, headers: Mapping[str, str]) -> str:
@@ -76,20 +75,20 @@ class LoopbackAccess:
 
 
 def check_local(peer: tuple[str, int] | None) -> None:
-    """Whether a caller is on this machine, as those must be who change what it holds.
+    """Refuses callers on other machines, who may not change the models of this device.
 
     Args:
-        peer: address and port; None where the connection has none: a Unix socket's.
+        peer: address and port of the caller; None over a Unix socket.
 
     Raises:
-        ForbiddenError: it is not.
+        ForbiddenError: the caller is on another machine.
     """
     if peer is not None and not is_loopback(peer[0]):
         raise ForbiddenError(f"Models are loaded and unloaded from the device itself, not from {peer[0]}.")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own."""
+    """Returns whether an address is a loopback address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -98,15 +97,15 @@ def is_loopback(address: str) -> bool:
 
 
 def _name(authority: str) -> str:
-    """The host of `HOST[:PORT]`, in lower case."""
+    """Returns the host of `HOST[:PORT]`, in lower case."""
     name = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
     return name.lower()
 
 
 def access_of(api: ApiSection) -> Access:
-    """The access that the settings ask for.
+    """Returns the authentication that the settings configure.
 
     Raises:
-        ConfigError: the token file cannot be read, or makes no sense.
+        ConfigError: the token file cannot be read, or is not valid.
     """
     return TokenAccess(read_tokens(api.token_file, "api.token_file")) if api.token_file else LoopbackAccess()

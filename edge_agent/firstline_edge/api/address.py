@@ -1,4 +1,4 @@
-"""The TCP address to listen on."""
+"""The TCP address that the API listens on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _BIND_PROBLEMS = {
 
 
 class AddressError(FirstlineError):
-    """The address to listen on cannot be had."""
+    """Raised when the address to listen on is not available."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound TCP socket.
+    """Returns a bound TCP socket.
 
     Raises:
-        ConfigError: the host is no address.
-        AddressError: the port is taken or may not be bound.
+        ConfigError: the host is not an address.
+        AddressError: the port is in use or may not be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ConfigError(f"api.host is '{host}', which is no address: {error.strerror}.") from error
+        raise ConfigError(f"api.host is '{host}', which is not an address: {error.strerror}.") from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client on this machine reaches the socket."""
+    """Returns the URL at which a client on this machine reaches the socket."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (a look-up, not a bind)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""Answers in words, answers by id, and both as streams of events."""
+"""Handlers of inference by file, of answers by id, and of both as event streams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from firstline_edge.api.streams import Render, Streams, wants_events
 
 
 class Answers:
-    """The handlers of inference by file and of the answers' addresses.
+    """The handlers of inference by file and of the endpoints below `/firstline/v1/answers`.
 
     Args:
-        agent: started.
-        streams: those that are open.
-        budget: for bodies.
+        agent: answers; it has started.
+        streams: the open event streams.
+        budget: of memory for request bodies.
     """
 
     def __init__(self, agent: EdgeDataPlane, streams: Streams, budget: BodyBudget) -> None:
@@ -32,12 +32,12 @@ class Answers:
         self._budget = budget
 
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
-        """Inference by file; a caller who accepts an event stream gets every answer to this request in it."""
+        """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         agent, model = self._agent, request.parameters["model"]
         with contextlib.ExitStack() as held:
             with self._budget.taking() as take:
                 body = await request.body(agent.limits, take)
-                asked = await file_inference.read_request(
+                inference = await file_inference.read_request(
                     model,
                     agent.short_metadata(model),
                     request.headers,
@@ -49,31 +49,31 @@ class Answers:
                     trace=request.trace,
                 )
                 if not wants_events(request.headers):
-                    return self._in_words(await agent.infer(asked))
-                # Only now: who sends slowly, or not at all, takes no stream from those who listen.
-                stream = held.enter_context(self._streams.opened(self._in_words))
-                ending = held.enter_context(agent.endings.watch(asked.request_id))
-                response = await agent.infer(asked)
+                    return self._short_reply(await agent.infer(inference))
+                # Not before the body was read: a slow sender must not take a stream from other callers.
+                stream = held.enter_context(self._streams.opened(self._short_reply))
+                ending = held.enter_context(agent.endings.watch(inference.request_id))
+                response = await agent.infer(inference)
             return stream.response(response, ending, held)
 
     async def answer(self, request: Request, principal: str) -> Reply:
-        """The latest answer under an id."""
-        render = self._in_form(request)
+        """Returns the latest answer under an id."""
+        render = self._renderer(request)
         return render(await self._agent.answer(request.parameters["request_id"], principal))
 
     async def events(self, request: Request, principal: str) -> Reply | Streamed:
-        """The answer under an id as it stands, and its last word when it comes."""
+        """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
-            stream = held.enter_context(self._streams.opened(self._in_form(request), seen))
+            stream = held.enter_context(self._streams.opened(self._renderer(request), seen))
             ending = held.enter_context(self._agent.endings.watch(request_id))
             return stream.response(await self._agent.answer(request_id, principal), ending, held)
 
-    def _in_form(self, request: Request) -> Render:
-        """How the caller wants an answer that it asks for by id.
+    def _renderer(self, request: Request) -> Render:
+        """Returns the renderer for the form that the query asks for.
 
         Raises:
-            RequestError: not at all.
+            RequestError: there is no such form.
         """
         form = request.query.get("form", "short")
         if form not in ("short", "v2"):
@@ -83,9 +83,9 @@ class Answers:
             encoded = encode_response(InferRequest(response.model, (), request.parameters["request_id"]), response)
             return Reply(200, http.headers_for(encoded), encoded.body)
 
-        return tensors if form == "v2" else self._in_words
+        return tensors if form == "v2" else self._short_reply
 
-    def _in_words(self, response: InferResponse) -> Reply:
+    def _short_reply(self, response: InferResponse) -> Reply:
         return http.json_reply(
             file_inference.answer_json(response, self._agent.labels(response.model, response.version))
         )

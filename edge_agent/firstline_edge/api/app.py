@@ -1,6 +1,6 @@
-"""The HTTP surface: thin handlers from requests to replies. No meaning lives here.
+"""The HTTP API of the agent, a plain ASGI application: routes, authentication, and handlers from requests to replies.
 
-Answers in words, by id and as events are in `answers.py`.
+The handlers for inference by file, answers by id and event streams are in `answers.py`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.routing import NoRouteError, Route, Router
 from firstline_edge.api.streams import Streams
 
-# Of an order to load or unload.
+# Bodies of requests to load or unload a model.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 log = logger(__name__)
 
 
 class App:
-    """The agent's API.
+    """The ASGI application.
 
     Args:
-        agent: started.
-        access: who may call; health alone is open to everyone.
+        agent: answers; it has started.
+        access: authenticates callers; only the health endpoints are open to all.
 
     Attributes:
-        routes: all that there are.
-        streams: those that are open.
-        bodies: what requests hold together.
+        routes: every endpoint.
+        streams: the open event streams.
+        bodies: budget of memory for request bodies.
     """
 
     def __init__(self, agent: EdgeDataPlane, access: Access) -> None:
@@ -51,12 +51,12 @@ class App:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request; the answer to a failure is JSON too."""
+        """Answers one request; failures are answered in JSON too."""
         request = Request(scope, receive)
         try:
             reply = await self._reply(request)
         except ClientDisconnectedError:
-            return  # nobody is left to read an answer
+            return  # no client is left to read an answer
         if isinstance(reply, Streamed):
             await send_stream(reply, request, send)
         else:
@@ -83,13 +83,13 @@ class App:
 
 def _no_route(error: NoRouteError) -> Reply:
     reply = http.json_reply({"error": error.sentence, "code": "invalid_request"}, 405 if error.allowed else 404)
-    if error.allowed:  # RFC 9110, section 15.5.6: a 405 names them
+    if error.allowed:  # RFC 9110, section 15.5.6
         reply.headers["Allow"] = ", ".join(error.allowed)
     return reply
 
 
 class _Handlers:
-    """What V2, its extensions and the operator's addresses are answered with."""
+    """The handlers of the V2 protocol, of its extensions, and of the endpoints for operators."""
 
     def __init__(self, agent: EdgeDataPlane, bodies: BodyBudget) -> None:
         self._agent = agent
@@ -158,7 +158,7 @@ class _Handlers:
     async def status(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(self._agent.status())
 
-    async def described(self, _request: Request, _principal: str) -> Reply:
+    async def description(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(openapi.description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
@@ -196,5 +196,5 @@ def _routes(handlers: _Handlers, answers: Answers) -> tuple[Route, ...]:
         Route("/firstline/v1/configuration/rollback", handlers.roll_back_configuration, "POST"),
         Route("/firstline/v1/purge", handlers.purge, "POST"),
         Route("/metrics", handlers.metrics),
-        Route("/openapi.json", handlers.described),
+        Route("/openapi.json", handlers.description),
     )

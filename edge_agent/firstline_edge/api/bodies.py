@@ -1,4 +1,4 @@
-"""What request bodies may take of the memory together: a limit for each alone lets a few callers fill a device."""
+"""A budget of memory for all request bodies together; a limit on each body alone lets a few callers fill a device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from firstline_core.errors import QueueFullError
 
 
 class BodyBudget:
-    """Bytes of bodies that are being read or answered now.
+    """Counts the bytes of the bodies that are being read or answered.
 
     Args:
-        limit_bytes: of all together.
+        limit_bytes: for all bodies together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -21,15 +21,15 @@ class BodyBudget:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Callable[[int], None]]:
-        """One request's share, given back at the end; what it takes is counted as it arrives, not as it is announced.
+        """Holds the bytes of one request until the context ends. Bytes count when they arrive, not when announced.
 
         Yields:
-            A function that takes so many bytes more, and raises `QueueFullError` where they do not fit.
+            A function that adds a number of bytes, and raises `QueueFullError` if they do not fit.
         """
-        mine_bytes = 0
+        held_bytes = 0
 
         def take(size_bytes: int) -> None:
-            nonlocal mine_bytes
+            nonlocal held_bytes
             if self._taken_bytes + size_bytes > self._limit_bytes:
                 raise QueueFullError(
                     f"The requests under way hold {self._taken_bytes} bytes, and {self._limit_bytes} is this "
@@ -37,9 +37,9 @@ class BodyBudget:
                     retry_after_s=1.0,
                 )
             self._taken_bytes += size_bytes
-            mine_bytes += size_bytes
+            held_bytes += size_bytes
 
         try:
             yield take
         finally:
-            self._taken_bytes -= mine_bytes
+            self._taken_bytes -= held_bytes

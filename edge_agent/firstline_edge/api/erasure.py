@@ -1,7 +1,7 @@
-"""Erasing what was kept: the places where payloads live, and what was learned from them.
+"""Erases stored payloads, and data that was derived from them.
 
-An agent that runs erases for itself, asked over its API by whoever may write in its state directory; the files of one
-that does not run are erased here.
+A running agent erases its own data on request of a caller who may write in its state directory. The files of an agent
+that does not run are erased directly.
 """
 
 from __future__ import annotations

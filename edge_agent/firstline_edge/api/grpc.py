@@ -1,4 +1,4 @@
-"""gRPC on the agent: the same callers and limits as REST has. Imported where `grpc.enabled` says so."""
+"""gRPC on the agent, with the callers and limits of REST. Imported only if `grpc.enabled` is set."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from firstline_edge.api.data_plane import EdgeDataPlane
 
 
 def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> GrpcServer:
-    """The agent's server for gRPC, which listens once it is started.
+    """Returns the agent's gRPC server, which listens once it is started.
 
     Args:
-        agent: started.
-        access: who may call; health alone is open to everyone.
-        bodies: what REST's requests share too.
+        agent: answers; it has started.
+        access: authenticates callers; only the health calls are open to all.
+        bodies: budget of memory, shared with REST.
 
     Raises:
-        CapacityError: the address is taken, or not this machine's.
+        CapacityError: the address is in use, or does not belong to this machine.
     """
 
     async def authorize(context: Context, scope: str) -> Caller:
@@ -27,11 +27,11 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
         metadata = dict(context.invocation_metadata() or ())
         return Caller(access.bearer(metadata.get("authorization", "")))
 
-    # Everything else about a request is written down where it is answered.
-    door = CallHooks(authorize, lambda _: bodies.taking(), lambda *_: None)
+    # The data plane records the outcome of every request.
+    hooks = CallHooks(authorize, lambda _: bodies.taking(), lambda *_: None)
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
-        InferenceService(agent, door),
+        InferenceService(agent, hooks),
         f"[{api.host}]:{grpc.port}" if ":" in api.host else f"{api.host}:{grpc.port}",
         body_limit_bytes=api.body_limit_bytes,
         calls_limit=grpc.calls_limit,

@@ -27,13 +27,13 @@ _FORM = {
     "name": "form",
     "in": "query",
     "schema": {"enum": ["short", "v2"]},
-    "description": "In words, or as tensors.",
+    "description": "As short JSON, or as tensors.",
 }
 _LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
     "schema": {"enum": ["0", "1", "2"]},
-    "description": "Of the last event that was seen: 1 is the provisional answer, 2 the last word.",
+    "description": "Id of the last event received: 1 is the provisional answer, 2 the final one.",
 }
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 
@@ -46,25 +46,25 @@ _INDEX = {
         "required": False,
         "content": {_JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
     },
-    "responses": {"200": {"description": "As asked.", "content": {_JSON: {}}}, **refusals()},
+    "responses": {"200": {"description": "The answer.", "content": {_JSON: {}}}, **refusals()},
 }
 _ROLL_BACK = {
     "tags": ["state"],
-    "summary": "Have what ran before the fleet's latest update of a model run again; only from the device itself.",
+    "summary": "Roll a model back to the version before the fleet's latest update; only from the device itself.",
     "security": [{"HTTPBearer": []}],
     "parameters": [MODEL],
-    "responses": {"200": {"description": "It runs.", "content": {_JSON: {}}}, **refusals()},
+    "responses": {"200": {"description": "The previous version runs.", "content": {_JSON: {}}}, **refusals()},
 }
 _ROLL_BACK_CONFIGURATION = {
     "tags": ["state"],
-    "summary": "Have the settings before the fleet's latest configuration hold again; only from the device itself.",
+    "summary": "Roll the settings back to those before the fleet's latest configuration; only from the device itself.",
     "security": [{"HTTPBearer": []}],
     "parameters": [],
-    "responses": {"200": {"description": "They hold.", "content": {_JSON: {}}}, **refusals()},
+    "responses": {"200": {"description": "The previous settings apply.", "content": {_JSON: {}}}, **refusals()},
 }
 _PURGE = {
     "tags": ["state"],
-    "summary": "Erase what the device keeps; `edge-agent purge` asks for it, from the device itself.",
+    "summary": "Erase stored data; `edge-agent purge` calls this, from the device itself.",
     "security": [{"HTTPBearer": []}],
     "parameters": [],
     "requestBody": {
@@ -76,7 +76,10 @@ _PURGE = {
                     "required": ["places", "proof"],
                     "properties": {
                         "places": {"type": "array", "items": {"type": "string"}},
-                        "proof": {"type": "string", "description": "What the caller just wrote beside the state."},
+                        "proof": {
+                            "type": "string",
+                            "description": "Content of the file that the caller just wrote in the state directory.",
+                        },
                     },
                     "additionalProperties": False,
                 }
@@ -88,24 +91,25 @@ _PURGE = {
 
 
 def description() -> dict[str, Any]:
-    """All routes of `app.create_app`."""
+    """Returns the description of every endpoint."""
     models = ("/v2/models/{model}", (MODEL,)), ("/v2/models/{model}/versions/{version}", (MODEL, VERSION))
     paths = {
         "/v2/health/live": _get("health", "Is the process up? Needs no token.", open_to_all=True),
-        "/v2/health/ready": _get("health", "Does it take requests? 400 while it does not.", open_to_all=True),
+        "/v2/health/ready": _get("health", "Does it accept requests? 400 while it does not.", open_to_all=True),
         "/v2": _get("models", "The server's name, version and extensions."),
-        **{path: _get("models", "What the model takes and gives.", *named) for path, named in models},
+        **{path: _get("models", "Inputs and outputs of the model.", *named) for path, named in models},
         **{f"{path}/ready": _get("models", "Would the model answer now?", *named) for path, named in models},
         **{f"{path}/config": _get("models", "Triton's configuration of the model.", *named) for path, named in models},
-        "/v2/models/stats": _get("models", "How often and how long each model ran, as Triton tells it."),
-        **{f"{path}/stats": _get("models", "How often and how long the model ran.", *named) for path, named in models},
+        "/v2/models/stats": _get("models", "Numbers and durations of runs of every model, in Triton's format."),
+        **{
+            f"{path}/stats": _get("models", "Numbers and durations of runs of the model.", *named)
+            for path, named in models
+        },
         "/v2/repository/index": {"post": _INDEX},
         "/v2/repository/models/{model}/load": {
-            "post": repository_change("Read a model's bundles anew; from the device itself.")
+            "post": repository_change("Reload the bundles of a model; from the device itself.")
         },
-        "/v2/repository/models/{model}/unload": {
-            "post": repository_change("Hold a model no more; from the device itself.")
-        },
+        "/v2/repository/models/{model}/unload": {"post": repository_change("Unload a model; from the device itself.")},
         **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
         "/firstline/v1/models/{model}/infer": {
             "post": short_infer(
@@ -118,11 +122,11 @@ def description() -> dict[str, Any]:
         },
         "/firstline/v1/answers/{request_id}": _get("answers", "The latest answer under an id.", _REQUEST_ID, _FORM),
         "/firstline/v1/answers/{request_id}/events": _get(
-            *("answers", "The answer as it stands, and its last word when it comes."),
+            *("answers", "The present answer, and the final one when it arrives."),
             *(_REQUEST_ID, _FORM, _LAST_EVENT_ID),
             content=_EVENTS,
         ),
-        "/firstline/v1/status": _get("health", "How the agent is: models, links, cache, outbox, budgets."),
+        "/firstline/v1/status": _get("health", "State of the agent: models, links, cache, outbox, budgets."),
         "/firstline/v1/updates/{model}/rollback": {"post": _ROLL_BACK},
         "/firstline/v1/configuration/rollback": {"post": _ROLL_BACK_CONFIGURATION},
         "/firstline/v1/purge": {"post": _PURGE},
@@ -146,6 +150,6 @@ def _get(
             "summary": summary,
             "security": [] if open_to_all else [{"HTTPBearer": []}],
             "parameters": list(parameters),
-            "responses": {"200": {"description": "As asked.", "content": {content: {}}}, **refusals()},
+            "responses": {"200": {"description": "The answer.", "content": {content: {}}}, **refusals()},
         }
     }

@@ -1,4 +1,4 @@
-"""Erasing over the API, for `edge-agent purge`: by whoever shows that it may write in the state directory."""
+"""The endpoint behind `edge-agent purge`: erases data for a caller that proves access to the state directory."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from firstline_edge.api.erasure import Erasure
 _LIMITS = Limits(body_bytes=4096)
 
 
-class _Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be erased, and what the caller has just written beside it."""
+class _PurgeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The places to erase, and the content of the proof file that the caller has just written."""
 
     places: list[str]
     proof: str
 
 
 async def purge_reply(erasure: Erasure, request: Request) -> Reply:
-    """Erases, and says what.
+    """Erases the places that the body names, and returns their names.
 
     Raises:
-        RequestError: the body is no order, or names what there is not.
-        ForbiddenError: the caller has not shown who it is.
+        RequestError: the body is not valid, or names an unknown place.
+        ForbiddenError: the caller has not proved that it may erase.
         CapacityError: the disk refuses.
     """
     body = await request.body(_LIMITS)
     try:
-        order = msgspec.json.decode(body, type=_Order)
+        purge = msgspec.json.decode(body, type=_PurgeRequest)
     except msgspec.MsgspecError as error:
-        raise RequestError(f"The body is no order to purge: {error}.") from error
-    erasure.check(order.proof)
-    await erasure.erase(order.places)
-    return http.json_reply({"erased": order.places})
+        raise RequestError(f"The body is not a valid purge request: {error}.") from error
+    erasure.check(purge.proof)
+    await erasure.erase(purge.places)
+    return http.json_reply({"erased": purge.places})

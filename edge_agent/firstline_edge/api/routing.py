@@ -1,4 +1,4 @@
-"""Which handler an address has. What it takes out of the address are whole parts, unquoted."""
+"""Finds the handler of a request by its method and path. Parameters are whole, unquoted parts of the path."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.http import Reply
 
 Handler = Callable[[Request, str], Awaitable[Reply | Streamed]]
-"""From a request and its principal to the answer."""
+"""Answers a request of an authenticated principal."""
 
-_PATHS_KNOWN, _KNOWN_CHARACTERS = 1024, 256
+_REMEMBERED_PATHS, _REMEMBERED_CHARACTERS = 1024, 256
 _SHOWN_CHARACTERS = 200
 
 
 class Route(NamedTuple):
-    """One address.
+    """One endpoint.
 
     Args:
-        path: with `{name}` for any part.
-        handler: of those who ask there.
-        method: GET also means HEAD.
-        open_to_all: whether anybody may ask.
+        path: with `{name}` for a parameter.
+        handler: of its requests.
+        method: GET includes HEAD.
+        open_to_all: whether callers need no authentication.
     """
 
     path: str
@@ -34,11 +34,11 @@ class Route(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a request is addressed to.
+    """The endpoint of a request.
 
     Args:
-        route: there.
-        parameters: the parts with names.
+        route: its route.
+        parameters: of the path, by name.
     """
 
     route: Route
@@ -46,11 +46,11 @@ class Found(NamedTuple):
 
 
 class NoRouteError(Exception):
-    """No such address, or not with this method.
+    """Raised when no endpoint has this path and method.
 
     Args:
-        sentence: that says why.
-        allowed: the methods that there are at this address; none where it is no address.
+        sentence: the reason.
+        allowed: the methods of this path; empty if the path does not exist.
     """
 
     def __init__(self, sentence: str, allowed: Sequence[str]) -> None:
@@ -60,27 +60,27 @@ class NoRouteError(Exception):
 
 
 class Router:
-    """Finds routes, and knows the latest addresses.
+    """Finds routes, and remembers the latest paths.
 
     Args:
-        routes: all that there are.
+        routes: every endpoint.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = [(_pattern(route.path), route) for route in routes]
-        self._find_again = lru_cache(_PATHS_KNOWN)(self._find)
+        self._find_remembered = lru_cache(_REMEMBERED_PATHS)(self._find)
 
     def find(self, method: str, path: str) -> Found:
-        """What is there.
+        """Returns the endpoint of a request.
 
         Args:
             method: of the request.
             path: unquoted.
 
         Raises:
-            NoRouteError: nothing.
+            NoRouteError: there is none.
         """
-        return (self._find if len(path) > _KNOWN_CHARACTERS else self._find_again)(method, path)
+        return (self._find if len(path) > _REMEMBERED_CHARACTERS else self._find_remembered)(method, path)
 
     def _find(self, method: str, path: str) -> Found:
         wanted = "GET" if method == "HEAD" else method

@@ -1,4 +1,4 @@
-"""Serves the API: its sockets, HTTP and gRPC, a graceful end."""
+"""Serves the API over HTTP and gRPC: sockets, start, and graceful stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from firstline_edge.settings.settings import ApiSection
 
 log = logger(__name__)
 
-_DRAIN_S = 10  # what answers in the making may take after the order to stop
+_DRAIN_S = 10  # for requests in flight after the signal to stop
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ async def serving(
     try:
         yield
     finally:
-        app.streams.close()  # they would be waited for
+        app.streams.close()  # otherwise the server would wait for them
         await server.stop(_DRAIN_S)
 
 
@@ -68,7 +68,7 @@ async def serving_grpc(agent: EdgeDataPlane, access: Access, bodies: BodyBudget)
 
     Raises:
         ConfigError: its packages are not installed.
-        CapacityError: its address cannot be had.
+        CapacityError: its address is not available.
     """
     if not agent.settings.grpc.enabled:
         yield
@@ -91,6 +91,6 @@ async def serving_grpc(agent: EdgeDataPlane, access: Access, bodies: BodyBudget)
 def release_startup_memory() -> None:
     """Returns the garbage of the start to the system: about 5 MB, which is much on a small device."""
     gc.collect()
-    gc.freeze()  # what is here now stays for good: no later collection needs to look at it
+    gc.freeze()  # objects of the start live as long as the process: later collections skip them
     release_freed_memory()
     keep_freed_memory()

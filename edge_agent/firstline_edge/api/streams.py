@@ -1,6 +1,6 @@
-"""Streams of events that are open: an answer as it stands, then its last word (final or expired), then the end.
+"""Open event streams: the present answer, then the final or expired one, then the end of the stream.
 
-What an event looks like is in `firstline_core.protocol.events`.
+`firstline_core.protocol.events` defines the events.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Render = Callable[[InferResponse], Reply]
 
 
 def wants_events(headers: Mapping[str, str]) -> bool:
-    """Whether a caller accepts an event stream by its name; `*/*` does not ask for one."""
+    """Returns whether the Accept header names event streams; `*/*` does not."""
     kinds = (header(headers, "Accept") or "").lower().split(",")
     return any(kind.partition(";")[0].strip() == EVENT_STREAM_TYPE for kind in kinds)
 
 
 class Streams:
-    """The streams that are open.
+    """The open streams.
 
     Args:
-        limit: of them; each holds a connection, and one answer at most for a reader that does not read.
-        heartbeat_s: silence after which a stream says that it is alive.
+        limit: of open streams; each holds a connection, and at most one answer for a client that does not read.
+        heartbeat_s: silence after which a stream sends a heartbeat.
     """
 
     def __init__(self, *, limit: int, heartbeat_s: float) -> None:
@@ -56,14 +56,14 @@ class Streams:
 
     @contextlib.contextmanager
     def opened(self, render: Render, seen: int = 0) -> Iterator[Stream]:
-        """Room for one stream, until the context ends.
+        """Opens a stream until the context ends.
 
         Args:
-            render: an answer as the data of an event.
-            seen: id of the last event that the caller has.
+            render: turns an answer into the data of an event.
+            seen: id of the last event that the caller has received.
 
         Raises:
-            QueueFullError: too many are open.
+            QueueFullError: too many streams are open.
             NotReadyError: the agent is stopping.
         """
         if self._closed:
@@ -81,7 +81,7 @@ class Streams:
             self._open.discard(stopped)
 
     def close(self) -> None:
-        """Ends them all, before their last word: whoever wants it comes back for it."""
+        """Ends all streams before their final event; clients reconnect for it."""
         self._closed = True
         for stopped in self._open:
             if not stopped.done():
@@ -92,7 +92,7 @@ class Streams:
 
 
 class Stream:
-    """One caller's stream; made by `Streams.opened`."""
+    """One caller's stream, made by `Streams.opened`."""
 
     def __init__(self, render: Render, seen: int, stopped: asyncio.Future[None], heartbeat_s: float) -> None:
         self._render = render
@@ -101,25 +101,25 @@ class Stream:
         self._heartbeat_s = heartbeat_s
 
     def response(self, answer: InferResponse, ending: Completion, held: contextlib.ExitStack) -> Reply | Streamed:
-        """What the caller gets.
+        """Returns the stream as an HTTP answer.
 
         Args:
-            answer: as it stands.
-            ending: watched since before `answer` was known.
-            held: taken over, and closed when the stream is over.
+            answer: the present answer.
+            ending: a future of the final answer, watched since before `answer` was read.
+            held: closed when the stream ends.
 
         Raises:
             FirstlineError: the answer cannot be rendered.
         """
         if self._seen == LAST_ID:
-            return Reply(204, {}, b"")  # tells a browser's EventSource not to come back
+            return Reply(204, {}, b"")  # a browser's EventSource does not reconnect after it
         first_id = PROVISIONAL_ID if _is_provisional(answer) else LAST_ID
         first = b"" if first_id <= self._seen else event(first_id, self._render(answer).body)
         events = self._events(first, ending if first_id == PROVISIONAL_ID else None)
         return Streamed(_HEADERS, events, held.pop_all())
 
     async def _events(self, first: bytes, ending: Completion | None) -> AsyncGenerator[bytes, None]:
-        # The head goes out with the first piece: a caller who waits for the last word alone gets it at once, too.
+        # The head is sent with the first piece, also to a caller that only waits for the final event.
         yield first or HEARTBEAT
         if ending is None:
             return
@@ -133,7 +133,7 @@ class Stream:
         if final is not None:
             try:
                 last = event(LAST_ID, self._render(final).body)
-            except FirstlineError as error:  # told to whoever asks again
+            except FirstlineError as error:  # a caller that reconnects receives it
                 log.warning("an answer cannot be streamed", error=error.message)
             else:
                 yield last

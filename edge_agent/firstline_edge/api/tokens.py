@@ -1,4 +1,4 @@
-"""Who may call, by the tokens of a file. For a file that holds one secret see `firstline_core/storage/secrets.py`."""
+"""Bearer tokens of callers, read from a file. `firstline_core/storage/secrets.py` reads files that hold one secret."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from firstline_core.errors import ConfigError, UnauthorizedError
 
 
 class Tokens:
-    """Who may call, by bearer token. Only digests are kept, and compared in constant time."""
+    """The callers by their bearer tokens. Only digests are stored, and they are compared in constant time."""
 
     def __init__(self, names_and_tokens: dict[str, str]) -> None:
         self._digests = {name: _digest(token) for name, token in names_and_tokens.items()}
 
     def principal(self, authorization: str) -> str:
-        """The name that belongs to an `Authorization` header.
+        """Returns the name of the caller that an `Authorization` header identifies.
 
         Raises:
-            UnauthorizedError: none does.
+            UnauthorizedError: the header has no valid token.
         """
         scheme, _, token = authorization.partition(" ")
         given = _digest(token.strip())

@@ -1,4 +1,4 @@
-"""A Unix socket beside the TCP port, for programs on this device: guarded by its file's mode, with no port to find."""
+"""A Unix socket for programs on this device, next to the TCP port; the mode of its file controls access."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _PROBLEMS = {
 
 @contextlib.contextmanager
 def listening(path: Path, mode: int) -> Iterator[socket.socket]:
-    """A bound socket, whose file goes at the end.
+    """Yields a bound socket, and deletes its file at the end.
 
     Args:
-        path: what a process left that was killed is replaced; anything else that is there is not.
-        mode: of the file, for those who may write requests into it.
+        path: of the file. The socket of a killed process is replaced; any other file is not.
+        mode: of the file; users who may write to it may send requests.
 
     Raises:
-        AddressError: the path is taken, or cannot be used.
+        AddressError: the path is in use, or cannot be used.
     """
     if _is_file(path):
-        raise AddressError(f"api.socket is {path}, which is a file already, and no socket; choose another path.")
+        raise AddressError(f"api.socket is {path}, which is a file but not a socket; choose another path.")
     if _answers(path):
         raise AddressError(f"api.socket is {path}, where another program listens; stop it, or choose another path.")
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
-        before = os.umask(0o777)  # nobody may come in before the mode is set
+        before = os.umask(0o777)  # no client may connect before the mode is set
         try:
             path.unlink(missing_ok=True)
             listener.bind(str(path))
@@ -54,18 +54,18 @@ def listening(path: Path, mode: int) -> Iterator[socket.socket]:
 def _is_file(path: Path) -> bool:
     try:
         return not stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:  # nothing there, or nothing that may be looked at: binding says what is wrong
+    except OSError:  # missing or unreadable: binding reports the reason
         return False
 
 
 def _answers(path: Path) -> bool:
-    """Whether somebody listens, perhaps too busy to answer: whoever connects in vain to a full queue would wait."""
+    """Returns whether a process listens, without waiting for a place in its queue."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as caller:
         caller.setblocking(False)
         try:
             caller.connect(str(path))
         except BlockingIOError:
             return True
-        except OSError as error:  # others' sockets may refuse this user
+        except OSError as error:  # the socket of another user may refuse this one
             return error.errno == errno.EACCES and os.access(path.parent, os.X_OK)
         return True
