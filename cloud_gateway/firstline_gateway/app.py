@@ -21,7 +21,8 @@ from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
-from firstline_gateway.executors.base import Executor, ExecutorReport
+from firstline_gateway.executors.base import ExecutorReport
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.engine import check_engine, open_engine
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
@@ -47,7 +48,6 @@ from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache
@@ -97,7 +97,7 @@ class Gateway:
         self,
         settings: Settings,
         repository: Repository,
-        executor: Executor,
+        executor: Dispatcher,
         *,
         load: Load | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -162,7 +162,7 @@ class Gateway:
         )
         self.metrics.store(lambda: float(not self.writer.trouble))
         counting = Counting(self.metrics, statistics, clock)
-        self.answering = Answering(
+        self.plane = GatewayDataPlane(
             repository,
             batcher,
             self.contracts,
@@ -171,13 +171,6 @@ class Gateway:
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,
-        )
-        self.plane = GatewayDataPlane(
-            repository,
-            batcher,
-            self.answering,
-            counting=counting,
-            residency=self.residency,
             limits=settings.limits,
             looks_after_fleet=bool(settings.registry.blobs),
         )
@@ -357,7 +350,7 @@ class Gateway:
                 if self._mqtt is not None:
                     # First: what the broker gave while this gateway refuses would be refused, though others have room.
                     await self._mqtt.stop_taking()
-                await self.answering.drain()
+                await self.plane.drain()
                 if self._mqtt is not None:
                     await self._mqtt.drain()
         except TimeoutError:
@@ -366,7 +359,7 @@ class Gateway:
 
     async def abandon(self) -> None:
         """Answers what a drain did not wait for with `NotReadyError`, over MQTT too."""
-        self.answering.abandon()
+        self.plane.abandon()
         if self._mqtt is not None:
             try:
                 async with asyncio.timeout(_PUBLISH_S):

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from support.broker import Broker
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 
 from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
@@ -54,7 +54,7 @@ class House:
 async def house(request: pytest.FixtureRequest, repository: Repository) -> AsyncIterator[House]:
     executor = GatedExecutor()
     if request.param == "http":
-        gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+        gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
         async with serving(gateway) as url:
             link = HttpLink(HttpLinkSettings(url))
             await link.start()
@@ -63,7 +63,7 @@ async def house(request: pytest.FixtureRequest, repository: Repository) -> Async
         return
     broker: Broker = request.getfixturevalue("mosquitto")
     overrides = {"mqtt.enabled": True, "mqtt.port": broker.port, "auth.mode": "off"}
-    gateway = Gateway(load(None, overrides=overrides), repository, executor)
+    gateway = gateway_of(load(None, overrides=overrides), repository, executor)
     await gateway.start()
     mqtt = MqttLink(MqttSettings(broker.host, broker.port, client_id="press-7"), Topics("press-7"))
     await mqtt.start()
@@ -132,7 +132,7 @@ async def test_a_higher_priority_goes_first(house: House) -> None:
 async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository: Repository) -> None:
     """As a hedge is that nobody needs; over MQTT there is nobody to tell, and its deadline ends it."""
     executor = GatedExecutor()
-    gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+    gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
     async with serving(gateway) as url:
         link = HttpLink(HttpLinkSettings(url))
         house = House(link, gateway, executor)
@@ -149,7 +149,7 @@ async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository:
 
 async def test_a_slow_upload_uses_up_the_deadline(repository: Repository) -> None:
     executor = GatedExecutor()
-    gateway = Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor)
+    gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
     content = b"any ten bytes, and then some"
 
     async def slowly() -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import create_key
 
 from firstline_core.ids import new_request_id
@@ -19,7 +19,7 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
@@ -101,7 +101,7 @@ async def test_all_ways_answer_alike(binary: bool) -> None:
 async def test_a_request_that_waits_is_answered_later_and_one_whose_client_leaves_is_given_up() -> None:
     executor = GatedExecutor()
     settings = load(None, overrides={"auth.mode": "off"})
-    gateway = Gateway(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), executor)
     async with serving(gateway) as url:
         one = message(b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1], "data": [3]}]}')
         address = httpx.URL(url)
@@ -116,6 +116,6 @@ async def test_a_request_that_waits_is_answered_later_and_one_whose_client_leave
                     assert (await received(reader)).startswith(b"HTTP/1.1 200")
         writer.close()
         async with asyncio.timeout(10):
-            while gateway.answering.under_way.count:  # noqa: ASYNC110 (as above)
+            while gateway.plane.under_way.count:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0.001)
         executor.release()

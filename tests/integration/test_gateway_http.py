@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from starlette.routing import Route
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import bearer, create_key, revoke_key
 
 from firstline_core.errors import CapacityError, QueueFullError
@@ -78,7 +78,7 @@ def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
     """A gateway without authentication whose batches end when the test says so."""
     executor = GatedExecutor()
     overrides = {"auth.mode": "off", "execution.queue_requests": 2}
-    return Gateway(load(None, overrides=overrides), repository, executor), executor
+    return gateway_of(load(None, overrides=overrides), repository, executor), executor
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -392,7 +392,7 @@ async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gate
 
 async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -> None:
     executor = GatedExecutor()
-    gateway = Gateway(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
+    gateway = gateway_of(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
     bound = server.bind("127.0.0.1", 0)
     up = asyncio.Event()
     served = asyncio.create_task(server.serve(gateway, bound, up.set))

@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from PIL import Image
 from support.broker import Broker
-from support.gateway import DIGITS, GatedExecutor
+from support.gateway import DIGITS, GatedExecutor, gateway_of
 from support.logs import captured_lines
 from support.mqtt_device import device_at
 
@@ -58,7 +58,7 @@ async def gateway_at(
     engine = executor or LocalExecutor(
         {served.key: served.loaded for served in repository}, sessions=1, max_batch_rows=8
     )
-    gateway = Gateway(load(None, overrides=overrides), repository, engine)
+    gateway = gateway_of(load(None, overrides=overrides), repository, engine)
     await gateway.start()
     try:
         await until(lambda: counted(gateway, "firstline_gateway_mqtt_connected") == 1)

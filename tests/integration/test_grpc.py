@@ -14,7 +14,7 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.databases import sqlite_store
-from support.gateway import DIGITS, GatedExecutor
+from support.gateway import DIGITS, GatedExecutor, gateway_of
 from support.grpc_calls import Call, calling, digits_message, refusal
 from support.identities import Device
 from support.keys import create_key
@@ -154,7 +154,7 @@ async def test_what_is_too_large_is_refused_however_well_it_compresses(call: Cal
 async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:
     executor = GatedExecutor()
     found = load(None, overrides=overrides(tmp_path, auth__mode="off"))
-    gateway = Gateway(found, load_repository(DIGITS, RuntimeOptions()), executor)
+    gateway = gateway_of(found, load_repository(DIGITS, RuntimeOptions()), executor)
     async with listening(gateway) as port, calling(port) as call:
         asked = digits_message()
         asked.parameters["timeout"].int64_param = 50_000
@@ -183,7 +183,7 @@ async def test_a_gateway_that_drains_says_so_and_when_to_come_back(tmp_path: Pat
 async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> None:
     settings = load(None, overrides=overrides(tmp_path, execution__queue_requests=1, execution__max_batch_rows=1))
     executor = GatedExecutor()
-    gateway = Gateway(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), executor)
     keys = [create_key(settings.store, name, "application") for name in ("flood", "shop")]
     async with (
         listening(gateway) as port,

@@ -13,14 +13,13 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 from support.databases import POSTGRESQL, PostgreSql, sqlite_store
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.keys import bearer, create_key, revoke_key
 
 from firstline.client.async_client import AsyncClient
 from firstline.workbench.dataset import open_dataset
 from firstline_core.errors import (
     DeadlineExceededError,
-    EngineUnavailableError,
     QueueFullError,
     StoreUnavailableError,
 )
@@ -58,7 +57,7 @@ async def running(
     gateway = (
         open_gateway(settings)
         if executor is None
-        else Gateway(settings, load_repository(DIGITS, RuntimeOptions()), executor)
+        else gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), executor)
     )
     async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
         yield gateway, client
@@ -172,7 +171,7 @@ async def test_a_request_that_somebody_waits_for_goes_first(tmp_path: Path) -> N
         await until(lambda: executor.held > 0)
         two = {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [2, 8, 8, 1], "data": [0] * 128}]}
         waiting = asyncio.create_task(client.post(INFER, content=json.dumps(two)))
-        await until(lambda: gateway.answering.under_way.count == 4)
+        await until(lambda: gateway.plane.under_way.count == 4)
         await let_go(executor, client, jobs)
         rows = [len(batch[0]) for _, batch in executor.batches]
         assert rows == [1, 2, 1, 1]
@@ -259,8 +258,6 @@ async def test_a_job_that_nobody_could_run_ends_with_the_reason(tmp_path: Path) 
     async with running(settings_of(tmp_path, jobs__age_s=0.5), executor) as (gateway, client):
         assert not gateway.plane.ready()
         job = await submit(client)
-        await until(lambda: executor.held > 0)  # it was left alone before
-        executor.release(error=EngineUnavailableError(executor.away))
         reply = await fetch(client, job)
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
         assert executor.away in reply.json()["error"]
@@ -453,7 +450,7 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200
             assert (await fetch(other, job)).status_code == 200
-        while held.running or dying.answering.under_way.count:
+        while held.running or dying.plane.under_way.count:
             if held.held:
                 held.release()
             await asyncio.sleep(0.001)

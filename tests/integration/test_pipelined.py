@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 
 from firstline_core.protocol.http_server import Connection, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
@@ -38,7 +38,7 @@ def repository() -> Repository:
 @pytest.fixture
 def gated(repository: Repository) -> tuple[Gateway, GatedExecutor]:
     executor = GatedExecutor()
-    return Gateway(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
+    return gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
 
 
 @asynccontextmanager

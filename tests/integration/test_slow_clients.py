@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.agent import edge_settings, serving_agent
 from support.databases import sqlite_store
-from support.gateway import DIGITS, GatedExecutor, serving
+from support.gateway import DIGITS, GatedExecutor, gateway_of, serving
 from support.logs import captured_lines
 
 from firstline_core.errors import QueueFullError
@@ -37,9 +37,8 @@ SHORT = ServerLimits(head_s=TIMEOUT_S)
 
 def gated() -> tuple[Gateway, GatedExecutor]:
     executor = GatedExecutor()
-    return Gateway(load(None, overrides={"auth.mode": "off"}), load_repository(DIGITS, RuntimeOptions()), executor), (
-        executor
-    )
+    repository = load_repository(DIGITS, RuntimeOptions())
+    return gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor), executor
 
 
 @asynccontextmanager
@@ -203,7 +202,7 @@ async def test_who_leaves_before_the_end_of_a_body_is_no_failure(tmp_path: Path,
             "registry.blobs": str(tmp_path / "blobs"),
         },
     )
-    gateway = Gateway(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
+    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode()
     with captured_lines("info") as lines:
         async with serving(gateway) as url, connected(url) as (_, writer):

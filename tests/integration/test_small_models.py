@@ -94,7 +94,7 @@ def with_keys(folder: Path) -> Gateway:
 
 
 def idle(gateway: Gateway) -> bool:
-    return not (gateway.bodies._taken_bytes or gateway.answering.under_way.count)
+    return not (gateway.bodies._taken_bytes or gateway.plane.under_way.count)
 
 
 async def test_many_at_once_get_their_own(gateway: Gateway) -> None:
@@ -247,7 +247,7 @@ async def test_while_it_drains_it_refuses_and_says_that_the_connection_ends(gate
     async with serving(gateway) as url, connected(url) as connection:
         for _ in range(3):
             await connection.ask(asking(ROW))
-        await gateway.answering.drain()
+        await gateway.plane.drain()
         status, head, _ = await connection.ask(asking(ROW))
         assert (status, b"connection: close" in head.lower()) == (503, True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.gateway import GatedExecutor, request_of
+from support.gateway import GatedExecutor, pool_of, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, QueueFullError
@@ -67,7 +67,7 @@ async def play(plan: list[object], slots: int) -> None:
     clock = SimulatedClock()
     executor = GatedExecutor(slots)
     bounds = Bounds(requests=4, size_bytes=80, seconds=20.0, batch_rows=MAX_ROWS)
-    batcher = Batcher(executor, clock=clock, bounds=bounds)
+    batcher = Batcher(pool_of(executor, *KEYS, clock=clock), clock=clock, bounds=bounds)
     due: dict[float, float | None] = {}
     asked: list[tuple[Submit, list[float], asyncio.Task[Probabilities]]] = []
     for step in plan:

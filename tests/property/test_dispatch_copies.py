@@ -5,24 +5,24 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.standing import COPIES_SAVED_S, COPIES_SHARE, CopyTime
+from firstline_gateway.executors.dispatch.health import PROBE_SAVED_S, PROBE_SHARE, ProbeBudget
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=60))
 @example([(0.0, 1.0)] * 20)
 def test_copies_stay_within_their_share_and_one_of_them(asked: list[tuple[float, float]]) -> None:
-    copies, now_s, taken_s, longest_s = CopyTime(), 0.0, 0.0, 0.0
+    copies, now_s, taken_s, longest_s = ProbeBudget(), 0.0, 0.0, 0.0
     for pause_s, seconds in asked:
         now_s += pause_s
         if copies.may(now_s):
             now_s += seconds
             copies.took(seconds, now_s)
             taken_s, longest_s = taken_s + seconds, max(longest_s, seconds)
-        assert taken_s <= COPIES_SAVED_S + COPIES_SHARE * now_s + longest_s + 1e-6
+        assert taken_s <= PROBE_SAVED_S + PROBE_SHARE * now_s + longest_s + 1e-6
 
 
 @given(st.floats(0, 100))
 def test_after_a_while_there_may_be_another(seconds: float) -> None:
-    copies = CopyTime()
+    copies = ProbeBudget()
     copies.took(seconds, 0.0)
-    assert copies.may(seconds / COPIES_SHARE + 1.0)
+    assert copies.may(seconds / PROBE_SHARE + 1.0)

@@ -10,13 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from bench.support.executor import ExecutorWithoutFiles
+from firstline_core.bundle.manifest import Manifest, Model
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError
 from firstline_core.ids import new_request_id
+from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http_server import ServerLimits
+from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
 from firstline_gateway import server
 from firstline_gateway.app import Gateway
-from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_gateway.executors.base import Executor, Outcome, Probabilities
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.settings.settings import Settings
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -93,6 +100,24 @@ class Doubler:
         if (rows > self._fails_above).any():
             raise FirstlineError("too large")
         return (rows * 2).astype(np.float32)
+
+
+def served_as(key: ModelKey) -> ServedModel:
+    """A model that needs no file."""
+    full = Model(id="full", artefact=Artefact("full.onnx", "0" * 64, 1), runtime="onnx", precision="fp32")
+    spec = InputSpec("x", "FP32", (-1, 1))
+    manifest = Manifest(name=key.name, version=key.version, labels=("a", "b"), input=spec, edge=(), full=full)
+    return ServedModel(key, Path(), manifest, None, manifest.full_digest)
+
+
+def pool_of(executor: Executor, *keys: ModelKey, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
+    """The pool of one executor that runs these models."""
+    return single(executor, map(served_as, keys), clock=clock)
+
+
+def gateway_of(settings: Settings, repository: Repository, executor: Executor) -> Gateway:
+    """A gateway with one executor."""
+    return Gateway(settings, repository, single(executor, repository))
 
 
 @asynccontextmanager

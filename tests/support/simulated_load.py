@@ -126,7 +126,7 @@ class Load:
         known = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
         executors = [self.executor, *(TimedExecutor(self.clock, seconds, many, slow) for slow, many in beside)]
         self.batcher = Batcher(
-            several(executors, self.clock) if beside else self.executor,
+            several(executors, self.clock),
             clock=self.clock,
             bounds=Bounds(**(known | bounds)),  # type: ignore[arg-type]
         )

@@ -13,7 +13,7 @@ from bench.hardware.scheduler.site import KEY
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.executors.base import Executor
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -25,10 +25,10 @@ Ask = Callable[[float], Awaitable[None]]
 """Asks for one row, by a time on the monotonic clock."""
 
 
-def batched(executor: Executor) -> Ask:
+def batched(engine: Dispatcher) -> Ask:
     """As a gateway gives it requests: admitted, queued by deadline, batched."""
     bounds = Bounds(requests=1024, size_bytes=1 << 30, seconds=10.0, batch_rows=64)
-    batcher = Batcher(executor, clock=SYSTEM_CLOCK, bounds=bounds)
+    batcher = Batcher(engine, clock=SYSTEM_CLOCK, bounds=bounds)
 
     async def ask(deadline_s: float) -> None:
         await batcher.submit(KEY, InferRequest("m", (Tensor("x", _ROW),), "", deadline_s=deadline_s))

@@ -19,8 +19,7 @@ from bench.figures import Figure
 from bench.hardware.scheduler import shared, table
 from bench.hardware.scheduler.load import answered_per_s, batched, play
 from bench.hardware.scheduler.site import Gateway, Site, engine, site
-from bench.hardware.scheduler.turns import Turns
-from firstline_gateway.executors.base import Executor
+from bench.hardware.scheduler.turns import in_turns
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 
 REPEATS, _FULL_REPEATS = 3, 2
@@ -100,24 +99,19 @@ async def _measure(found: Site) -> Told:
 
 async def _full(found: Site, names: Sequence[str], clients: int) -> float:
     async with engine(found, names) as opened:
-        return await answered_per_s(batched(_executor(opened, names)), clients * len(names))
+        return await answered_per_s(batched(opened), clients * len(names))
 
 
 async def _apart(found: Site) -> float:
     async with engine(found, ["here"]) as here, engine(found, ["far"]) as far:
-        both = (batched(opened.members[0].executor) for opened in (here, far))
+        both = (batched(opened) for opened in (here, far))
         return sum(await asyncio.gather(*(answered_per_s(ask, _MANY) for ask in both)))
-
-
-def _executor(opened: Dispatcher, names: Sequence[str]) -> Executor:
-    """One alone is without a dispatcher."""
-    return opened.members[0].executor if len(names) == 1 else opened
 
 
 async def _run(found: Site, policy: str, rate_per_s: float, *, stops: bool = False) -> Run:
     names = [policy] if policy in ("here", "far") else ["here", "far"]
     async with engine(found, names) as opened:
-        ask = batched(Turns(opened) if policy == "turns" else _executor(opened, names))
+        ask = batched(in_turns(opened) if policy == "turns" else opened)
         await play(ask, rate_per_s, _WARM_S)
         before = _batches(opened)
         stopping = asyncio.create_task(_stop(found.far)) if stops else None

@@ -12,7 +12,7 @@ import numpy as np
 from bench.hardware.scheduler.load import Ask, batched, play
 from bench.hardware.scheduler.site import Site, engine, gateway
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.running import Running
+from firstline_gateway.executors.dispatch.running_batch import RunningBatch
 
 _WARM_S, _RUN_S = 1.0, 6.0
 # Of what the shared executor can do, how much the other gateway asks for.
@@ -97,8 +97,8 @@ def _noted(opened: Dispatcher) -> tuple[list[float], dict[str, int]]:
     ratios: list[float] = []
     given = {member.name: 0 for member in opened.members}
 
-    def noting(name: str, answered: Callable[[Running, float], None]) -> Callable[[Running, float], None]:
-        def note(running: Running, now_s: float) -> None:
+    def noting(name: str, answered: Callable[[RunningBatch, float], None]) -> Callable[[RunningBatch, float], None]:
+        def note(running: RunningBatch, now_s: float) -> None:
             if not running.is_probe:
                 given[name] += 1
                 if name == "far" and running.expected_s:

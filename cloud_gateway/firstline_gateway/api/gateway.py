@@ -17,7 +17,6 @@ from firstline_gateway.models.repository import Repository
 from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import Requests
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database
@@ -39,7 +38,6 @@ class Gateway(Protocol):
     overload: OverloadGuard
     repository: Repository
     plane: GatewayDataPlane
-    answering: Answering
     jobs: Jobs
     contracts: ContractMonitor
     fleet: Fleet

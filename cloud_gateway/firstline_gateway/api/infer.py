@@ -120,7 +120,7 @@ async def _answer(gateway: Gateway, request: Request, address: Address, mark: in
         reply = error_reply(refused)
         if isinstance(refused, QueueFullError):
             gateway.overload.queue_full(mark, asyncio.get_running_loop().time())
-    if gateway.answering.draining or (error is not None and not gateway.plane.ready()):
+    if gateway.plane.draining or (error is not None and not gateway.plane.ready()):
         reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
     record(
         gateway.metrics,

@@ -67,7 +67,7 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
         CapacityError: there is no room for it, or the store cannot be reached.
     """
     request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
-    gateway.answering.check(request)
+    gateway.plane.check(request)
     await gateway.jobs.submit(request)
     reply = http.json_reply(_pending(request.request_id, request.model), 202)
     reply.headers["Location"] = f"/firstline/v1/answers/{request.request_id}"

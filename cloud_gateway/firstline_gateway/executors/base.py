@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
+from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.models.repository import ServedModel
@@ -92,108 +93,74 @@ class Executor(Protocol):
     """Runs batches of requests.
 
     Attributes:
-        slots: how many batches may run at the same moment, at least 1; the batcher never asks for more. It may change.
+        slots: batches that may run at the same moment, at least 1; callers never exceed it. It may change.
     """
 
     @property
     def slots(self) -> int: ...
 
     async def start(self) -> None:
-        """Begins to look after what runs elsewhere. What is away does not keep it from starting."""
+        """Starts to observe remote servers. A server that is away does not prevent the start."""
         ...
 
     def trouble(self, key: ModelKey) -> str:
-        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
         ...
 
     def report(self) -> EngineReport:
-        """How its servers are; nothing where it has none."""
+        """Returns the state of its servers; empty if it has none."""
         ...
 
     def run(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
-    ) -> Awaitable[list[Outcome]]:
+    ) -> Awaitable[list[Outcome]] | Future[list[Outcome]]:
         """Runs the inputs of several requests as one batch, processing included.
 
         Args:
-            key: which model; it is one of those that the engine was given.
+            key: the model; the executor was given it before.
             inputs: one tensor for each request, as the client sent it.
-            deadlines_s: of each request, on the monotonic clock of this process; None where it has none.
+            deadlines_s: of each request, on the monotonic clock of this process, or None.
 
         Returns:
-            One outcome for each request, in the order of `inputs`. What is wrong with one request is its own
-            outcome and leaves the others alone.
+            One outcome for each request, in the order of `inputs`. An error of one request is its own outcome and does
+            not affect the others. A `concurrent.futures.Future` is a batch in a thread: once begun it cannot be
+            stopped.
 
         Raises:
-            EngineUnavailableError: what runs the model is away; nobody in the batch has an answer.
+            EngineUnavailableError: the server of the model is away; no request of the batch has an answer.
         """
         ...
 
     async def put(self, served: ServedModel) -> None:
-        """Runs a model from now on, in place of what it was given under the same key, of which no batch runs now.
+        """Runs a model from now on, in place of an earlier one with the same key, which has no running batch.
 
-        Where models run in this process, `served.loaded` is there.
+        Where models run in this process, `served.loaded` is set.
         """
         ...
 
     async def drop(self, key: ModelKey) -> None:
-        """Gives a model up, and returns once its memory is free: batches that run on it end first."""
+        """Removes a model and returns once its memory is free; its running batches end first."""
         ...
 
     async def close(self, timeout_s: float) -> bool:
-        """Ends the engine and frees the models. What runs at this moment has `timeout_s` to finish.
+        """Stops the executor and frees the models. Running batches have `timeout_s` to finish.
 
         Returns:
-            False where something runs on: the models are kept, because it uses them.
+            False if a batch still runs; its model is then kept.
         """
         ...
 
 
 @runtime_checkable
 class InProcess(Protocol):
-    """An engine whose models are in this process, so that a batch of a small one can run in the thread that asks."""
+    """An executor whose models are in this process, so that a batch of a quick one can run on the event loop."""
 
-    def run_now(
+    def run_on_loop(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome] | Awaitable[list[Outcome]]:
-        """As `Executor.run`, in this thread, however many run elsewhere.
-
-        Returns:
-            The outcomes; what to wait for where that failed here, and another executor is asked.
-        """
+    ) -> list[Outcome]:
+        """Runs a batch in the calling thread; see `Executor.run`."""
         ...
 
-    def measured(self, key: ModelKey) -> Mapping[int, float]:
-        """Seconds that batches of a model took when it was loaded, by their rows; nothing where it was not measured."""
-        ...
-
-
-class Offer:
-    """A batch that a thread begins by itself as soon as it is free, unless it is taken back before.
-
-    Attributes:
-        begun_s: when a thread began it, on the engine's clock; None where none has.
-        ran: its outcomes.
-    """
-
-    def __init__(self) -> None:
-        self.begun_s: float | None = None
-        self.ran: Future[list[Outcome]] = Future()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether a thread has begun it."""
-        return self.ran.running() or (self.ran.done() and not self.ran.cancelled())
-
-    def withdraw(self) -> bool:
-        """Takes it back; False where a thread has begun it."""
-        return self.ran.cancel()
-
-
-@runtime_checkable
-class TakesAhead(Protocol):
-    """An engine whose threads can be given a batch before one of them is free."""
-
-    def offer(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Offer:
-        """Has it run, as `Executor.run`, by the first thread that is free."""
+    def loop_times(self, key: ModelKey) -> LoopTimes:
+        """Returns what batches of a model take on the event loop."""
         ...

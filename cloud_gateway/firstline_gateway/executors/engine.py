@@ -18,7 +18,7 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
@@ -36,8 +36,8 @@ log = logger(__name__)
 
 def open_engine(
     settings: Settings, repository: Repository, options: RuntimeOptions, priors: Priors = no_priors
-) -> Executor:
-    """The engine for the models of a repository, which is loaded where `settings.loads_here` says so.
+) -> Dispatcher:
+    """Opens the executors for the models of a repository, which is loaded where `settings.loads_here` says so.
 
     Args:
         settings: the gateway's.
@@ -50,7 +50,8 @@ def open_engine(
     """
     if not settings.executors:
         (only,) = settings.engines.values()
-        return _open_one(settings, only, list(repository), options)
+        placed = [served for served in repository if served.loaded is not None or only.engine != "local"]
+        return single(_open_one(settings, only, placed, options), placed)
     members = []
     taken = False  # what the repository has loaded is the first one's in this process; others load their own
     for name, found in settings.executors.items():

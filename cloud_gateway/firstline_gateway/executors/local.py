@@ -1,27 +1,25 @@
-"""The engine in this process: as many threads as cores, each running a one-thread session.
+"""The executor in this process: one thread for each core, each running a one-thread session.
 
-Several one-thread runs side by side answer more requests a second than one run on all threads, and a lone request
-of a model this small loses nothing. All threads share one loaded model: a session is safe to call from several
-threads, and its memory is needed once.
+Several one-thread runs side by side answer more requests a second than one run on all threads. All threads share one
+loaded model, whose session is safe to call from several threads and takes its memory once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from threading import Lock
 from time import perf_counter
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
+from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import EngineReport, Offer, Outcome, Probabilities
-from firstline_gateway.executors.live_times import LiveTimes
+from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
 from firstline_gateway.executors.rows import run_batch
 from firstline_gateway.models.repository import ServedModel
 
@@ -51,7 +49,7 @@ class LocalExecutor:
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
         self._apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
         self._learning = Lock()
-        self._live = {key: LiveTimes(model.batch_s) for key, model in models.items()}
+        self._loop_times = {key: LoopTimes(model.batch_s, clock.monotonic_s()) for key, model in models.items()}
         self._running: dict[Future[list[Outcome]], ModelKey] = {}
 
     @property
@@ -69,52 +67,53 @@ class LocalExecutor:
 
     def run(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
-    ) -> asyncio.Future[list[Outcome]]:
-        # No coroutine: a task begins and ends on turns of the loop of its own, for which a thread would idle.
-        return asyncio.wrap_future(self._submit(key, partial(self._run_timed, key, inputs, deadlines_s)))
-
-    def offer(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> Offer:
-        offer = Offer()
-
-        def begin() -> list[Outcome]:
-            offer.begun_s = self._clock.monotonic_s()
-            return self._run_timed(key, inputs, deadlines_s)
-
-        offer.ran = self._submit(key, begin)
-        return offer
-
-    def _submit(self, key: ModelKey, work: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
-        running = self._threads.submit(work)
+    ) -> Future[list[Outcome]]:
+        running = self._threads.submit(self._run_in_thread, key, inputs, deadlines_s)
         self._running[running] = key
         running.add_done_callback(self._running.pop)
         return running
 
-    def _run_timed(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        live, started_s = self._live[key], self._clock.monotonic_s()
-        outcomes = self.run_now(key, inputs, deadlines_s)
-        seconds = self._clock.monotonic_s() - started_s
-        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # to fail is no measure of the work
+    def _run_in_thread(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome]:
+        times, started_s = self._loop_times[key], self._clock.monotonic_s()
+        rows = sum([len(tensor.array) for tensor in inputs])
+        outcomes = self._run(key, inputs, deadlines_s, rows)
+        ended_s = self._clock.monotonic_s()
+        if not any(isinstance(outcome, FirstlineError) for outcome in outcomes):  # a failure is no measure of the work
             with self._learning:
-                live.observe(sum(len(tensor.array) for tensor in inputs), seconds)
+                times.observe_in_thread(rows, ended_s - started_s, ended_s)
         return outcomes
 
-    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    def run_on_loop(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome]:
+        started_s = self._clock.monotonic_s()
+        rows = sum([len(tensor.array) for tensor in inputs])
+        outcomes = self._run(key, inputs, deadlines_s, rows)
+        ended_s = self._clock.monotonic_s()
+        self._loop_times[key].observe(rows, ended_s - started_s, ended_s)
+        return outcomes
+
+    def loop_times(self, key: ModelKey) -> LoopTimes:
+        return self._loop_times[key]
+
+    def _run(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None], rows: int
+    ) -> list[Outcome]:
         model = _Timed(self._models[key])
         started_s = perf_counter()
         outcomes = run_batch(model, inputs, self._max_batch_rows, deadlines_s, self._clock)
         output_s = perf_counter() - started_s - model.input_s - model.infer_s
-        # Of two threads at this line one's part may be lost: statistics, for which nobody waits for a lock.
-        self._apart[key].add(len(inputs), sum([len(tensor.array) for tensor in inputs]), model.input_s, output_s)
+        # Two threads may lose one's part at this line: these are statistics, which are not worth a lock.
+        self._apart[key].add(len(inputs), rows, model.input_s, output_s)
         return outcomes
-
-    def measured(self, key: ModelKey) -> Mapping[int, float]:
-        return self._live[key].measured
 
     async def put(self, served: ServedModel) -> None:
         assert served.loaded is not None  # noqa: S101 (see `Executor.put`)
         before = self._models.get(served.key)
         self._models[served.key] = served.loaded
-        self._live[served.key] = LiveTimes(served.loaded.batch_s)
+        self._loop_times[served.key] = LoopTimes(served.loaded.batch_s, self._clock.monotonic_s())
         if before is not None:
             before.close()
 
@@ -122,7 +121,7 @@ class LocalExecutor:
         running = [future for future, used in tuple(self._running.items()) if used == key]
         if running:  # of clients that have left
             await asyncio.wait([asyncio.wrap_future(future) for future in running])
-        self._live.pop(key, None)
+        self._loop_times.pop(key, None)
         model = self._models.pop(key, None)
         if model is not None:
             model.close()
@@ -141,7 +140,7 @@ class LocalExecutor:
 
 
 class _Timed:
-    """A model for one batch, which notes what of the time is spent where."""
+    """A model for one batch, which measures the times of preparing and of inference."""
 
     __slots__ = ("_model", "infer_s", "input_s")
 

@@ -1,26 +1,90 @@
-"""What the gateway offers to every transport: how it and its models are, what they take, and answers."""
+"""The models of the gateway for every transport: their state and metadata, and inference.
+
+A transport authenticates the caller and decodes the request. `GatewayDataPlane.infer` then checks it against its model,
+keeps the model in memory, waits for its turn in a batch, runs it, and returns the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
 
+from msgspec.structs import replace
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
+from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, ModelKey, ModelMetadata
+from firstline_core.types import (
+    PROBABILITIES,
+    Answer,
+    Attempt,
+    ContractNotice,
+    InferRequest,
+    InferResponse,
+    ModelKey,
+    ModelMetadata,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_gateway import __version__
-from firstline_gateway.models.repository import Repository
+from firstline_gateway.executors.base import Probabilities
+from firstline_gateway.executors.under_way import UnderWay
+from firstline_gateway.identity.principals import device_of
+from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency.orders import UNLOADING
 from firstline_gateway.models.residency.residency import Residency
-from firstline_gateway.serving.answering import Answering
+from firstline_gateway.serving.checks import check
+from firstline_gateway.serving.deliveries.deliveries import Deliveries
+from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.telemetry import journal
 from firstline_gateway.telemetry.counting import Counting
+
+_RETRY_WHILE_DRAINING_S = 1.0
+_ANSWERED = (Tier.CLOUD, Reason.REQUESTED, Status.FINAL)
+# Half a millisecond of hashing, which holds up the event loop; larger inputs are hashed in a thread.
+_HASHED_HERE_BYTES = 256 * 1024
+
+
+class AnswerObserver(Protocol):
+    """Learns of every answer, and adds a notice to it; the contracts implement it."""
+
+    def answered(self, request: InferRequest, served: ServedModel, probabilities: Probabilities) -> None:
+        """Counts an answered request; `probabilities` are (rows, classes)."""
+        ...
+
+    def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
+        """Returns the state of the contract for the device that asked, or None if there is nothing to report."""
+        ...
 
 
 class GatewayDataPlane:
-    """Implements `firstline_core.protocol.data_plane.DataPlane`."""
+    """Implements `firstline_core.protocol.data_plane.DataPlane`. Belongs to one event loop.
+
+    Args:
+        repository: the models.
+        batcher: runs requests in batches.
+        contracts: learn of every answer.
+        deliveries: make requests of devices take effect once.
+        counting: counts answers.
+        residency: which models are in memory.
+        limits: of requests.
+        clock: for durations and deadlines.
+        cache: answers of earlier requests, or None.
+        looks_after_fleet: whether the gateway is useful before its first model comes.
+
+    Attributes:
+        draining: whether new requests are refused.
+        under_way: requests that are not answered yet.
+    """
 
     server_name = "firstline-gateway"
     server_version = __version__
@@ -30,46 +94,170 @@ class GatewayDataPlane:
         self,
         repository: Repository,
         batcher: Batcher,
-        answering: Answering,
+        contracts: AnswerObserver,
+        deliveries: Deliveries,
         *,
         counting: Counting,
         residency: Residency,
         limits: Limits,
+        clock: Clock,
+        cache: ResponseCache | None = None,
         looks_after_fleet: bool = False,
     ) -> None:
         self._repository = repository
         self._batcher = batcher
-        self._answering = answering
+        self._contracts = contracts
+        self._deliveries = deliveries
         self._counting = counting
         self._residency = residency
+        self._memory = residency.memory
+        self._clock = clock
+        self._cache = cache
         self._looks_after_fleet = looks_after_fleet
         self.limits = limits
+        self.draining = False
+        self.under_way = UnderWay()
 
-    def infer(self, request: InferRequest) -> Coroutine[Any, Any, InferResponse]:
-        """See `Answering.infer`."""
-        return self._answering.infer(request)
+    # Inference.
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Runs the full model.
+
+        Raises:
+            RequestError: the request cannot be run here; `UnknownModelError`, `ModelMismatchError`,
+                `InvalidTensorError` and `ReusedRequestIdError` are its kinds.
+            CapacityError: there is no room, no time, or no store to record a delivery; the caller may retry later.
+            InferenceError: the model failed.
+        """
+        logs.FACTS.set(partial(facts_of, request))
+        if self.draining:
+            raise _shutting_down()
+        with self.under_way:
+            if request.promised and device_of(request.principal) is not None:
+                response = await self._deliver(request)
+            else:
+                response = await self._answer(request)
+        if journal.is_written():
+            logs.FACTS.set(partial(facts_of, request, response))
+        return response
+
+    def check(self, request: InferRequest) -> None:
+        """Checks a request against its model without running it.
+
+        Raises:
+            RequestError: as `infer`.
+        """
+        check(request, self._repository.resolve(request.model, request.version))
+
+    async def _deliver(self, request: InferRequest) -> InferResponse:
+        """Returns the recorded answer of a delivery, or a new one, with the present state of the contract."""
+        response = await self._deliveries.once(request, lambda: self._answer(request))
+        served = self._repository.models.get(ModelKey(response.model, int(response.version)))
+        if served is None or response.answer is None:  # the version was removed since
+            return response
+        return replace(response, answer=replace(response.answer, contract=self._contracts.notice(request, served)))
+
+    async def _answer(self, request: InferRequest) -> InferResponse:
+        started_s = self._clock.monotonic_s()
+        served = self._repository.resolve(request.model, request.version)
+        try:
+            check(request, served)
+            if self._cache is None:
+                probabilities, served = await self._run(request, served)
+            else:
+                probabilities, served = await self._cached_or_run(self._cache, request, served)
+        except FirstlineError:
+            self._counting.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
+            raise
+        seconds = self._clock.monotonic_s() - started_s
+        self._contracts.answered(request, served, probabilities)
+        self._counting.answered(served.key, _ANSWERED, seconds)
+        return InferResponse(
+            model=served.key.name,
+            version=str(served.key.version),
+            outputs=(Tensor(PROBABILITIES, probabilities),),
+            id=request.id,
+            answer=Answer(
+                request_id=request.request_id,
+                status=Status.FINAL,
+                certified=True,
+                durable=False,
+                tier=Tier.CLOUD,
+                # A caller of a gateway requested the cloud; a device replaces this by its own reason.
+                reason=Reason.REQUESTED,
+                confidence=None,
+                model_digest=served.digest,
+                attempts=(Attempt(Tier.CLOUD, "ok", round(seconds * 1000, 3)),),
+                contract=self._contracts.notice(request, served),
+            ),
+        )
+
+    async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Probabilities, ServedModel]:
+        """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it."""
+        place = self._memory.hold(served.key) or await self._residency.brought(served.key, request.deadline_s)
+        try:
+            if place.served is not served:
+                check(request, place.served)
+            return await self._batcher.submit(served.key, request), place.served
+        finally:
+            self._memory.release(place)
+
+    async def _cached_or_run(
+        self, cache: ResponseCache, request: InferRequest, served: ServedModel
+    ) -> tuple[Probabilities, ServedModel]:
+        """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
+        started_s, statistics = self._clock.monotonic_s(), self._counting.of(served.key)
+        if request.size_bytes <= _HASHED_HERE_BYTES:
+            key = key_of(request, served)
+        else:
+            key = await asyncio.to_thread(key_of, request, served)
+        if key is None:
+            return await self._run(request, served)
+        cached = cache.get(key)
+        lookup_s = self._clock.monotonic_s() - started_s
+        if cached is not None:
+            statistics.cache_hit.add(lookup_s)
+            return cached, served
+        found, ran = await self._run(request, served)
+        if ran.digest == served.digest:
+            cache.put(key, found)
+        statistics.cache_miss.add(lookup_s)
+        return found, ran
+
+    # Shutdown.
+
+    async def drain(self) -> None:
+        """Refuses new requests from now on, and returns once those in flight are answered."""
+        self.draining = True
+        await self.under_way.end()
+
+    def abandon(self) -> None:
+        """Answers what is still in flight with the advice to send it again."""
+        self._batcher.abandon(_shutting_down())
+
+    # State and metadata.
 
     def live(self) -> bool:
         return True
 
     def ready(self) -> bool:
-        """True while it could answer for a model, has loaded what it loads at the start, and is not shutting down.
+        """Returns whether it could answer for a model, has loaded its models, and is not shutting down.
 
-        A gateway that looks after a fleet has something to do before its first model comes.
+        A gateway that looks after a fleet is useful before its first model comes.
         """
         served = self._repository
         waits = self._looks_after_fleet and not served.models and not served.away and not served.refused
         usable = waits or any(map(self._usable, served.models))
-        return not self._answering.draining and self._residency.complete and usable
+        return not self.draining and self._residency.complete and usable
 
     def model_ready(self, model: str, version: str) -> bool:
-        return not self._answering.draining and self._usable(self._repository.resolve(model, version).key)
+        return not self.draining and self._usable(self._repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
         return not self._batcher.trouble(key) and self._residency.ready(key)
 
     def trouble(self, key: ModelKey) -> str:
-        """Why the engine cannot run a model at the moment, as a sentence; "" where it can."""
+        """Returns why the executors cannot run a model at the moment, as a sentence, or "" if they can."""
         return self._batcher.trouble(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
@@ -77,9 +265,7 @@ class GatewayDataPlane:
 
     def index(self) -> list[ModelState]:
         found = {
-            each.key: self._residency.state(
-                each, "shutting down" if self._answering.draining else self.trouble(each.key)
-            )
+            each.key: self._residency.state(each, "shutting down" if self.draining else self.trouble(each.key))
             for each in self._repository
         }
         for key, why in self._repository.away.items():
@@ -99,3 +285,19 @@ class GatewayDataPlane:
 
     async def unload(self, model: str) -> None:
         await self._residency.orders.unload(model)
+
+
+def facts_of(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:
+    """Returns what a log line states about a request and its answer."""
+    facts: dict[str, object] = {"request_id": request.request_id, "rows": request.rows}
+    if request.trace is not None:
+        facts |= request.trace.facts()
+    if response is not None and response.answer is not None:
+        facts |= {"tier": response.answer.tier.value, "reason": response.answer.reason.value}
+    return facts
+
+
+def _shutting_down() -> NotReadyError:
+    return NotReadyError(
+        "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
+    )

@@ -23,8 +23,8 @@ from firstline_gateway.contracts import store
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.tables import AUDITS
 from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.residency.residency import Residency
-from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.tables import DELIVERIES
@@ -90,7 +90,7 @@ class Cloud:
     def start(self) -> None:
         executor = SimulatedExecutor(self._plan, self._clock, self._rng, self._book)
         batcher = Batcher(
-            executor,
+            single(executor, self._repository, clock=self._clock),
             clock=self._clock,
             bounds=Bounds(
                 requests=self._plan.queue_requests, size_bytes=1 << 20, seconds=_QUEUE_S, batch_rows=_MAX_BATCH_ROWS
@@ -114,7 +114,7 @@ class Cloud:
         )
         counting = Counting(self._metrics, Statistics(), self._clock)
         residency = Residency(self._repository, executor, clock=self._clock)
-        answering = Answering(
+        self._plane = GatewayDataPlane(
             self._repository,
             batcher,
             contracts,
@@ -122,9 +122,7 @@ class Cloud:
             counting=counting,
             residency=residency,
             clock=self._clock,
-        )
-        self._plane = GatewayDataPlane(
-            self._repository, batcher, answering, counting=counting, residency=residency, limits=DEFAULT_LIMITS
+            limits=DEFAULT_LIMITS,
         )
         self._executor, self._batcher, self._database, self._disk = executor, batcher, database, disk
 

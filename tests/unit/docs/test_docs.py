@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.gateway import GatedExecutor
+from support.gateway import GatedExecutor, gateway_of
 from support.readme import links, places
 
 from bench import figures
@@ -23,7 +23,6 @@ from firstline_edge.api.openapi import description
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 from firstline_gateway.api.app import create_app
-from firstline_gateway.app import Gateway
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
@@ -84,7 +83,7 @@ def test_the_limits_are_the_default_ones() -> None:
 async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> None:
     section = PROTOCOL.partition("## Addresses")[2].partition("\n## ")[0]
     settings = Settings(store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-    gateway = Gateway(settings, Repository({}), GatedExecutor())
+    gateway = gateway_of(settings, Repository({}), GatedExecutor())
     served = create_app(gateway).openapi()["paths"] | description()["paths"]
     await gateway.close()
     told = set()
@@ -109,7 +108,7 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
     async with EdgeAgent(load(None, environ={}, overrides={"agent.state_dir": str(tmp_path)})) as agent:
         found = names(agent.metrics)
     settings = Settings(mqtt=Mqtt(enabled=True), store=Store(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
-    gateway = Gateway(settings, Repository({}), GatedExecutor())
+    gateway = gateway_of(settings, Repository({}), GatedExecutor())
     found |= names(gateway.metrics)
     await gateway.close()
     assert {name for name in listed(OPERATING) if name.startswith("firstline_")} == found

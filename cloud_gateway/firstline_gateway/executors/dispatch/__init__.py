@@ -1,17 +1,17 @@
-"""A model on several executors: each batch goes to the one that is expected to be done with it first.
+"""A model on several executors: each batch goes to the one with the earliest predicted completion.
 
-One batch, from its coming to its answer
-    dispatcher      chooses whom to ask first, and who is tried with a copy; models that come and go
-    seats           where the next batch of a queue had best run, and whether it waits for that; pure
-    nowhere         why no executor may run a batch now, and until when; pure
-    race            another one is asked where the first fails or is late; the first answer counts
-    asking          one executor is asked, and something is learned from what comes back
-    member          one executor: what it runs now, and what a batch there would take
-    running         a batch that it has, and how long that will still take; pure
-    choice          which of them: earliest expected completion within the budgets; pure
-    forecast        how long a model's batches take there: as measured, times the pace that it is seen to keep
-    standing        who is left alone with a model after errors, and when somebody is tried with a copy; pure
+One batch, from its start to its answer
+    dispatcher      the pool of executors: starts batches and probes, adds and removes models
+    placement       where the next batch of a model completes first, and whether it waits for that; pure
+    refusals        why no executor may run a batch now, and until when; pure
+    batch_run       one batch: retried on another executor if it fails or is late
+    attempts        some requests of a batch on one executor, and what is learned from them
+    member          one executor: its models, its running batches, what a batch would take there
+    running_batch   a batch on an executor, and how long it still takes; pure
+    choice          the earliest predicted completion within the budgets; pure
+    forecast        how long a model's batches take on an executor: measured times, times its pace; pure
+    health          ejection after errors, and probes that end it; pure
     budgets         memory and energy that an executor may take
-    costs           what a batch takes there: memory and energy
-    profiles        costs from a profile of that machine
+    costs           memory and energy of a batch
+    profiles        costs from a profile of the machine
 """

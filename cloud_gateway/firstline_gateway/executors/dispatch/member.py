@@ -1,4 +1,4 @@
-"""One executor of several: what it runs now, what a batch there would take, and how it has done. No I/O."""
+"""One executor of the pool: its models, its running batches, and what a batch would take there. No I/O."""
 
 from __future__ import annotations
 
@@ -7,46 +7,51 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import Executor, InProcess, TakesAhead
+from firstline_core.runtime.loop_times import LoopTimes
+from firstline_core.types import ModelKey, Tensor
+from firstline_gateway.executors.base import Executor, InProcess
 from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.choice import Candidate, free_s, wait_s
-from firstline_gateway.executors.dispatch.costs import Costs, Source
+from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.running import Running
-from firstline_gateway.executors.dispatch.standing import CopyTime, Probes, Standing
+from firstline_gateway.executors.dispatch.health import Health, ProbeBudget, ProbeSchedule
+from firstline_gateway.executors.dispatch.running_batch import RunningBatch
 from firstline_gateway.models.repository import ServedModel
+
+# In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing.
+_AHEAD_S = 0.03
 
 
 @dataclass(slots=True)
-class _Placed:
-    """A model that it runs."""
+class PlacedModel:
+    """A model on an executor."""
 
     served: ServedModel
     costs: Costs
     forecast: Forecast
-    probes: Probes
-    standing: Standing
+    probes: ProbeSchedule
+    health: Health
 
 
 class Member:
-    """One executor, by the name that the settings give it.
+    """One executor, by its name in the settings.
 
     Args:
-        name: see there.
-        executor: which runs the batches.
-        costs: of a model there.
-        sessions: batches that really run side by side there; 0 is as many as it is given.
+        name: in the settings.
+        executor: runs the batches.
+        costs: returns what a model costs there; reads files and may query the store.
+        sessions: batches that really run at the same moment there; 0 is as many as it is given.
         memory: its budget.
         energy: its budget.
         takes: whether a model, by name, may run there at all.
-        load: a model into this process for it; None where its models are elsewhere, or are loaded for it.
+        load: loads a model into this process for it; None if its models are remote, or are loaded for it.
 
     Attributes:
-        outcomes: batches by what became of them: "answered", "refused" (the requests' own fault, or perhaps), "failed",
-            or "cut_off": given up, because another executor was faster or nobody waits for a copy any longer.
-        running: in the order of their beginnings.
-        threads: what runs them, where that is threads of this process.
+        models: that it runs.
+        outcomes: batches by outcome: "answered", "refused" (the requests were at fault, or perhaps were), "failed", or
+            "cut_off": given up, because another executor was faster or a probe took too long.
+        running: batches in the order of their starts.
+        in_process: the executor, if its models are in this process.
     """
 
     def __init__(
@@ -67,92 +72,58 @@ class Member:
         self.energy = energy
         self.takes = takes
         self.load = load
-        self.running: list[Running] = []
+        self.costs = costs
+        self.models: dict[ModelKey, PlacedModel] = {}
+        self.running: list[RunningBatch] = []
         self.outcomes: Counter[str] = Counter()
-        self.threads = executor if isinstance(executor, TakesAhead) else None
-        self._in_process = isinstance(executor, InProcess)  # dear to ask, and asked for each request
-        self._copies = CopyTime()
-        self._costs = costs
+        self.in_process = executor if isinstance(executor, InProcess) else None
+        self._probe_budget = ProbeBudget()
         self._sessions = sessions
-        self._placed: dict[ModelKey, _Placed] = {}
-
-    # Which models it runs.
-
-    def costs(self, served: ServedModel) -> Costs:
-        """What a model costs there; looks at files, and may ask a store."""
-        return self._costs(served)
 
     def place(self, served: ServedModel, costs: Costs) -> None:
-        """It runs a model from now on, at these costs; `memory` has room for it."""
+        """Runs a model from now on, at these costs; `memory` has room for it."""
         self.displace(served.key)
-        measured = self.executor.measured(served.key) if isinstance(self.executor, InProcess) else {}
-        self._placed[served.key] = _Placed(served, costs, Forecast(costs.seconds or measured), Probes(), Standing())
+        measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
+        forecast = Forecast(costs.seconds or measured)
+        self.models[served.key] = PlacedModel(served, costs, forecast, ProbeSchedule(), Health())
         self.memory.models_bytes += served.memory_bytes
 
     def displace(self, key: ModelKey) -> None:
-        """It runs a model no more."""
-        placed = self._placed.pop(key, None)
+        """Runs a model no longer."""
+        placed = self.models.pop(key, None)
         if placed is not None:
             self.memory.models_bytes -= placed.served.memory_bytes
 
-    def has(self, key: ModelKey) -> bool:
-        """Whether it runs a model."""
-        return key in self._placed
-
-    @property
-    def keys(self) -> list[ModelKey]:
-        return list(self._placed)
-
-    # How it is.
+    # State.
 
     def trouble(self, key: ModelKey) -> str:
-        """Why it runs a model not at the moment; "" where it does."""
-        return self.executor.trouble(key) if key in self._placed else f"It is not on executor '{self.name}'."
+        """Returns why it cannot run a model at the moment, as a sentence, or ""."""
+        return self.executor.trouble(key) if key in self.models else f"It is not on executor '{self.name}'."
 
-    def standing(self, key: ModelKey) -> Standing:
-        """Whether it answers batches of a model that it runs."""
-        return self._placed[key].standing
-
-    def left_alone(self, key: ModelKey) -> bool:
-        """Whether it runs a model, and gets none of its batches, because it did not answer them."""
-        return self.has(key) and not self.standing(key).trusted
+    def is_ejected(self, key: ModelKey) -> bool:
+        """Returns whether it has a model and gets none of its batches after failures."""
+        return key in self.models and not self.models[key].health.trusted
 
     def takes_now(self, key: ModelKey) -> bool:
-        """Whether it runs a model, and answers its batches."""
-        return not self.trouble(key) and self.standing(key).trusted
-
-    def pace(self, key: ModelKey) -> float:
-        """What batches of a model take now, to what is usual."""
-        return self._placed[key].forecast.pace
+        """Returns whether it can run a model and is not ejected for it."""
+        return not self.trouble(key) and self.models[key].health.trusted
 
     def oldest_s(self, key: ModelKey, now_s: float) -> float:
-        """How long the oldest batch of a model has been under way; 0 where none is."""
+        """Returns how long the oldest batch of a model has run; 0 if there is none."""
         return max((now_s - each.started_s for each in self.running if each.key == key), default=0.0)
 
     def is_unmetered(self, key: ModelKey) -> bool:
-        """Whether a model is beyond its budget of energy, because nobody knows what its batches take."""
-        return self.energy.is_limited and self.source(key) == "absent"
-
-    def source(self, key: ModelKey) -> Source:
-        """Where the joules of its batches come from."""
-        return self._placed[key].costs.source
-
-    def is_free(self, key: ModelKey) -> bool:
-        """Whether it may run batches of a model at once, without a look at a budget for each."""
-        return (
-            self.takes_now(key)
-            and not self.energy.is_limited
-            and self._placed[key].costs.largest_bytes <= self.memory.free_bytes
-        )
+        """Returns whether its energy budget cannot hold for a model, because its batches have no known cost."""
+        return self.energy.is_limited and self.models[key].costs.source == "absent"
 
     @property
     def usable(self) -> bool:
         """Whether it is given batches at the moment."""
-        return any(map(self.takes_now, self._placed))
+        return any(map(self.takes_now, self.models))
 
     @property
     def has_budget(self) -> bool:
-        """Whether anything may be beyond what it may take."""
+        """Whether a batch may exceed what it may take."""
         return self.energy.is_limited or self.memory.is_limited
 
     @property
@@ -164,199 +135,213 @@ class Member:
     def slots(self) -> int:
         """Batches that it is worth giving at the same moment.
 
-        One elsewhere of which nobody knows how many run there side by side is given fewer as it takes longer: what
-        waits there nobody can take back.
+        A remote executor with an unknown number of sessions is given fewer as it slows down: what waits there cannot be
+        taken back.
         """
         if not self.usable:
             return 0
         if self._sessions:
             return min(self.executor.slots, self._sessions)
-        if self._in_process:
+        if self.in_process is not None:
             return self.executor.slots
-        pace = min((placed.forecast.pace for placed in self._placed.values()), default=1.0)
+        pace = min((placed.forecast.pace for placed in self.models.values()), default=1.0)
         return max(1, int(self.executor.slots / max(1.0, pace)))
 
     @property
     def _usable_slots(self) -> int:
-        """Batches that it runs at the same moment, of those that it is given."""
         return max(1, min(self.slots, self.side_by_side))
 
-    def room(self, held: int = 0, *, ahead: bool = False) -> bool:
-        """Whether it may be given one more batch.
+    def room(self, ahead_s: float | None = None) -> bool:
+        """Returns whether it may be given one more batch.
 
         Args:
-            held: batches that are to come before it.
-            ahead: as well as those that run there, as many may be on their way, where it is not in this process.
+            ahead_s: seconds of a batch that may be queued behind the running ones, so that no slot idles until the
+                event loop has its turn; None for a batch that needs a free slot.
         """
-        more = self._sessions if ahead and not self._in_process else 0
-        return len(self.running) + held < min(self.slots + more, max(self.slots, self.executor.slots))
+        most = self.slots
+        if ahead_s is not None and self.in_process is None:
+            most = min(most + self._sessions, max(most, self.executor.slots))
+        elif ahead_s is not None and ahead_s <= _AHEAD_S:
+            most *= 2
+        return len(self.running) < most
 
-    def room_for_a_trial(self, key: ModelKey, held: int = 0) -> bool:
-        """Whether it may be given a batch of a model that it is left alone with: one at a time."""
-        return not self.runs(key) and len(self.running) + held < self.side_by_side
+    def room_for_a_trial(self, key: ModelKey) -> bool:
+        """Returns whether it may be given a batch of a model that it is ejected for: one at a time."""
+        return not self.runs(key) and len(self.running) < self.side_by_side
 
     def runs(self, key: ModelKey) -> bool:
-        """Whether a batch of a model is under way there."""
+        """Returns whether a batch of a model runs there."""
         return any(each.key == key for each in self.running)
 
-    # Batches.
+    # Forecasts.
 
     def seconds(self, key: ModelKey, rows: int) -> float | None:
-        """What a batch takes there once it runs; None where nothing is known."""
-        return self._placed[key].forecast.seconds(rows)
+        """Returns the expected seconds of a batch in a slot, or None if nothing is known."""
+        return self.models[key].forecast.seconds(rows)
+
+    def loop_times(self, key: ModelKey) -> LoopTimes | None:
+        """Returns the times of a model on the event loop, or None if its batches need a check of budgets or health."""
+        placed = self.models.get(key)
+        if self.in_process is None or placed is None or not placed.health.trusted or self.executor.trouble(key):
+            return None
+        if self.energy.is_limited:
+            return None
+        if self.memory.is_limited and placed.costs.largest_bytes > self.memory.free_bytes:
+            return None
+        return self.in_process.loop_times(key)
+
+    def has_memory(self, key: ModelKey, rows: int) -> bool:
+        """Returns whether there is room for a batch beside what runs."""
+        return self.models[key].costs.memory_of(rows) <= self.memory.free_bytes
 
     def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
-        """The largest batch that pays there."""
-        return self._placed[key].forecast.worthwhile_rows(max_rows)
+        """Returns the largest batch that gains by its size there."""
+        return self.models[key].forecast.worthwhile_rows(max_rows)
 
-    def has_tried(self, key: ModelKey, rows: int) -> bool:
-        """Whether a batch of the size of these rows ran there, or was measured."""
-        return self._placed[key].forecast.has_tried(rows)
-
-    def rows_per_s(self, key: ModelKey, rows: int) -> float:
-        """What it does of a model, in batches of at most so many rows; 0 where nothing is known."""
+    def rows_per_s(self, key: ModelKey, rows: int, now_s: float) -> float:
+        """Returns its throughput of a model, in batches of at most so many rows; 0 if nothing is known."""
         size = self.worthwhile_rows(key, max(1, rows))
         seconds = self.seconds(key, size)
-        return self.side_by_side * size / seconds if seconds else 0.0
+        return self.side_by_side * size / seconds / self.overdue(now_s) if seconds else 0.0
 
     def overdue(self, now_s: float) -> float:
-        """How many times what was expected something there has taken already, at least 1: so slow may it be for all."""
+        """Returns by which factor the slowest running batch exceeds its expected time, at least 1."""
         return max((each.overdue(now_s) for each in self.running), default=1.0)
 
     def overdue_everywhere(self, now_s: float) -> float:
-        """How many times what was expected something in each of its slots has taken already, at least 1.
-
-        One batch that hangs keeps its slot, and says nothing of what the others take.
-        """
+        """Returns the same of the least overdue slot: one batch that hangs says nothing about the other slots."""
         slots = self._usable_slots
         if len(self.running) < slots:
             return 1.0
         return min(each.overdue(now_s) for each in self.running[:slots])
 
     def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
-        """Seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
+        """Returns the seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
         left_s = [each.left_s(now_s) for each in self.running]
-        if self.standing(key).trusted:
+        if self.models[key].health.trusted:
             return free_s(left_s, self._usable_slots)
         trials_s = [each.left_s(now_s) for each in self.running if each.key == key]
         return [max([wait_s(left_s, self.side_by_side), *trials_s])]
 
-    def candidate(self, key: ModelKey, rows: int, now_s: float, held_s: Sequence[float] = ()) -> Candidate[Member]:
-        """What it would be to a batch of a model that it runs, once those have run that are held for it."""
-        placed = self._placed[key]
+    def candidate(self, key: ModelKey, rows: int, now_s: float, reserved_s: Sequence[float] = ()) -> Candidate[Member]:
+        """Returns what the member offers to a batch, after batches that take `reserved_s`."""
+        placed = self.models[key]
         run_s = placed.forecast.seconds(rows)
         if run_s is not None:
             run_s *= self.overdue(now_s)
         return Candidate(
             name=self,
-            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *held_s], self.side_by_side),
+            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *reserved_s], self.side_by_side),
             run_s=run_s,
             under_way=len(self.running),
-            trusted=placed.standing.trusted,
+            trusted=placed.health.trusted,
             memory_bytes=placed.costs.memory_of(rows),
             free_bytes=self.memory.free_bytes,
             energy_j=placed.costs.energy_of(rows, run_s or 0.0),
             left_j=self.energy.left_j(now_s),
         )
 
-    def has_memory(self, key: ModelKey, rows: int) -> bool:
-        """Whether there is room for a batch beside what runs."""
-        return self._placed[key].costs.memory_of(rows) <= self.memory.free_bytes
-
     def ever_has_memory(self, key: ModelKey, rows: int) -> bool:
-        """Whether there is room for a batch where no other runs."""
-        return self.memory.fits(self._placed[key].costs.memory_of(rows))
+        """Returns whether there is room for a batch while no other runs."""
+        return self.memory.fits(self.models[key].costs.memory_of(rows))
 
-    def begin(self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False) -> Running:
-        """It is given a batch."""
-        placed, found = self._placed[key], self.candidate(key, rows, now_s)
+    # Batches.
+
+    def begin(
+        self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False, on_loop: bool = False
+    ) -> RunningBatch:
+        """Records that a batch starts, and reserves its memory and energy."""
+        placed = self.models[key]
         usual_s = placed.forecast.seconds(rows)
-        energy_j = placed.costs.energy_of(rows, usual_s or 0.0)
-        running = Running(
-            key, rows, found.wait_s, usual_s, placed.forecast.pace, now_s, found.memory_bytes, energy_j, is_probe
+        running = RunningBatch(
+            key,
+            rows,
+            wait_s=0.0 if on_loop else wait_s([each.left_s(now_s) for each in self.running], self.side_by_side),
+            run_s=usual_s,
+            pace=placed.forecast.pace,
+            started_s=now_s,
+            memory_bytes=placed.costs.memory_of(rows),
+            energy_j=placed.costs.energy_of(rows, usual_s or 0.0),
+            is_probe=is_probe,
         )
         if is_probe:
             placed.probes.sent(now_s)
         else:
             placed.probes.used(now_s)
-        self.memory.batches_bytes += found.memory_bytes
-        self.energy.reserve(energy_j, now_s)
+        self.memory.batches_bytes += running.memory_bytes
+        self.energy.reserve(running.energy_j, now_s)
         self.running.append(running)
         return running
 
     def may_probe(self, key: ModelKey, now_s: float) -> bool:
-        """Whether a copy of a batch should go there: it has had nothing to do for a while, has room, should be well."""
-        placed = self._placed[key]
+        """Returns whether a probe is due: the member was idle for a while, has room and may be tried."""
+        placed = self.models[key]
         return (
             placed.probes.due(now_s)
-            and placed.standing.may_be_tried(now_s)
+            and placed.health.may_be_tried(now_s)
             and len(self.running) < self.side_by_side
             and not self.runs(key)
             and not any(each.is_probe for each in self.running)
-            and self._copies.may(now_s)
+            and self._probe_budget.may(now_s)
         )
 
-    def answered(self, running: Running, now_s: float) -> None:
-        """A batch came back."""
-        self._end(running, now_s)
+    def answered(self, running: RunningBatch, now_s: float) -> None:
+        """Records an answered batch."""
+        self.freed(running, now_s)
         self.outcomes["answered"] += 1
-        if (placed := self._placed.get(running.key)) is not None:
-            placed.standing.answered()
-            placed.forecast.observe(
-                running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
-            )
+        if (placed := self.models.get(running.key)) is None:
+            return
+        placed.health.answered()
+        placed.forecast.observe(
+            running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
+        )
 
-    def answered_here(self, key: ModelKey, rows: int, seconds: float, now_s: float) -> None:
-        """A batch has run in the thread that asks: of its slots it took none, and says nothing of their pace."""
-        placed = self._placed[key]
+    def answered_on_loop(self, key: ModelKey, inputs: Sequence[Tensor], started_s: float, now_s: float) -> None:
+        """Records a batch that started and ended in one turn of the event loop: it says nothing about the slots."""
+        placed = self.models[key]
         self.outcomes["answered"] += 1
-        placed.standing.answered()
+        placed.health.answered()
         placed.probes.used(now_s)
-        self.energy.spend(placed.costs.energy_of(rows, seconds), now_s)
+        if placed.costs.energy_j or placed.costs.power_w:
+            rows = sum(len(tensor.array) for tensor in inputs)
+            self.energy.spend(placed.costs.energy_of(rows, now_s - started_s), now_s)
 
-    def refused(self, running: Running, now_s: float) -> None:
-        """A batch came back with what its requests are to blame for, or perhaps are."""
-        self._end(running, now_s)
+    def refused(self, running: RunningBatch, now_s: float) -> None:
+        """Records a batch that failed because of its requests, or perhaps because of them."""
+        self.freed(running, now_s)
         self.outcomes["refused"] += 1
 
-    def failed(self, running: Running, now_s: float) -> None:
-        """A batch did not come back; what that says of the executor is for `doubted`."""
-        self._end(running, now_s)
-        self.failed_here()
-
-    def failed_here(self) -> None:
-        """A batch failed that had no slot; likewise."""
+    def failed(self, running: RunningBatch, now_s: float) -> None:
+        """Records a batch that failed; `doubted` decides on the health of the member."""
+        self.freed(running, now_s)
         self.outcomes["failed"] += 1
 
     def doubted(self, key: ModelKey, now_s: float) -> bool:
-        """It could not do what executors do with a batch of a model; whether it is left alone with that from now on."""
-        return self.has(key) and self.standing(key).failed(now_s)
+        """Records a failure that is the member's own; returns whether this ejects it."""
+        return key in self.models and self.models[key].health.failed(now_s)
 
-    def cut_off(self, running: Running, now_s: float, *, runs_on: bool = False) -> None:
-        """A batch was given up, because another executor was faster, or it was a copy that took too long.
+    def cut_off(self, running: RunningBatch, now_s: float, *, runs_on: bool = False) -> None:
+        """Records a batch that was given up.
 
         Args:
             running: the batch.
             now_s: the present.
-            runs_on: nobody can stop it: it keeps its place until it is `freed`.
+            runs_on: a thread cannot be stopped: the batch keeps its slot until `freed`.
         """
         if not runs_on:
-            self._end(running, now_s)
+            self.freed(running, now_s)
         self.outcomes["cut_off"] += 1
-        if (placed := self._placed.get(running.key)) is not None:
+        if (placed := self.models.get(running.key)) is not None:
             placed.forecast.waited(
                 running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
             )
 
-    def freed(self, running: Running, now_s: float) -> None:
-        """A batch has ended that ran on after it was given up."""
-        self._end(running, now_s)
-
-    def _end(self, running: Running, now_s: float) -> None:
+    def freed(self, running: RunningBatch, now_s: float) -> None:
+        """Gives back the slot, memory and energy of a batch."""
         self.running.remove(running)
         if running.is_probe:
-            self._copies.took(now_s - running.started_s, now_s)
+            self._probe_budget.took(now_s - running.started_s, now_s)
         self.memory.batches_bytes -= running.memory_bytes
-        placed = self._placed.get(running.key)
+        placed = self.models.get(running.key)
         took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j
         self.energy.settle(running.energy_j, took_j, now_s)

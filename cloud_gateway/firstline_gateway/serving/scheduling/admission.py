@@ -1,41 +1,48 @@
-"""Whether a request may come in: at once, before it costs anything, and with a word that is kept.
+"""Whether a request may enter: decided at once, before it costs anything, and kept afterwards.
 
-Where a slot is free a request runs at once. Otherwise it has to pass, in this order:
+A request that can start now is admitted. Otherwise it has to pass these checks, in this order:
 
-1. Is there space for it to wait, of its client's and its level's (`shares.py`)?
-2. Can its model do it in the time that it allows?
-3. Will its turn come in time, before its client and its level take more than their share?
-4. Does nobody who was let in before become late by it?
+1. Is there space for it to wait, for its client and its level (`shares.py`)?
+2. Can its model complete it in the time that it allows?
+3. Does its turn come in time, before its client and its level take more than their share?
+4. Does no request that was admitted before become late by it?
 
-Whoever does not pass is refused in the same moment, with the time after which there should be room: a caller that
-knows at once can still do something else, and no work is put into what nobody will wait for. Under overload this is
-what keeps earliest-deadline-first from its collapse, in which every request is run and every one is late.
+A request that fails a check is refused immediately, with the time after which there should be room. Its caller can do
+something else, and no work is spent on an answer that comes too late. Under overload this prevents the collapse of
+earliest-deadline-first, in which every request runs and every one is late.
 
-How long things take is learned (`batch_times.py`; several executors each know their own), and so is by how much that
-is wrong (`margin.py`). Of a model that never ran nothing can be foreseen: 2 to 4 are not asked, and no more requests
+The times of batches are learned (`executors/dispatch/forecast.py`), and so is the error of the predictions
+(`margin.py`). For a model that never ran nothing can be predicted: the checks 2 to 4 are skipped, and no more requests
 with a deadline may wait for it than there are slots.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.seating import Times
-from firstline_gateway.serving.scheduling.course import Batches, Course
+from firstline_gateway.executors.dispatch.placement import Times
+from firstline_gateway.serving.scheduling.completion import BatchForecast, CompletionForecast
 from firstline_gateway.serving.scheduling.margin import Margin
+from firstline_gateway.serving.scheduling.pending import (
+    AUDIT_LEVEL,
+    Parts,
+    PendingQueue,
+    PendingRequest,
+    client_of,
+    level_of,
+)
 from firstline_gateway.serving.scheduling.shares import Shares
-from firstline_gateway.serving.scheduling.waiting import AUDIT_LEVEL, Parts, Queue, Waiting, client_of, level_of
 
-# When to come back where nothing tells.
+# The retry time if nothing can be predicted.
 _FIRST_RETRY_S = 1.0
-# Of what a request allows, to the batch that it is in; the rest is for its turn to come.
+# The share of what a request allows that its own batch may take; the rest is for waiting.
 _BATCH_SHARE = 0.25
-# On an idle machine a model that seems too slow is tried again after so many times what it takes.
+# On an idle machine a model that seems too slow is tried again after so many times its batch time.
 _PROBE_PAUSES = 10.0
 
 
@@ -47,7 +54,7 @@ class Bounds:
         requests: for one model.
         size_bytes: of tensors, all models together.
         seconds: that a request without a deadline may have to wait.
-        batch_rows: the most that one batch takes.
+        batch_rows: the most rows of one batch.
     """
 
     requests: int
@@ -56,131 +63,126 @@ class Bounds:
     batch_rows: int
 
 
-class Before(NamedTuple):
-    """What a newcomer finds before it.
+class Backlog(NamedTuple):
+    """What a new request finds.
 
     Args:
-        course: of its model's work.
-        known: whether anybody knows what its batches take.
-        parts: how much of what waits, by model, is before it there.
-        alone_s: that a batch of it takes where that is least.
+        completion: of its model's work.
+        parts: how much of what waits, by model, comes before it on its executors.
+        alone_s: the least seconds of a batch of it alone.
         ended_s: when a batch of its model ended last.
+        known: whether the times of its model's batches are known.
     """
 
-    course: Course
-    known: bool
+    completion: CompletionForecast
     parts: Parts
     alone_s: float
     ended_s: float
+    known: bool
 
 
 class Admission:
-    """Decides over newcomers. Belongs to one event loop.
+    """Decides on new requests. Belongs to one event loop.
 
     Args:
         queue: what waits; only read here.
         bounds: how much may wait.
     """
 
-    def __init__(self, queue: Queue, bounds: Bounds) -> None:
+    def __init__(self, queue: PendingQueue, bounds: Bounds) -> None:
         self._queue = queue
         self._bounds = bounds
         self.shares = Shares()
         self.margin = Margin()
 
-    def learn(self, item: Waiting, now_s: float) -> None:
-        """A request is answered: as was foreseen? Of audits nothing was, and of no budget."""
-        if item.level != AUDIT_LEVEL and not item.held_up:
+    def learn(self, item: PendingRequest, now_s: float) -> None:
+        """Learns from an answer how good its prediction was. Audits and waits for budgets are not predicted."""
+        if item.level != AUDIT_LEVEL and not item.held_up and item.foreseen_s < math.inf:
             self.margin.learn(item.foreseen_s, now_s)
 
-    def let_in(self, key: ModelKey, request: InferRequest, now_s: float, before: Before, *, idle: bool) -> Waiting:
-        """Finds the request's place.
+    def admit(
+        self, key: ModelKey, request: InferRequest, now_s: float, backlog: Backlog, *, idle: bool
+    ) -> PendingRequest:
+        """Returns the request with its place in the order.
 
         Args:
             key: its model.
             request: with its deadline on the clock of `now_s`.
             now_s: the present.
-            before: what runs and waits before it.
-            idle: whether it begins at once.
+            backlog: what runs and waits before it.
+            idle: whether it starts at once.
 
         Raises:
             QueueFullError: there is no room; `retry_after_s` is when there should be.
             DeadlineExceededError: the model takes longer than the request allows.
         """
-        self.shares.note(request.principal, level_of(request), now_s)
+        level = level_of(request)
+        self.shares.note(request.principal, level, now_s)
         latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
-        rows, times = request.rows, before.course.times
+        rows, times = request.rows, backlog.completion.times
         batch_rows = self._likely_batch_rows(key, rows, latest_s - now_s, times)
+        item = PendingRequest(
+            key,
+            request,
+            now_s,
+            level=level,
+            size_bytes=request.size_bytes,
+            due_s=latest_s,
+            latest_s=latest_s,
+            alone_s=backlog.alone_s,
+            foreseen_s=now_s + times.seconds(batch_rows),
+        )
         if idle:
-            ends_s = now_s + times.seconds(batch_rows)
-            item = self._waiting(key, request, before, due_s=latest_s, latest_s=latest_s, foreseen_s=ends_s)
-            # What is run is measured: a wrong estimate must not shut a model out for good.
-            if now_s - before.ended_s <= _PROBE_PAUSES * item.alone_s:
+            # What runs is measured: a wrong estimate must not exclude a model forever.
+            if now_s - backlog.ended_s <= _PROBE_PAUSES * item.alone_s:
                 _check_possible(item, now_s)
-            item.alone_s = 0.0  # it runs at once, whatever was thought of it
+            item.alone_s = 0.0
             return item
-        batches = before.course.of(batch_rows)
-        self._check_space(key, request, before, batches)
-        if not before.known:
-            self._check_unmeasured(key, request, before.course.slots)
-        mine_s = self._queue.work_s(before.parts, client_of(request))
-        due_s = request.deadline_s
-        if due_s is None:
-            # When its client's equal part of the machine would have it done.
+        batches = backlog.completion.of(batch_rows)
+        self._check_space(item, backlog, batches)
+        if not backlog.known:
+            self._check_unmeasured(item, len(backlog.completion.lanes))
+        mine_s = self._queue.work_s(backlog.parts, client_of(request))
+        if request.deadline_s is None:
+            # When its client's equal part of the machine would complete it.
             equally_s = batches.wait_s(self.shares.clients * (mine_s + times.seconds(rows)))
-            due_s = now_s + min(self._bounds.seconds, equally_s)
-        ahead_s, spare_s = self._queue.place(due_s, level_of(request), before.parts)
+            item.due_s = now_s + min(self._bounds.seconds, equally_s)
+        ahead_s, spare_s = self._queue.place(item.due_s, level, backlog.parts)
         done_s, speed = batches.done(ahead_s)
-        work_s = rows * batches.seconds / batch_rows
-        item = self._waiting(key, request, before, due_s=due_s, latest_s=latest_s, foreseen_s=now_s + done_s)
-        item.work_s, item.delays_s = work_s, work_s / speed
-        if before.known:
+        item.work_s = rows * batches.seconds / batch_rows
+        item.delays_s, item.foreseen_s = item.work_s / speed, now_s + done_s
+        if backlog.known:
             _check_possible(item, now_s)
             self._check_turn(item, now_s, batches, done_s, mine_s)
             self._check_others(item, spare_s, done_s - batches.seconds)
         return item
 
-    @staticmethod
-    def _waiting(
-        key: ModelKey, request: InferRequest, before: Before, *, due_s: float, latest_s: float, foreseen_s: float
-    ) -> Waiting:
-        return Waiting(
-            key=key,
-            request=request,
-            level=level_of(request),
-            size_bytes=request.size_bytes,
-            due_s=due_s,
-            latest_s=latest_s,
-            work_s=0.0,
-            alone_s=before.alone_s,
-            foreseen_s=foreseen_s,
-            answered=asyncio.get_running_loop().create_future(),
-        )
-
     def _likely_batch_rows(self, key: ModelKey, rows: int, allowed_s: float, times: Times) -> int:
-        """The batch that a request is likely to run in: what pays, waits, and leaves most of its time to wait."""
+        """Returns the rows of the likely batch: worthwhile, waiting, and leaving most of the time to wait."""
         most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of_model(key).rows + rows)
         while most > rows and times.seconds(most) > _BATCH_SHARE * allowed_s:
             most //= 2
         return max(rows, most)
 
-    # The questions, in their order.
+    # The checks, in their order.
 
-    def _check_space(self, key: ModelKey, request: InferRequest, before: Before, batches: Batches) -> None:
-        """Whether there is space for it to wait: a number of requests of its model, bytes of all."""
+    def _check_space(self, item: PendingRequest, backlog: Backlog, batches: BatchForecast) -> None:
+        """Checks the number of requests of its model, and the bytes of all."""
 
         def retry_after_s() -> float:
-            return batches.wait_s(self._queue.work_s(before.parts)) if before.known else _FIRST_RETRY_S
+            return batches.wait_s(self._queue.work_s(backlog.parts)) if backlog.known else _FIRST_RETRY_S
 
-        level_share = self.shares.of_level(level_of(request))
-        mine, of_model, of_all = self._queue.of(client_of(request)), self._queue.of_model(key), self._queue.of()
+        level_share = self.shares.of_level(item.level)
+        mine = self._queue.of(client_of(item.request))
+        of_model, of_all = self._queue.of_model(item.key), self._queue.of()
         if not self.shares.allows(mine.requests + 1, of_model.requests + 1, self._bounds.requests * level_share):
             raise QueueFullError(
-                f"Model '{key.name}' has {counted(of_model.requests, 'request')} waiting already; come back later.",
+                f"Model '{item.key.name}' has {counted(of_model.requests, 'request')} waiting already; come back "
+                "later.",
                 retry_after_s=retry_after_s(),
             )
-        size_bytes = of_all.size_bytes + request.size_bytes
-        # Where nothing waits, a request as large as may be asked at all comes in.
+        size_bytes = of_all.size_bytes + item.size_bytes
+        # If nothing waits, a request of any permitted size is admitted.
         if of_all.size_bytes and not self.shares.allows(
             mine.size_bytes, size_bytes, self._bounds.size_bytes * level_share
         ):
@@ -188,20 +190,22 @@ class Admission:
                 f"{of_all.size_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s()
             )
 
-    def _check_unmeasured(self, key: ModelKey, request: InferRequest, slots: int) -> None:
-        """Whether a request with a deadline may wait for a model that never ran."""
-        if request.deadline_s is not None and self._queue.of_model(key).requests >= slots:
+    def _check_unmeasured(self, item: PendingRequest, slots: int) -> None:
+        """Checks whether a request with a deadline may wait for a model that never ran."""
+        if item.request.deadline_s is not None and self._queue.of_model(item.key).requests >= slots:
             raise QueueFullError(
-                f"Nothing has run on model '{key.name}' yet that would tell whether this request can be answered in "
-                "time, and others wait already; come back later.",
+                f"Nothing has run on model '{item.key.name}' yet that would tell whether this request can be answered "
+                "in time, and others wait already; come back later.",
                 retry_after_s=_FIRST_RETRY_S,
             )
 
-    def _check_turn(self, item: Waiting, now_s: float, batches: Batches, done_s: float, mine_s: float) -> None:
-        """Whether its turn comes in time, and its client and level have a right to the room until then.
+    def _check_turn(
+        self, item: PendingRequest, now_s: float, batches: BatchForecast, done_s: float, mine_s: float
+    ) -> None:
+        """Checks whether its turn comes in time, and its client and level have a right to the room until then.
 
         Room is time here: what the request allows, less its own batch and the margin. What waits before it fills a part
-        of that, and of its client another; what runs takes some of it too, but is nobody's share.
+        of that, and that of its client another. What runs takes some of it too, but belongs to no share.
         """
         first_s = batches.first_s
         room_s = self.margin.usable_s(item.latest_s - now_s - batches.seconds)
@@ -213,8 +217,8 @@ class Admission:
                 retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
-    def _check_others(self, item: Waiting, spare_s: float, wait_s: float) -> None:
-        """Whether nobody behind it becomes late by it: all of them can be put off by `spare_s`."""
+    def _check_others(self, item: PendingRequest, spare_s: float, wait_s: float) -> None:
+        """Checks whether a request behind it becomes late by it: each may be delayed by `spare_s`."""
         if self.margin.usable_s(spare_s) < item.delays_s:
             raise QueueFullError(
                 "Requests that came before this one would be late by it; come back later.",
@@ -222,8 +226,8 @@ class Admission:
             )
 
 
-def _check_possible(item: Waiting, now_s: float) -> None:
-    """Whether the model can do it in the time that it allows, were it alone."""
+def _check_possible(item: PendingRequest, now_s: float) -> None:
+    """Checks whether its model could complete it in the time that it allows, if it were alone."""
     if item.request.deadline_s is not None and item.request.deadline_s - now_s < item.alone_s:
         raise DeadlineExceededError(
             f"The model takes some {item.alone_s:.3g} s for this request, which allows "

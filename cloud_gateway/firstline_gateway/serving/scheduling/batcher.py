@@ -1,53 +1,88 @@
-"""Dynamic batching without waiting: what queued while every session was busy is the next batch.
+"""Dynamic batching without waiting: requests that come while all executors are busy are the next batch.
 
-Nothing polls. A request that finds a free session starts at once, alone (with several executors: where one is worth
-it, see `late.py`); under load batches grow by themselves, because more requests wait when a session frees. (Triton's
-and TorchServe's batchers hold requests back for a configured delay instead.) Here are the queue's comings and goings;
-`admission.py` decides who comes in, `batches.py` what runs next, `feeding.py` or `late.py` when.
+No timer holds a request back. One that finds a free executor starts at once, alone; under load batches grow, because
+more requests wait when an executor becomes free. Batches of quick models run on the event loop, with all requests that
+came in the same turn of it; their requests need no place in the queue.
 
-What is promised: a request that was let in is answered by its deadline, or told at that moment that it is not. The
-first is as good as the predictions are; the second holds always. Audits alone are let in without a promise: nobody
-waits for them, and they give way to everything else.
+A request that was admitted is answered by its deadline, or told at that moment that it is not. The first is as good as
+the predictions are; the second always holds. Only audits are admitted without this promise: no caller waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.clock import Clock, Timer
+from firstline_core.errors import DeadlineExceededError, FirstlineError
+from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import Apart
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.base import Executor, InProcess, Probabilities
-from firstline_gateway.executors.seating import HasSeats, Seat
-from firstline_gateway.serving.scheduling.admission import Admission, Bounds
-from firstline_gateway.serving.scheduling.batches import Choice
-from firstline_gateway.serving.scheduling.feeding import Feeder, Feeding, Line
-from firstline_gateway.serving.scheduling.inline import Answered, Inline, expired, settle
-from firstline_gateway.serving.scheduling.late import Late
-from firstline_gateway.serving.scheduling.running import Batch, Ran, Running
-from firstline_gateway.serving.scheduling.waiting import AUDIT_LEVEL, Queue, Waiting
+from firstline_gateway.executors.base import Outcome, Probabilities
+from firstline_gateway.executors.dispatch.batch_run import BatchRun
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, IdlePart, Lane, Placement, Times
+from firstline_gateway.executors.dispatch.refusals import NoPlacement
+from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
+from firstline_gateway.serving.scheduling.batches import choose, level
+from firstline_gateway.serving.scheduling.completion import completion
+from firstline_gateway.serving.scheduling.pending import AUDIT_LEVEL, Parts, PendingQueue, PendingRequest, Totals
+
+TURN_S = 0.003
+"""The time that batches of quick models may take in one turn of the event loop."""
+WAITING_S = 0.01
+"""The work that may wait for the event loop; more requests wait in the queue, for the threads."""
+# A request that waits for a budget is looked at again after at least so long.
+_AGAIN_S = 0.001
+_UNKNOWN = BatchTimes()
+
+Ran = asyncio.Future[list[Outcome]]
+
+log = logger(__name__)
+
+
+class _Batch(NamedTuple):
+    """A batch that runs, since `started_s`."""
+
+    key: ModelKey
+    items: Sequence[PendingRequest]
+    rows: int
+    started_s: float
+    run: BatchRun | None = None
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """The requests of one quick model that came in this turn of the event loop, and their expected time."""
+
+    items: list[PendingRequest] = field(default_factory=list)
+    rows: int = 0
+    seconds: float = 0.0
 
 
 class Batcher:
-    """Lets requests in, queues them and hands out their answers. Belongs to one event loop.
+    """Admits requests, runs them in batches and answers them. Belongs to one event loop.
 
     Args:
-        executor: runs at most `executor.slots` batches at the same moment.
+        dispatcher: runs the batches.
         clock: what deadlines are on.
         bounds: how much may wait.
-        concurrency: of a model's batches, the most that run at the same moment; 0 is `executor.slots`.
-        on_batch: told each batch's rows, for the metrics.
-        on_late: told of each request that was let in and not answered by its deadline, but for audits.
-        on_ran: told of each batch that ended: its model, rows, seconds, and how long each of its requests had waited.
+        concurrency: returns the most batches of a model that run at the same moment; 0 is no limit.
+        on_batch: called with the rows of each batch, for the metrics.
+        on_late: called for each request that was admitted and not answered by its deadline, except audits.
+        on_ran: called for each batch that ended: its model, rows, seconds, and the seconds that each request waited.
     """
 
     def __init__(
         self,
-        executor: Executor,
+        dispatcher: Dispatcher,
         *,
         clock: Clock,
         bounds: Bounds,
@@ -56,171 +91,476 @@ class Batcher:
         on_late: Callable[[], None] = lambda: None,
         on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
     ) -> None:
-        self._executor = executor
+        self._dispatcher = dispatcher
         self._clock = clock
+        self._max_rows = bounds.batch_rows
+        self._concurrency = concurrency
         self._on_batch = on_batch
         self._on_late = on_late
         self._on_ran = on_ran
-        self._queue = Queue()
+        self._queue = PendingQueue()
         self._admission = Admission(self._queue, bounds)
-        self._running = Running(concurrency)
-        line = Line(self._queue, self._running, self._admission.margin, clock, bounds.batch_rows, gate=self)
-        self._feeder: Feeder = Late(executor, line) if isinstance(executor, HasSeats) else Feeding(executor, line)
-        self._inline = (
-            Inline(
-                executor,
-                clock=clock,
-                batch_rows=bounds.batch_rows,
-                on_batch=on_batch,
-                on_late=on_late,
-                on_ran=on_ran,
-            )
-            if isinstance(executor, InProcess)
-            else None
-        )
+        self._running: dict[Ran, _Batch] = {}
+        self._running_of: Counter[ModelKey] = Counter()
+        self._ended_s: dict[ModelKey, float] = {}
+        self._ahead: list[_Batch] = []  # queued for a thread behind other batches
+        self._aside: dict[ModelKey, Totals] = {}  # what waits for a budget
+        self._again: Timer | None = None
+        self._is_filling_soon = False
+        self._turn = _Turn()
+        dispatcher.subscribe(self._fill_soon)
 
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
-        return len(self._queue) + (len(self._inline) if self._inline is not None else 0)
+        ahead = [batch.items for batch in self._ahead if batch.run is not None and batch.run.is_waiting]
+        return len(self._queue) + sum(map(len, [*ahead, *(batch.items for batch in self._turn.batches.values())]))
 
     @property
     def wait_s(self) -> float:
-        """How long a request without a deadline that came now would wait, as far as is known."""
-        return self._feeder.wait_s
+        """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
+        snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
+        for key in self._queue.models:
+            going_on = self._queue.of_model(key).requests - self._aside.get(key, _NOTHING).requests
+            if going_on and (lanes := snapshot.lanes(key)):
+                batches = completion(lanes, self._max_rows).of(1)
+                wait_s = batches.wait_s(self._queue.work_s(self._parts(snapshot, key)))
+                waits_s, requests = waits_s + going_on * wait_s, requests + going_on
+        return waits_s / requests if requests else 0.0
 
     @property
     def apart(self) -> Mapping[ModelKey, Apart]:
-        """What of the runs' time the engine measured apart, by model."""
-        return self._executor.report().apart
+        """The times of preparing and of handing out results, by model."""
+        return self._dispatcher.report().apart
 
     def trouble(self, key: ModelKey) -> str:
-        """Why a model cannot run at the moment, as a sentence; "" where it can."""
-        return self._executor.trouble(key)
+        """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
+        return self._dispatcher.trouble(key)
 
     async def submit(self, key: ModelKey, request: InferRequest) -> Probabilities:
         """Waits for the request's turn and returns its rows, (rows, classes) in their order.
 
-        A caller that is cancelled while it waits takes its request out of the queue.
+        A caller that is cancelled takes its request out of the queue.
 
         Raises:
             QueueFullError: it would wait too long, or too much waits already; `retry_after_s` says when to come back.
             DeadlineExceededError: it allows less than the model takes, or its deadline passed.
-            FirstlineError: what the executor said of this request.
+            FirstlineError: the error of the executor for this request.
         """
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
-            raise expired()
-        answered: asyncio.Future[Probabilities] = asyncio.get_running_loop().create_future()
-        if self.enter(key, request, now_s, answered):
-            return await answered
-        idle, before = self._feeder.before(key, request.rows, now_s)
-        item = self._admission.let_in(key, request, now_s, before, idle=idle)
-        item.came_s = now_s
-        self._queue.add(item, before.parts)
-        self._feeder.came(item)
-        if request.deadline_s is not None:
-            item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
+            raise _expired()
+        item = self._join_turn(key, request, now_s)
+        if item is not None:
+            return await item.answered
+        item = self._enqueue(key, request, now_s)
         try:
             found = await item.answered
             self._admission.learn(item, self._clock.monotonic_s())
             return found
+        except asyncio.CancelledError:
+            self._take_back()
+            raise
         finally:
             if item.expiry is not None:
                 item.expiry.cancel()
-            self._remove(item)
-
-    def enter(self, key: ModelKey, request: InferRequest, now_s: float, answered: Answered) -> bool:
-        """Runs a request of a small model by the end of this turn of the loop, and tells `answered`.
-
-        Returns:
-            False where it has to queue: nothing has happened then.
-        """
-        if self._inline is None or (self._running.batches and self._running.is_full(key)):
-            return False
-        return self._inline.enter(key, request, now_s, answered)
+            self._queue.remove(item)
 
     def abandon(self, error: FirstlineError) -> None:
-        """Answers everything that waits or runs with `error`; what runs goes on, for nobody."""
-        if self._inline is not None:
-            self._inline.abandon(error)
-        self.refuse(tuple(self._queue), error)
-        for running in self._running.batches.values():
-            for item in running.items:
-                settle(item.answered, error)
+        """Answers everything that waits or runs with `error`; batches that run are not stopped."""
+        self._take_back()
+        batches, self._turn.batches = self._turn.batches, {}
+        waiting = [item for batch in batches.values() for item in batch.items]
+        running = [item for batch in self._running.values() for item in batch.items]
+        for item in [*waiting, *self._queue, *running]:
+            self._queue.remove(item)
+            item.settle(error)
 
-    def _remove(self, item: Waiting) -> None:
+    # Quick models, on the event loop.
+
+    def _join_turn(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest | None:
+        """Adds a request of a quick model to the batch of this turn, if there is room; None if it has to queue."""
+        times = self._dispatcher.loop_times(key)
+        rows, turn = request.rows, self._turn
+        if times is None or (alone_s := times.seconds(rows, now_s)) is None:
+            return None
+        if self._running and self._is_at_limit(key):
+            return None
+        if request.audit is not None and (turn.batches or turn.came):
+            return None  # an audit gives way
+        batch = turn.batches.get(key)
+        if batch is None:
+            batch, seconds = PendingBatch(), alone_s
+        else:
+            seconds = times.expected_s(batch.rows + rows)
+        work_s = seconds
+        if turn.batches:
+            work_s += sum([each.seconds for each in turn.batches.values()]) - batch.seconds
+        if work_s > WAITING_S or (request.deadline_s is not None and request.deadline_s < now_s + work_s):
+            return None
+        item = PendingRequest(key, request, now_s)
+        turn.came += 1
+        if not turn.is_due:
+            turn.is_due = True
+            asyncio.get_running_loop().call_soon(self._run_turn)
+        if turn.was_alone and turn.came == 1 and not turn.batches:
+            self._run_on_loop(key, [item])  # while requests come one at a time, none waits for others
+            return item
+        batch.items.append(item)
+        batch.rows += rows
+        batch.seconds = seconds
+        turn.batches[key] = batch
+        return item
+
+    def _run_turn(self) -> None:
+        """Runs the batches of this turn, as long as one turn may take; the rest goes first in the next."""
+        turn = self._turn
+        turn.is_due, turn.was_alone, turn.came = False, turn.came <= 1, 0
+        end_s = self._clock.monotonic_s() + TURN_S
+        while turn.batches:
+            key = next(iter(turn.batches))
+            items = self._take(key, turn.batches.pop(key))
+            if items := [item for item in items if not item.answered.done()]:  # the callers of the others have left
+                self._run_on_loop(key, items)
+            if turn.batches and self._clock.monotonic_s() >= end_s:
+                turn.is_due = True
+                asyncio.get_running_loop().call_soon(self._run_turn)
+                return
+
+    def _take(self, key: ModelKey, batch: PendingBatch) -> list[PendingRequest]:
+        """Returns as many requests as one batch takes; the rest goes behind the other models."""
+        times = self._dispatcher.loop_times(key)
+        most = times.worthwhile_rows(self._max_rows) if times is not None else batch.rows
+        rows = taken = 0
+        for item in batch.items:
+            rows += item.request.rows
+            if taken and rows > most:
+                break
+            taken += 1
+        left = batch.items[taken:]
+        if left and times is not None:
+            left_rows = sum(item.request.rows for item in left)
+            self._turn.batches[key] = PendingBatch(left, left_rows, times.expected_s(left_rows))
+        return batch.items[:taken]
+
+    def _run_on_loop(self, key: ModelKey, items: Sequence[PendingRequest]) -> None:
+        requests = [item.request for item in items]
+        inputs, deadlines_s = [request.inputs[0] for request in requests], [request.deadline_s for request in requests]
+        rows = sum([request.rows for request in requests])
+        batch = _Batch(key, items, rows, self._clock.monotonic_s())
+        self._on_batch(rows)
+        try:
+            outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
+        except Exception as error:  # the outermost loop of the requests that run here
+            log.exception("batch failed unexpectedly", model=key.name)
+            for item in items:
+                item.settle(error)
+            return
+        if isinstance(outcomes, list):
+            self._answer(batch, outcomes, self._clock.monotonic_s())
+        else:
+            self._follow(batch, asyncio.ensure_future(outcomes))
+
+    # The queue.
+
+    def _enqueue(self, key: ModelKey, request: InferRequest, now_s: float) -> PendingRequest:
+        """Admits a request to the queue, and starts what can start now."""
+        snapshot = self._dispatcher.snapshot()
+        idle = self._placement_now(snapshot, key, request.rows)
+        lanes = snapshot.lanes(key) or [Lane(0.0, _UNKNOWN)]
+        backlog = Backlog(
+            completion(lanes, self._max_rows),
+            parts=self._parts(snapshot, key) if idle is None else {},
+            alone_s=snapshot.alone_s(key, request.rows) if idle is None else idle.times.seconds(request.rows),
+            ended_s=self._ended_s.get(key, -math.inf),
+            known=snapshot.is_known(key),
+        )
+        item = self._admission.admit(key, request, now_s, backlog, idle=idle is not None)
+        if any(item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items):
+            self._take_back()
+        self._queue.add(item, backlog.parts)
+        if request.deadline_s is not None:
+            item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
+        self._fill()
+        return item
+
+    def _placement_now(self, snapshot: ExecutorSnapshot, key: ModelKey, rows: int) -> Placement | None:
+        """Returns where a new request starts at once, or None: no request of its model waits, and one is free."""
+        if snapshot.is_full or self._queue.of_model(key).requests or self._is_at_limit(key):
+            return None
+        placement = snapshot.place(key, rows, self._max_rows, rows)
+        if isinstance(placement, NoPlacement) or placement.is_ahead:
+            return None
+        return placement if placement.is_free else None
+
+    def _parts(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Parts:
+        """Returns how much of each model's work comes before a new request; None if that is all of it."""
+        parts = {other: snapshot.part(key, other) * self._goes_on(other, key) for other in self._queue.models}
+        return None if all(part == 1 for part in parts.values()) else parts
+
+    def _goes_on(self, key: ModelKey, new: ModelKey) -> float:
+        """The part of a model's work that does not wait for a budget. A new request waits if all of its model does."""
+        of_model, aside = self._queue.of_model(key), self._aside.get(key, _NOTHING)
+        if not aside.requests or (key == new and aside.requests == of_model.requests):
+            return 1.0
+        return max(0.0, 1.0 - aside.work_s / of_model.work_s) if of_model.work_s else 0.0
+
+    def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
+        """Whether a model may not run so many more batches."""
+        return 0 < self._concurrency(key) < self._running_of[key] + more
+
+    def _fill_soon(self) -> None:
+        if not self._is_filling_soon and self._queue:
+            self._is_filling_soon = True
+            asyncio.get_running_loop().call_soon(self._fill)
+
+    def _fill(self) -> None:
+        """Starts every batch that can start now."""
+        self._is_filling_soon = False
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        again_s: float | None = None
+        while self._queue and again_s is None:
+            again_s = self._start_next(self._clock.monotonic_s())
+        if again_s is not None and again_s < math.inf:
+            self._again = self._clock.call_at(self._clock.monotonic_s() + again_s, self._fill)
+
+    def _start_next(self, now_s: float) -> float | None:
+        """Starts one batch and returns None; else returns the seconds after which to look again."""
+        self._aside = {}
+        snapshot = self._dispatcher.snapshot()
+        if snapshot.is_full:
+            return self._refuse_bounded(snapshot, now_s)
+        again_s, waiting = math.inf, list(self._queue)
+        full = {key for key in self._running_of if self._is_at_limit(key)}
+        while waiting:
+            placements = _Placements(snapshot, waiting, self._max_rows, self._may_split)
+            choice = choose(
+                waiting,
+                placements,
+                now_s=now_s,
+                margin_s=self._admission.margin.seconds,
+                max_rows=self._max_rows,
+                full=full,
+            )
+            for item in choice.hopeless:
+                self._expire(item)
+            if choice.hopeless:  # what is left may be another batch, on another executor
+                return None
+            if not choice.batch:
+                return again_s
+            key = choice.batch[0].key
+            of_model = [item for item in waiting if item.key == key]
+            placement = placements.of(key)
+            if isinstance(placement, NoPlacement):
+                without, later_s = self._put_aside(snapshot, of_model, now_s)
+                again_s, waiting = min(again_s, later_s), [item for item in waiting if item not in without]
+                continue
+            if placement.is_free:
+                for item, seconds in choice.put_off:
+                    item.foreseen_s += seconds
+                self._start(choice.batch, placement, now_s)
+                return None
+            if placement.idle is not None and (part := _part(of_model, placement.idle, now_s)):
+                times = placement.idle.times
+                self._start(part, Placement(times.member, times), now_s)
+                return None
+            again_s = min(again_s, placement.again_s)
+            snapshot.reserve(key, placement, _rows(of_model))
+            waiting = [item for item in waiting if item.key != key]
+        return again_s
+
+    def _may_split(self, key: ModelKey, of_model: int, waiting: int) -> bool:
+        """Whether a batch may leave rows to another executor: no other model waits for that one."""
+        return of_model == waiting and not self._is_at_limit(key, more=2)
+
+    def _refuse_bounded(self, snapshot: ExecutorSnapshot, now_s: float) -> float:
+        """Answers requests that no budget allows, or that no executor runs, though none could start now anyway."""
+        again_s = math.inf
+        for key in [key for key in self._queue.models if snapshot.is_bounded(key)]:
+            of_model = [item for item in self._queue if item.key == key]
+            again_s = min(again_s, self._put_aside(snapshot, of_model, now_s)[1])
+        return again_s
+
+    def _put_aside(
+        self, snapshot: ExecutorSnapshot, of_model: Sequence[PendingRequest], now_s: float
+    ) -> tuple[set[PendingRequest], float]:
+        """Lets requests of a model wait that have no placement, and refuses those that cannot wait so long.
+
+        Smaller requests that have one go on: a large request must not hold up all others.
+
+        Returns:
+            The requests without a placement, and the seconds after which to look at them again.
+        """
+        without, again_s = set(), math.inf
+        placements: dict[int, Placement | NoPlacement] = {}
+        for item in of_model:
+            rows = item.request.rows
+            if rows not in placements:
+                placements[rows] = snapshot.place(item.key, rows, self._max_rows, rows)
+            none = placements[rows]
+            if not isinstance(none, NoPlacement):
+                continue
+            without.add(item)
+            if item.latest_s <= now_s + none.again_s:
+                self._queue.remove(item)
+                item.settle(none.error)
+                continue
+            item.held_up = True
+            self._aside.setdefault(item.key, Totals()).count(item, 1)
+            again_s = min(again_s, none.again_s or math.inf, item.latest_s - now_s)
+        return without, max(_AGAIN_S, again_s)
+
+    def _start(self, items: Sequence[PendingRequest], placement: Placement, now_s: float) -> None:
+        for item in items:
+            self._queue.remove(item)
+        inputs, deadlines_s = [item.request.inputs[0] for item in items], [item.request.deadline_s for item in items]
+        # A batch that is sent on has one parent in the trace, though several requests may have one.
+        trace = next((item.request.trace for item in items if item.request.trace is not None), None)
+        token = CURRENT.set(trace) if trace is not None else None
+        run = self._dispatcher.run_on(placement.member, items[0].key, inputs, deadlines_s)
+        if token is not None:
+            CURRENT.reset(token)
+        batch = _Batch(items[0].key, items, _rows(items), now_s, run)
+        self._on_batch(batch.rows)
+        if placement.is_ahead:
+            self._ahead = [*(each for each in self._ahead if each.run is not None and each.run.is_waiting), batch]
+        self._follow(batch, run.ended)
+
+    def _take_back(self) -> None:
+        """Puts batches back into the queue that no thread has begun, so that the order is decided again."""
+        ahead, self._ahead = self._ahead, []
+        for batch in reversed(ahead):  # the last first, or a thread begins it meanwhile
+            if batch.run is None or not batch.run.withdraw():
+                continue
+            del self._running[batch.run.ended]
+            self._running_of[batch.key] -= 1
+            for item in batch.items:
+                if not item.answered.done():
+                    self._queue.add(item)
+        self._fill_soon()
+
+    def _follow(self, batch: _Batch, ran: Ran) -> None:
+        """Answers the requests of a batch when it ends."""
+        self._running[ran] = batch
+        self._running_of[batch.key] += 1
+        for item in batch.items:
+            if item.expiry is None and item.request.deadline_s is not None:
+                item.expiry = self._clock.call_at(item.request.deadline_s, partial(self._expire, item))
+        ran.add_done_callback(self._finish)
+
+    def _finish(self, ran: Ran) -> None:
+        batch = self._running.pop(ran, None)
+        if batch is None:  # taken back
+            return
+        self._running_of[batch.key] -= 1
+        self._fill()  # first: an executor must not idle while answers are handed out
+        error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
+        if error is None:
+            self._answer(batch, ran.result(), self._clock.monotonic_s())
+            return
+        for item in batch.items:
+            item.settle(error)
+
+    def _answer(self, batch: _Batch, outcomes: Sequence[Outcome], now_s: float) -> None:
+        self._ended_s[batch.key] = now_s
+        for item, outcome in zip(batch.items, outcomes, strict=True):
+            if item.request.deadline_s is not None and item.request.deadline_s <= now_s:
+                self._expire(item)
+            else:
+                item.settle(outcome)
+        waits_s = [max(0.0, batch.started_s - item.came_s) for item in batch.items]
+        self._on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
+
+    def _expire(self, item: PendingRequest) -> None:
         self._queue.remove(item)
-        self._feeder.withdraw(item)
-
-    def _expire(self, item: Waiting) -> None:
-        self._remove(item)
         if not item.answered.done():
             if item.level != AUDIT_LEVEL:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
-            settle(item.answered, expired())
+            item.settle(_expired())
 
-    # Requests leave the queue: see `feeding.Gate`.
 
-    def begin(self, choice: Choice, now_s: float, seat: Seat | None = None) -> None:
-        """Begins a batch, where there are several executors on the one where it has a seat."""
-        for item in choice.hopeless:
-            self._expire(item)
-        for item, seconds in choice.put_off:
-            item.foreseen_s += seconds
-        for item in choice.batch:
-            self._queue.remove(item)
-        if choice.batch:
-            self._start(choice.batch, now_s, seat)
+@dataclass(slots=True)
+class _Turn:
+    """The requests of quick models in this turn of the event loop.
 
-    def refuse(self, items: Sequence[Waiting], error: FirstlineError) -> None:
-        """Takes requests out of the queue and tells them an error."""
-        for item in items:
-            self._remove(item)
-            settle(item.answered, error)
+    Args:
+        batches: by model, the next one first.
+        came: requests in this turn.
+        was_alone: whether at most one request came in the turn before.
+        is_due: whether the end of the turn is scheduled.
+    """
 
-    def _start(self, items: list[Waiting], now_s: float, seat: Seat | None) -> None:
-        inputs = [item.request.inputs[0] for item in items]
-        deadlines_s = [item.request.deadline_s for item in items]
-        trace = None
-        for item in items:  # of several, one has to do: what is sent on has one parent
-            if item.request.trace is not None:
-                trace = CURRENT.set(item.request.trace)
-                break
-        if seat is not None:
-            ran = asyncio.ensure_future(seat.run(inputs, deadlines_s))
-        else:
-            ran = asyncio.ensure_future(self._executor.run(items[0].key, inputs, deadlines_s))
-        if trace is not None:
-            CURRENT.reset(trace)
-        self.follow(items, ran, now_s)
+    batches: dict[ModelKey, PendingBatch] = field(default_factory=dict)
+    came: int = 0
+    was_alone: bool = False
+    is_due: bool = False
 
-    def follow(self, items: list[Waiting], ran: Ran, started_s: float) -> None:
-        """Sees to what comes of a batch that runs since then."""
-        rows = sum(item.request.rows for item in items)
-        self._on_batch(rows)
-        self._running.add(ran, Batch(items[0].key, items, rows, started_s))
-        ran.add_done_callback(self._finish)
 
-    def _finish(self, ran: Ran) -> None:
-        ended = self._running.pop(ran)
-        now_s = self._clock.monotonic_s()
-        seconds = now_s - ended.started_s
-        if not ran.cancelled() and ran.exception() is None:  # to fail is no measure of the work
-            self._feeder.ended(ended.key, ended.rows, seconds, now_s)
-        # The session must not idle while answers are handed out.
-        self._feeder.fill()
-        if ran.cancelled():
-            for item in ended.items:
-                item.answered.cancel()
-            return
-        error = ran.exception()
-        if error is not None:
-            for item in ended.items:
-                settle(item.answered, error)
-            return
-        waits_s = [max(0.0, ended.started_s - item.came_s) for item in ended.items]
-        self._on_ran(ended.key, ended.rows, seconds, waits_s)
-        for item, outcome in zip(ended.items, ran.result(), strict=True):
-            settle(item.answered, outcome)
+class _Placements(dict[ModelKey, Times]):
+    """The times of batches, by model, where the next one of it is placed; placed when first asked for."""
+
+    def __init__(
+        self,
+        snapshot: ExecutorSnapshot,
+        waiting: Sequence[PendingRequest],
+        max_rows: int,
+        may_split: Callable[[ModelKey, int, int], bool],
+    ) -> None:
+        super().__init__()
+        self._snapshot = snapshot
+        self._max_rows = max_rows
+        self._may_split = may_split
+        self._requests = len(waiting)
+        self._of_model: defaultdict[ModelKey, list[PendingRequest]] = defaultdict(list)
+        for item in waiting:
+            self._of_model[item.key].append(item)
+        self._found: dict[ModelKey, Placement | NoPlacement] = {}
+
+    def of(self, key: ModelKey) -> Placement | NoPlacement:
+        """Returns where the next batch of a model runs."""
+        if key not in self._found:
+            of_model = self._of_model[key]
+            # The first by due time, or of the highest level, is in the batch; see `choose`.
+            least_rows = max(of_model[0].request.rows, min(of_model, key=level).request.rows)
+            may_split = self._may_split(key, len(of_model), self._requests)
+            self._found[key] = self._snapshot.place(
+                key, _rows(of_model), self._max_rows, least_rows, may_split=may_split
+            )
+        return self._found[key]
+
+    def __missing__(self, key: ModelKey) -> Times:
+        placement = self.of(key)
+        times = self[key] = _UNKNOWN if isinstance(placement, NoPlacement) else placement.times
+        return times
+
+
+_NOTHING = Totals()
+
+
+def _rows(items: Sequence[PendingRequest]) -> int:
+    return sum([item.request.rows for item in items])
+
+
+def _part(items: Sequence[PendingRequest], idle: IdlePart, now_s: float) -> list[PendingRequest]:
+    """Returns the requests for an idle executor: after those for the busy ones, and in time there."""
+    found: list[PendingRequest] = []
+    rows, skip_rows = 0, idle.skip_rows
+    for item in sorted(items, key=level):
+        if skip_rows > 0:
+            skip_rows -= item.request.rows
+            continue
+        more_rows = rows + item.request.rows
+        if found and more_rows > idle.times.most_rows:
+            break
+        if item.spare_s >= 0 and item.latest_s < now_s + idle.times.seconds(more_rows):
+            continue
+        found.append(item)
+        rows = more_rows
+    return found
+
+
+def _expired() -> FirstlineError:
+    return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")

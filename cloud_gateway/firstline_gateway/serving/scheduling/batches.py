@@ -8,16 +8,16 @@ from functools import partial
 from typing import NamedTuple
 
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.seating import Times
-from firstline_gateway.serving.scheduling.waiting import AUDIT_LEVEL, Waiting
+from firstline_gateway.executors.dispatch.placement import Times
+from firstline_gateway.serving.scheduling.pending import AUDIT_LEVEL, PendingRequest
 
 
 class Choice(NamedTuple):
     """What to take out of the queue now."""
 
-    batch: list[Waiting]  # of one model, the first first
-    hopeless: list[Waiting]  # they cannot be done by their deadline any more, so they are not begun
-    put_off: list[tuple[Waiting, float]]  # what is passed over for it, and by how many seconds it is done later
+    batch: list[PendingRequest]  # of one model, the first first
+    hopeless: list[PendingRequest]  # they cannot be done by their deadline any more, so they are not begun
+    put_off: list[tuple[PendingRequest, float]]  # what is passed over for it, and by how many seconds it is done later
 
     @property
     def rows(self) -> int:
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    queue: Iterable[Waiting],
+    queue: Iterable[PendingRequest],
     times: Mapping[ModelKey, Times],
     *,
     now_s: float,
@@ -75,13 +75,13 @@ def choose(
     return Choice(filled.batch, hopeless, put_off)
 
 
-def _is_hopeless(item: Waiting, now_s: float) -> bool:
+def _is_hopeless(item: PendingRequest, now_s: float) -> bool:
     return item.latest_s < now_s + item.alone_s
 
 
 def _first(
-    candidates: list[Waiting], times: Mapping[ModelKey, Times], margin_s: float
-) -> tuple[Waiting, list[tuple[Waiting, float]]]:
+    candidates: list[PendingRequest], times: Mapping[ModelKey, Times], margin_s: float
+) -> tuple[PendingRequest, list[tuple[PendingRequest, float]]]:
     """The earliest of the highest level, unless it would make somebody late whose turn is before it; see `Choice`."""
     highest = min(candidates, key=level)
     delay_s = times[highest.key].seconds(highest.request.rows)
@@ -92,17 +92,17 @@ def _first(
 
 
 class _Filled(NamedTuple):
-    batch: list[Waiting]
+    batch: list[PendingRequest]
     rows: int
-    passed: list[Waiting]  # of other models, due before one of it
+    passed: list[PendingRequest]  # of other models, due before one of it
     put_off_s: float  # by what those are done later
 
 
 def _filled(
-    first: Waiting,
-    fitting: list[Waiting],
+    first: PendingRequest,
+    fitting: list[PendingRequest],
     *,
-    candidates: list[Waiting],
+    candidates: list[PendingRequest],
     spare_s: Mapping[int, float],
     times: Times,
     begins_s: float,
@@ -144,17 +144,17 @@ def _filled(
     return _Filled(batch, rows, others[:passed], put_off_s)
 
 
-def _left(filled: _Filled, by_due: list[Waiting]) -> list[Waiting]:
+def _left(filled: _Filled, by_due: list[PendingRequest]) -> list[PendingRequest]:
     """Those of its model that are due earlier than others in it, and are not in it."""
     taken = {id(item) for item in filled.batch}
     latest = max((at for at, item in enumerate(by_due) if id(item) in taken), default=0)
     return [item for item in by_due[:latest] if id(item) not in taken]
 
 
-def _due_later_s(filled: _Filled, item: Waiting) -> float:
+def _due_later_s(filled: _Filled, item: PendingRequest) -> float:
     """The work of what is due after it, and goes before it."""
     return sum(each.work_s for each in filled.batch if each.due_s > item.due_s)
 
 
-def level(item: Waiting) -> int:
+def level(item: PendingRequest) -> int:
     return item.level

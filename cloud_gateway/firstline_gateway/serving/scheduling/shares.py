@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from firstline_gateway.serving.scheduling.waiting import AUDIT_LEVEL
+from firstline_gateway.serving.scheduling.pending import AUDIT_LEVEL
 
 EXPECTED_S = 10.0
 """How long whoever asked is expected to ask again."""

@@ -8,19 +8,18 @@ from typing import cast
 import numpy as np
 import pytest
 from PIL import Image
-from support.gateway import DIGITS, Doubler, request_of
+from support.gateway import DIGITS, Doubler, pool_of, request_of
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
+from firstline_core.runtime.loop_times import LOOP_LIMIT_S, WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import Probabilities
-from firstline_gateway.executors.live_times import WINDOW, LiveTimes
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.scheduling.inline import INLINE_S
 
 M = ModelKey("m", 1)
 
@@ -48,7 +47,7 @@ async def test_as_many_batches_run_side_by_side_as_there_are_sessions() -> None:
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=3, max_batch_rows=4)
     assert executor.slots == 3
     tensor = Tensor("x", np.ones((1, 1), np.float32))
-    answers = await asyncio.gather(*(executor.run(M, [tensor], [None]) for _ in range(3)))
+    answers = await asyncio.gather(*(asyncio.wrap_future(executor.run(M, [tensor], [None])) for _ in range(3)))
     assert [np.asarray(outcome).tolist() for (outcome,) in answers] == [[[2]]] * 3
     assert await executor.close(10)
     assert model.closed
@@ -64,7 +63,7 @@ async def test_closing_waits_so_long_and_says_what_runs_on() -> None:
     assert not await executor.close(0)
     assert not model.closed
     model.barrier.wait()
-    (outcome,) = await running
+    (outcome,) = await asyncio.wrap_future(running)
     assert np.asarray(outcome).tolist() == [[2]]
     assert await executor.close(10)
     assert model.closed
@@ -76,7 +75,7 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
     file = tmp_path / "blank.png"
     Image.new("L", (8, 8), 128).save(file)
     encoded = np.array([file.read_bytes()], dtype=np.object_)
-    one, bad, four = await executor.run(
+    running = executor.run(
         ModelKey("digits", 1),
         [
             Tensor("image", encoded),
@@ -85,6 +84,7 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
         ],
         [None, None, None],
     )
+    one, bad, four = await asyncio.wrap_future(running)
     await executor.close(10)
     assert isinstance(bad, Exception)
     assert "Row 0" in str(bad) or "row 0" in str(bad)
@@ -126,10 +126,10 @@ async def test_a_model_that_was_loaded_on_a_busy_machine_is_measured_again(
     model = Taking(clock, loaded_s, takes_s)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
     bounds = Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4)
-    batcher = Batcher(executor, clock=clock, bounds=bounds)
+    batcher = Batcher(pool_of(executor, M, clock=clock), clock=clock, bounds=bounds)
     for value in range(2 * WINDOW):
         assert (await batcher.submit(M, request_of(float(value)))).tolist() == [[2.0 * value]]
-    begins_on_loop = loaded_s < INLINE_S
+    begins_on_loop = loaded_s < LOOP_LIMIT_S
     assert model.on_loop[:WINDOW] == [begins_on_loop] * WINDOW
     assert model.on_loop[WINDOW:] == [ends_on_loop] * WINDOW
     assert await executor.close(10)
@@ -140,14 +140,15 @@ async def test_batches_that_failed_tell_nothing_of_what_a_model_takes() -> None:
     model = Taking(clock, 0.005, 0.0001)
     executor = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=4, clock=clock)
     for _ in range(2 * WINDOW):
-        await executor.run(M, [Tensor("x", np.full((1, 1), -1.0, np.float32))], [None])
-    assert executor.measured(M) == {1: 0.005}
+        running = executor.run(M, [Tensor("x", np.full((1, 1), -1.0, np.float32))], [None])
+        await asyncio.wrap_future(running)
+    assert executor.loop_times(M).measured == {1: 0.005}
     assert await executor.close(10)
 
 
 def test_some_quick_batches_suffice_where_others_waited_for_the_lock_and_a_few_do_not() -> None:
     for quick, small in ((WINDOW // 4 - 1, False), (WINDOW // 4, True)):
-        live = LiveTimes({1: 0.005})
+        live = LoopTimes({1: 0.005}, 0.0)
         for at in range(WINDOW):
-            live.observe(1 + at % 2, 0.0003 if at < quick else 0.006)
+            live.observe_in_thread(1 + at % 2, 0.0003 if at < quick else 0.006, 0.0)
         assert live.measured == ({1: 0.0003, 2: 0.0003} if small else {1: 0.005})

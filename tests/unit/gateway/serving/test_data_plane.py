@@ -35,10 +35,10 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.contracts.monitor import ContractMonitor
+from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.residency import Residency
-from firstline_gateway.serving.answering import Answering
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds
@@ -62,7 +62,7 @@ class Bench:
         self.executor = GatedExecutor()
         self.metrics = GatewayMetrics()
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
-        batcher = Batcher(self.executor, clock=self.clock, bounds=bounds)
+        batcher = Batcher(single(self.executor, repository, clock=self.clock), clock=self.clock, bounds=bounds)
         self.kept = Kept(sqlite_store(folder))
         service = ServiceClock(self.kept.database, self.clock)
         self.contracts = ContractMonitor(
@@ -84,7 +84,7 @@ class Bench:
         )
         counting = Counting(self.metrics, Statistics(), self.clock)
         residency = Residency(repository, self.executor, clock=self.clock)
-        self.answering = Answering(
+        self.plane = GatewayDataPlane(
             repository,
             batcher,
             self.contracts,
@@ -92,13 +92,6 @@ class Bench:
             counting=counting,
             residency=residency,
             clock=self.clock,
-        )
-        self.plane = GatewayDataPlane(
-            repository,
-            batcher,
-            self.answering,
-            counting=counting,
-            residency=residency,
             limits=Limits(),
             looks_after_fleet=looks_after_fleet,
         )
@@ -185,7 +178,7 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
     task = asyncio.create_task(bench.plane.infer(digits_request()))
     await until_held(bench.executor)
     assert bench.plane.ready()
-    drained = asyncio.create_task(bench.answering.drain())
+    drained = asyncio.create_task(bench.plane.drain())
     await asyncio.sleep(0)
     assert not bench.plane.ready()
     assert not bench.plane.model_ready("digits", "")

@@ -15,7 +15,7 @@ from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.serving import answering
+from firstline_gateway.serving import data_plane
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.settings.load import load
 
@@ -106,9 +106,9 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
         hashed_here.append(threading.current_thread() is threading.main_thread())
         return key_of(request, served)
 
-    monkeypatch.setattr(answering, "key_of", hashed)
+    monkeypatch.setattr(data_plane, "key_of", hashed)
     if size == "large":
-        monkeypatch.setattr(answering, "_HASHED_HERE_BYTES", 63)
+        monkeypatch.setattr(data_plane, "_HASHED_HERE_BYTES", 63)
     gateway = gateway_of(tmp_path)
     await gateway.start()
     while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)

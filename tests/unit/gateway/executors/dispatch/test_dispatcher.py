@@ -42,7 +42,7 @@ async def test_no_copy_goes_where_there_is_no_room() -> None:
     async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
         made.add(model("n"))
         made.executors["other"].stop()
-        busy = asyncio.ensure_future(made.dispatcher._run_on(made.members["other"], N, [row(1.0)], [None]))
+        busy = made.dispatcher.run_on(made.members["other"], N, [row(1.0)], [None]).ended
         await made.until(made.ask(1.0))
         assert made.executors["other"].batches == [1]
         made.executors["other"].go_on()
@@ -125,7 +125,7 @@ async def test_what_hangs_is_answered_by_another_though_nobody_knows_what_it_tak
             member.begin(M, 1, 0.0)  # no copies
             member.cut_off(member.running[0], 0.0)
         made.executors["one"].stop()
-        (outcome,) = await made.until(made.dispatcher._run_on(made.members["one"], M, [row(2.0)], [None]))
+        (outcome,) = await made.until(made.dispatcher.run_on(made.members["one"], M, [row(2.0)], [None]).ended)
         assert np.asarray(outcome).tolist() == [[4.0]]
         assert made.clock.monotonic_s() < within_s
         assert made.repeats == {"executor_late": 1}
@@ -162,7 +162,7 @@ async def test_one_that_fails_for_one_model_keeps_the_others(error: FirstlineErr
         assert 3 <= made.repeats["executor_retry"] <= 6
         assert made.report("gpu").problem == ""
         assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.report("gpu").models[N].problem)
-        look = made.dispatcher.look()
+        look = made.dispatcher.snapshot()
         assert len(look.lanes(N)) == 1 and look.part(N, N) == 1
         assert look.part(N, M) < 0.5, "most of m's work goes to the GPU, and is no wait for n"
         made.shares()
@@ -278,7 +278,7 @@ async def test_a_model_goes_where_there_is_room_for_it() -> None:
     async with site({"small": 0.01, "large": 0.02}, memory_mib={"small": 8.0}) as made:
         heavy = model("heavy", 16 * MIB)
         await made.dispatcher.put(heavy)
-        assert [member.has(heavy.key) for member in made.members.values()] == [False, True]
+        assert [heavy.key in member.models for member in made.members.values()] == [False, True]
         assert made.dispatcher.trouble(heavy.key) == ""
         await made.dispatcher.drop(heavy.key)
         assert made.executors["large"].dropped == [heavy.key]

@@ -160,7 +160,7 @@ async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_pa
     gateway = open_gateway(load(None, environ={}, overrides=overrides))
     assert isinstance(gateway._executor, Dispatcher)
     (member,) = gateway._executor.members
-    (key,) = member.keys
+    (key,) = member.models
     assert member.seconds(key, 1) == pytest.approx(7.0)
     await gateway.close()
 

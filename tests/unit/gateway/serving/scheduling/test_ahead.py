@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
-from support.gateway import Doubler, request_of
+from support.gateway import Doubler, pool_of, request_of
 
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SimulatedClock
@@ -53,7 +53,7 @@ class Bench:
         self.executor = LocalExecutor({M: loaded, N: loaded}, sessions=sessions, max_batch_rows=4, clock=self.clock)
         self.rows_run: list[int] = []
         self.batcher = Batcher(
-            self.executor,
+            pool_of(self.executor, M, N, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4),
             concurrency=lambda key: concurrency if key == M else 0,

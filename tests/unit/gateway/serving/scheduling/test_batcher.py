@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from support.gateway import GatedExecutor, request_of
+from support.gateway import GatedExecutor, pool_of, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
@@ -20,15 +21,23 @@ M, N = ModelKey("m", 1), ModelKey("n", 1)
 class Bench:
     """A batcher over a gated executor on a simulated clock."""
 
-    def __init__(self, slots: int = 1, rows: int = 4, requests: int = 100, size_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        slots: int = 1,
+        rows: int = 4,
+        requests: int = 100,
+        size_bytes: int = 1 << 20,
+        concurrency: Mapping[ModelKey, int] | None = None,
+    ) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor(slots)
         self.rows_run: list[int] = []
         self.late = 0
         self.batcher = Batcher(
-            self.executor,
+            pool_of(self.executor, M, N, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=requests, size_bytes=size_bytes, seconds=100.0, batch_rows=rows),
+            concurrency=lambda key: (concurrency or {}).get(key, 0),
             on_batch=self.rows_run.append,
             on_late=self._count,
         )
@@ -313,8 +322,7 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
 
 
 async def test_a_model_runs_no_more_batches_than_it_may_and_leaves_the_others_room() -> None:
-    bench = Bench(slots=3)
-    bench.batcher._running._concurrency = lambda key: 1 if key == M else 0
+    bench = Bench(slots=3, concurrency={M: 1})
     first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
     other = await bench.submit(request_of(3), N)
     assert [key for key, _ in bench.executor.batches] == [M, N]

@@ -65,7 +65,7 @@ async def test_a_thread_that_is_given_up_keeps_its_slot_and_its_memory_until_it_
     assert not here.candidate(M, 1, clock.monotonic_s()).fits
     await clock.advance(1.0)
     freed = asyncio.Event()
-    dispatcher.on_free(freed.set)
+    dispatcher.subscribe(freed.set)
     model.goes_on.set()
     await asyncio.wait_for(freed.wait(), 60)
     assert (len(here.running), here.room(), memory.batches_bytes) == (0, True, 0)
@@ -82,12 +82,13 @@ async def test_what_is_given_up_before_a_thread_begins_it_leaves_its_place_at_on
     )
     here.place(SERVED, here.costs(SERVED))
     dispatcher = Dispatcher([here], clock=clock)
-    first, second = (asyncio.ensure_future(dispatcher._run_on(here, M, [row(2.0)], [None])) for _ in range(2))
+    first, second = (dispatcher.run_on(here, M, [row(2.0)], [None]).ended for _ in range(2))
     await asyncio.sleep(0)
     assert len(here.running) == 2
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
+    await asyncio.sleep(0)
     assert len(here.running) == 1
     model.goes_on.set()
     assert np.asarray((await first)[0]).tolist() == [[4.0]]

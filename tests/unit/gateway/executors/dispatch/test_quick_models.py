@@ -109,7 +109,7 @@ class Site:
 
 def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Of each line what was said last."""
-    return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor left alone executor=here")]
+    return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor ejected executor=here")]
 
 
 async def test_what_fails_here_is_answered_by_another_and_the_model_is_left_alone_here(
@@ -174,7 +174,7 @@ async def test_a_batch_beyond_the_memory_runs_elsewhere(batch_bytes: float, here
 async def test_rows_beyond_those_that_were_profiled_have_to_have_room_too() -> None:
     site = Site(Costs(memory_bytes={1: 400 * MIB}), memory_mib=MODEL_MIB + 500)
     inputs = [Tensor("x", np.ones((2, 1), np.float32))]
-    ran = site.dispatcher.run_now(M, inputs, [None])
+    ran = site.dispatcher.run_on_loop(M, inputs, [None])
     assert site.model.runs == []
     assert not isinstance(ran, list)
     await site.until(ran)

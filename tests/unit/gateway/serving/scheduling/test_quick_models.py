@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import pytest
-from support.gateway import GatedExecutor, doubled, request_of
+from support.gateway import GatedExecutor, doubled, pool_of, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
+from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.types import AuditNote, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.serving.scheduling.admission import Bounds
-from firstline_gateway.serving.scheduling.batcher import Batcher
-from firstline_gateway.serving.scheduling.inline import TURN_S, WAITING_S
+from firstline_gateway.serving.scheduling.batcher import TURN_S, WAITING_S, Batcher
 
 M, N = ModelKey("m", 1), ModelKey("n", 1)
 
@@ -27,20 +26,23 @@ class Here(GatedExecutor):
     def __init__(self, clock: SimulatedClock, measured: dict[ModelKey, Mapping[int, float]]) -> None:
         super().__init__()
         self.clock = clock
-        self.kept = {key: MappingProxyType(dict(found)) for key, found in measured.items()}
+        self.kept = {key: LoopTimes(found, 0.0) for key, found in measured.items()}
         self.takes_s = 0.0
         self.here: list[tuple[ModelKey, list[float]]] = []
         self.breaks = False
 
-    def run_now(self, key: ModelKey, inputs: Sequence[Tensor], _deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    def run_on_loop(
+        self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]
+    ) -> list[Outcome]:
         if self.breaks:
             raise ZeroDivisionError
         self.here.append((key, [value for tensor in inputs for value in tensor.array[:, 0].tolist()]))
         self.clock._now_s += self.takes_s
+        self.kept[key].observe(sum(len(tensor.array) for tensor in inputs), self.takes_s, self.clock.monotonic_s())
         return [InvalidTensorError("negative") if (each.array < 0).any() else doubled(each) for each in inputs]
 
-    def measured(self, key: ModelKey) -> Mapping[int, float]:
-        return self.kept.get(key, MappingProxyType({}))
+    def loop_times(self, key: ModelKey) -> LoopTimes:
+        return self.kept.get(key) or LoopTimes({}, 0.0)
 
 
 class Bench:
@@ -49,7 +51,7 @@ class Bench:
         self.executor = Here(self.clock, {M: {1: 20e-6, 8: 30e-6}} if measured is None else measured)
         self.late = 0
         self.batcher = Batcher(
-            self.executor,
+            pool_of(self.executor, *self.executor.kept, M, N, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=rows),
             on_late=self._count,

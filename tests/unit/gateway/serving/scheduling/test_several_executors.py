@@ -35,7 +35,6 @@ from firstline_gateway.executors.dispatch.budgets import Energy, Memory
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.seats import Look
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -112,7 +111,7 @@ class Bench:
             member.place(FRUGAL, member.costs(FRUGAL))
         self.engine = Dispatcher(self.members, clock=self.clock)
         self.batcher = Batcher(
-            self.engine if len(speeds) > 1 else self.executors[0],
+            self.engine,
             clock=self.clock,
             bounds=Bounds(requests=1000, size_bytes=1 << 30, seconds=patience_s, batch_rows=rows),
             concurrency=lambda key: concurrency,
@@ -183,7 +182,7 @@ async def answered_per_s(bench: Bench, clients: int, seconds: float = 3.0) -> fl
 
 def leave_alone(member: Member, key: ModelKey) -> None:
     for _ in range(3):
-        member.standing(key).failed(0.0)
+        member.models[key].health.failed(0.0)
 
 
 def p99(took_s: Sequence[float]) -> float:
@@ -269,7 +268,7 @@ async def test_what_two_rows_take_is_tried_where_one_is_all_that_is_in_time() ->
     tasks = [await bench.submit() for _ in range(4)]  # three of them would be done by the quick one after 16 ms
     await bench.until(*tasks)
     assert bench.executors[1].batches == [1, 2]
-    assert slow.has_tried(SERVED.key, 2) and not slow.has_tried(SERVED.key, 4)
+    assert slow.models[SERVED.key].forecast.has_tried(2) and not slow.models[SERVED.key].forecast.has_tried(4)
 
 
 async def test_what_waits_for_one_that_hangs_goes_to_the_other() -> None:
@@ -428,81 +427,6 @@ async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
     await bench.until(*running)
 
 
-class Counted:
-    """Calls of one function."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-        self.calls = 0
-        real = getattr(owner, name)
-
-        def counted(*args: object, **named: object) -> object:
-            self.calls += 1
-            return real(*args, **named)
-
-        monkeypatch.setattr(owner, name, counted)
-
-
-async def test_all_that_waits_for_a_busy_executor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(1.0, 1.0, rows=1)
-    bench.members[1].displace(SERVED.key)
-    tasks = [await bench.submit() for _ in range(50)]
-    asked = Counted(monkeypatch, Look, "seat")
-    other = await bench.submit(2.0, FRUGAL)
-    assert asked.calls < 10
-    await bench.until(other)
-    assert bench.clock.monotonic_s() < 0.02
-    await bench.until(*tasks)
-
-
-@pytest.mark.parametrize("order", [1, -1])
-async def test_what_waits_beside_a_slow_one_that_is_free_is_not_looked_at_batch_by_batch(
-    order: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether newcomers are due last or first: the slow one takes as long as 200 requests on the quick one."""
-    bench = Bench(1.0, 0.005, rows=1)
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
-    while bench.members[1].running:
-        await bench.clock.advance(0.1)
-    asked = Counted(monkeypatch, Look, "seat")
-    now_s = bench.clock.monotonic_s()
-    tasks = [
-        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
-        for number in range(40)
-    ]
-    assert asked.calls < 10 * 40
-    assert bench.batcher.depth == 39
-    await bench.until(*tasks)
-    assert sum(bench.executors[0].batches) == 42
-
-
-async def test_who_comes_last_where_all_wait_has_nothing_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(1.0, 0.005, rows=1)
-    await bench.until(await bench.submit())
-    while bench.members[1].running:
-        await bench.clock.advance(0.1)
-    tasks = [await bench.submit() for _ in range(10)]
-    asked = Counted(monkeypatch, Look, "seat")
-    tasks += [await bench.submit() for _ in range(100)]
-    assert asked.calls == 0
-    tasks += [await bench.submit() for _ in range(100)]
-    assert sum(bench.executors[1].batches) == 2, "now the slow one is worth it"
-    await bench.until(*tasks)
-
-
-async def test_a_newcomers_cost_does_not_grow_with_models_of_which_nothing_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bench = Bench(1.0, 0.5)
-    for number in range(100):
-        for member in bench.members:
-            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
-    tasks = [await bench.submit() for _ in range(3)]
-    asked = Counted(monkeypatch, Member, "trouble")
-    tasks.append(await bench.submit())
-    assert asked.calls < 30
-    await bench.until(*tasks)
-
-
 async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_them() -> None:
     """The backlog runs on the quick executor alone; the slow one takes 60 ms for what the quick one does in 6."""
     bench = Bench(1.0, 0.1, rows=1)
@@ -566,7 +490,7 @@ async def test_one_that_is_left_alone_with_a_model_is_asked_for_it_beside_what_i
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
     leave_alone(bench.members[1], FRUGAL.key)
     tensor = request_of(1.0).inputs[0]
-    long = asyncio.ensure_future(bench.engine._run_on(bench.members[1], SERVED.key, [tensor], [None]))
+    long = bench.engine.run_on(bench.members[1], SERVED.key, [tensor], [None]).ended
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     bench.executors[1].speed = 1.0
@@ -638,7 +562,7 @@ async def test_work_that_executors_share_counts_in_part() -> None:
     """The first model runs on both executors, the other on one of them."""
     bench = Bench(1.0, 1.0)
     bench.members[0].displace(FRUGAL.key)
-    look = bench.engine.look()
+    look = bench.engine.snapshot()
     assert look.part(FRUGAL.key, SERVED.key) == 0.5
     assert look.part(SERVED.key, FRUGAL.key) == 1.0
     assert [len(look.lanes(key)) for key in (FRUGAL.key, SERVED.key)] == [1, 2]
@@ -754,7 +678,7 @@ async def test_what_everybody_fails_for_waits_for_one_trial_at_a_time() -> None:
     of_two_slots(bench)
     now_s = bench.clock.monotonic_s()
     trial = await bench.submit()
-    (lane,) = bench.engine.look().lanes(SERVED.key)
+    (lane,) = bench.engine.snapshot().lanes(SERVED.key)
     assert lane.wait_s == pytest.approx(0.006)
     in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
     assert isinstance(too_late.exception(), QueueFullError)

@@ -1,0 +1,337 @@
+"""Where the next batch of a model completes first, and whether it should wait for that executor. Pure.
+
+An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
+backlog (the "slow server problem": Lin and Kumar, IEEE TAC 1984). It takes the rows after those that the busy ones
+complete earlier. What waits for a busy executor grows into a larger batch meanwhile. A batch for an idle executor
+leaves rows to another one if both parts together complete notably earlier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from firstline_core.runtime.batch_times import GAIN
+from firstline_core.types import ModelKey
+from firstline_gateway.executors.dispatch import refusals
+from firstline_gateway.executors.dispatch.choice import Candidate, choose
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.refusals import NoPlacement
+
+# An overdue batch is looked at again after so much of its expected time, and after at least so long.
+_AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
+# More than any batch has.
+_ANY_ROWS = 1 << 20
+
+
+class Times(Protocol):
+    """How long batches of a model take."""
+
+    def seconds(self, rows: int) -> float:
+        """Returns the expected seconds of a batch; 0 if nothing is known."""
+        ...
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        """Returns the largest batch that is worth it, up to `max_rows`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorTimes:
+    """What batches of one model take on one executor; see `Times`.
+
+    Args:
+        member: the executor.
+        key: the model.
+        most_rows: of the next batch.
+        overdue: factor of what is expected; see `Member.overdue_everywhere`.
+    """
+
+    member: Member
+    key: ModelKey
+    most_rows: int
+    overdue: float = 1.0
+
+    def seconds(self, rows: int) -> float:
+        return (self.member.seconds(self.key, rows) or 0.0) * self.overdue
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        return min(max_rows, self.most_rows)
+
+
+class IdlePart(NamedTuple):
+    """A part of a backlog for an idle executor: `times.most_rows` rows, after `skip_rows` for the busy ones."""
+
+    times: ExecutorTimes
+    skip_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the next batch of a model runs.
+
+    Args:
+        member: the executor with the earliest predicted completion.
+        times: what the batch takes there.
+        is_free: whether it can start there now; else it waits for that executor.
+        is_ahead: whether it is queued behind the batches that run there.
+        again_s: seconds after which to look again, if it waits and nothing happens meanwhile.
+        idle: another executor, which completes a part of the backlog before the busy ones would.
+    """
+
+    member: Member
+    times: ExecutorTimes
+    is_free: bool = True
+    is_ahead: bool = False
+    again_s: float = 0.0
+    idle: IdlePart | None = None
+
+
+class Lane(NamedTuple):
+    """A slot of an executor that runs a model.
+
+    Args:
+        wait_s: seconds until it is free.
+        times: what batches of the model take there.
+    """
+
+    wait_s: float
+    times: Times
+
+
+class ExecutorSnapshot:
+    """All executors at one moment, with the work that is reserved for batches that wait.
+
+    Args:
+        members: the executors.
+        now_s: the moment, monotonic.
+    """
+
+    def __init__(self, members: Sequence[Member], now_s: float) -> None:
+        self._members = members
+        self._now_s = now_s
+        self._reserved_s: defaultdict[Member, float] = defaultdict(float)  # of each slot
+        self._rates: dict[ModelKey, dict[Member, float]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no executor is free for any batch."""
+        return not any(member.room(ahead_s=0.0) or self._is_last(member) for member in self._members)
+
+    def is_bounded(self, key: ModelKey) -> bool:
+        """Returns whether a model may have no placement at all: because of budgets, or because no executor runs it."""
+        return all(member.has_budget or member.trouble(key) for member in self._members)
+
+    def place(
+        self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_split: bool = False
+    ) -> Placement | NoPlacement:
+        """Returns where the next batch of a model runs, or why it cannot run anywhere.
+
+        Args:
+            key: its model.
+            rows: of the backlog.
+            max_rows: of a batch.
+            least_rows: of the batch: those of its first request.
+            may_split: whether another batch of the backlog may start at the same moment elsewhere.
+        """
+        there = [member for member in self._members if not member.trouble(key)]
+        if not there:
+            return refusals.away(self._members, key)
+        sizes: dict[Member, int] = {}
+        candidates = []
+        for member in there:
+            most = max(least_rows, min(rows, member.worthwhile_rows(key, max_rows)))
+            if (found := self._largest(member, key, (least_rows, most))) is not None:
+                sizes[member], candidate = found
+                candidates.append(candidate)
+        best = choose(candidates)
+        if best is None:
+            now = [self._candidate(member, key, least_rows) for member in there]
+            return refusals.over_budget(self._members, now, key, least_rows, self._now_s)
+        most = sizes[best.name]
+        if self._is_free(best, key, is_full=rows >= best.name.worthwhile_rows(key, max_rows)):
+            if may_split and best.run_s is not None and least_rows < rows == most and best.name.room():
+                most = self._part(best, key, (least_rows, rows), sizes)
+            return Placement(best.name, ExecutorTimes(best.name, key, most), is_ahead=not best.name.room())
+        idle = [each for each in sizes if each is not best.name and each.takes_now(key) and self._has_room(each)]
+        busy_rows_per_s = sum(
+            each.rows_per_s(key, most, self._now_s) for each in sizes if each.takes_now(key) and each not in idle
+        )
+        soonest_s = min((self._candidate(each, key, least_rows).done_s for each in idle), default=math.inf)
+        return Placement(
+            best.name,
+            ExecutorTimes(best.name, key, most),
+            is_free=False,
+            again_s=_again_s(best, soonest_s),
+            idle=self._idle_part(
+                best,
+                ExecutorTimes(best.name, key, most),
+                {each: sizes[each] for each in idle},
+                rows=rows,
+                least_rows=least_rows,
+                busy_rows_per_s=busy_rows_per_s,
+            ),
+        )
+
+    def _is_free(self, best: Candidate[Member], key: ModelKey, *, is_full: bool) -> bool:
+        """Whether a batch can start there now. One as large as it can be gains nothing by waiting, and may go ahead."""
+        if not best.trusted:  # an ejected executor runs a model that no other one runs, one batch at a time
+            return best.name.room_for_a_trial(key)
+        return self._has_room(best.name, best.run_s if is_full else None)
+
+    def _idle_part(
+        self,
+        best: Candidate[Member],
+        times: ExecutorTimes,
+        idle: Mapping[Member, int],
+        *,
+        rows: int,
+        least_rows: int,
+        busy_rows_per_s: float,
+    ) -> IdlePart | None:
+        """Returns what an idle executor completes of a backlog before the busy ones would; that of the fastest one."""
+        key, most = times.key, times.most_rows
+        all_s = best.done_s + ((rows - most) / busy_rows_per_s if busy_rows_per_s else 0.0)
+        found = []
+        for member, size in idle.items():
+            largest = self._largest(member, key, (least_rows, size), all_s)
+            if largest is None:
+                continue
+            part, done_s = largest[0], largest[1].done_s
+            skip = 0 if done_s <= best.done_s else most + math.ceil(busy_rows_per_s * (done_s - best.done_s))
+            found.append((done_s / part, member.name, IdlePart(ExecutorTimes(member, key, part), min(skip, rows - 1))))
+        return min(found, key=lambda each: each[:2])[2] if found else None
+
+    def _part(self, best: Candidate[Member], key: ModelKey, between: tuple[int, int], among: Iterable[Member]) -> int:
+        """Returns the rows with which the best executor completes together with another one that takes the rest.
+
+        All rows, if both together do not complete notably earlier.
+        """
+        least, most = between
+        found, done_s = most, best.done_s / GAIN
+        for other in among:
+            if other is best.name or not other.takes_now(key):
+                continue
+            fewest, enough = least, found
+            while fewest < enough:
+                part = (fewest + enough) // 2
+                rest, mine = self._candidate(other, key, most - part), self._candidate(best.name, key, part)
+                if rest.fits and rest.done_s <= mine.done_s:
+                    enough = part
+                else:
+                    fewest = part + 1
+            if enough < found and self._candidate(best.name, key, enough).done_s <= done_s:
+                found = enough
+        return found
+
+    def reserve(self, key: ModelKey, placement: Placement, rows: int) -> None:
+        """Reserves the busy executors for a backlog that waits for them: other models come after it there."""
+        busy = [
+            each
+            for each in self._members
+            if each.takes_now(key) and not (each is not placement.member and self._has_room(each))
+        ]
+        if placement.member not in busy and not placement.member.runs(key):  # a trial waits for its slot
+            busy.append(placement.member)
+        rows_per_s = sum(each.rows_per_s(key, placement.times.most_rows, self._now_s) for each in busy)
+        for member in busy:
+            self._reserved_s[member] += rows / rows_per_s if rows_per_s else 0.0
+
+    # For admission.
+
+    def lanes(self, key: ModelKey) -> list[Lane]:
+        """Returns the slots that a model's requests wait for; empty if no executor runs it."""
+        lanes = []
+        for member in self._known_of(key):
+            times = ExecutorTimes(
+                member, key, member.worthwhile_rows(key, _ANY_ROWS), member.overdue_everywhere(self._now_s)
+            )
+            lanes += [Lane(wait_s, times) for wait_s in member.free_for_s(key, self._now_s)]
+        return lanes
+
+    def is_known(self, key: ModelKey) -> bool:
+        """Returns whether the batch times of a model are known on any of its executors."""
+        return any(member.seconds(key, 1) is not None for member in self._best_of(key))
+
+    def alone_s(self, key: ModelKey, rows: int) -> float:
+        """Returns the least seconds that a batch of a model takes on an idle executor; 0 if nothing is known."""
+        return min((member.seconds(key, rows) or 0.0 for member in self._known_of(key)), default=0.0)
+
+    def part(self, key: ModelKey, other: ModelKey) -> float:
+        """Returns the part of another model's work that goes to the executors of a model."""
+        if other == key:
+            return 1.0
+        if other not in self._rates:
+            self._rates[other] = self._rates_of(other)
+        rates = self._rates[other]
+        everywhere, mine = sum(rates.values()), self._best_of(key)
+        return sum(rate for member, rate in rates.items() if member in mine) / everywhere if everywhere else 1.0
+
+    def _rates_of(self, key: ModelKey) -> dict[Member, float]:
+        there = self._best_of(key)
+        rates = {member: member.rows_per_s(key, _ANY_ROWS, self._now_s) for member in there}
+        return rates if any(rates.values()) else {member: float(member.slots) for member in there}
+
+    def _best_of(self, key: ModelKey) -> list[Member]:
+        """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
+        there = [member for member in self._members if not member.trouble(key)]
+        return [member for member in there if member.models[key].health.trusted] or there
+
+    def _known_of(self, key: ModelKey) -> list[Member]:
+        """Returns those of them where the model was measured; all if it was measured on none."""
+        there = self._best_of(key)
+        return [member for member in there if member.seconds(key, 1) is not None] or there
+
+    def _is_last(self, member: Member) -> bool:
+        """Whether it is ejected for a model that no healthy executor runs, and may be tried with it."""
+        return any(
+            member.room_for_a_trial(key)
+            and not member.trouble(key)
+            and not any(other.takes_now(key) for other in self._members)
+            for key in member.models
+        )
+
+    def _has_room(self, member: Member, ahead_s: float | None = None) -> bool:
+        return member.room(None if member in self._reserved_s else ahead_s)
+
+    def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
+        reserved_s = [self._reserved_s[member]] * member.side_by_side if member in self._reserved_s else ()
+        return member.candidate(key, rows, self._now_s, reserved_s)
+
+    def _largest(
+        self, member: Member, key: ModelKey, between: tuple[int, int], within_s: float = math.inf
+    ) -> tuple[int, Candidate[Member]] | None:
+        """Returns the largest batch that is within the budgets of an executor and completes within the time.
+
+        A size that was never tried is taken to gain nothing by being a batch. So two rows are tried where one would be
+        the answer, or one by one would be all that the executor ever gets.
+        """
+        for fewer in _sizes(*between):
+            found = self._candidate(member, key, fewer)
+            if not found.fits or (within_s < math.inf and found.done_s > within_s):
+                continue
+            if fewer == 1 < between[1] and not member.models[key].forecast.has_tried(2):
+                return (2 if self._candidate(member, key, 2).fits else 1), found
+            return fewer, found
+        return None
+
+
+def _again_s(best: Candidate[Member], soonest_s: float) -> float:
+    """Returns when an idle executor would complete earlier, should the batch that runs on the best one never end."""
+    if best.run_s is None:
+        return math.inf
+    return best.wait_s + max(_AGAIN_S, soonest_s - best.done_s, _AGAIN_SHARE * best.run_s)
+
+
+def _sizes(least: int, most: int) -> Iterator[int]:
+    """Yields the most, the powers of two below, and the least."""
+    yield most
+    size = 1 << max(0, most - 1).bit_length() >> 1
+    while size > least:
+        yield size
+        size >>= 1
+    if least < most:
+        yield least
