@@ -7,10 +7,10 @@ from typing import NamedTuple
 from bench.fleet.population import BUNDLE, NEW, NOTHING, Effect, population
 from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
-from firstline_gateway.fleet.counting import Totals, added
+from firstline_gateway.fleet.totals import Totals, added
 from firstline_gateway.rollouts.judgement.spending import LOOKS
 from firstline_gateway.rollouts.judgement.verdict import Decision, Device, Rules, judge
-from firstline_gateway.rollouts.measuring import between, compared
+from firstline_gateway.rollouts.measurements import between, compared
 
 
 class Ended(NamedTuple):

@@ -108,6 +108,18 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
+        self.database = open_database(settings.store)
+        self.writer = StoreWriter(self.database)
+        service = ServiceClock(self.database, clock)
+        self.identity = Identity(settings, self.database, self.writer, clock=clock)
+        self._readers = Readers(self.database)
+        self._build_serving(service, load)
+        self._build_jobs(service)
+        self._build_broker()
+        self._build_fleet(service, must_be_whole=load is not None)
+
+    def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
+        settings, clock, repository, executor = self.settings, self.clock, self.repository, self._executor
         statistics = Statistics()
         concurrency_of = settings.models.concurrency_of
         batcher = Batcher(
@@ -144,10 +156,6 @@ class Gateway:
         self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.error(OVERLOADED))
         executor_metrics.register(self.metrics, executor.report)
         self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
-        self.database = open_database(settings.store)
-        self.writer = StoreWriter(self.database)
-        service = ServiceClock(self.database, clock)
-        self.identity = Identity(settings, self.database, self.writer, clock=clock)
         self.contracts = ContractMonitor(
             self.database,
             self.writer,
@@ -174,10 +182,6 @@ class Gateway:
             limits=settings.limits,
             looks_after_fleet=bool(settings.registry.blobs),
         )
-        self._readers = Readers(self.database)
-        self._build_jobs(service)
-        self._build_broker()
-        self._build_fleet(service, must_be_whole=load is not None)
 
     def _build_jobs(self, service: ServiceClock) -> None:
         settings, clock = self.settings.jobs, self.clock

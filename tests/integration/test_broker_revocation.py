@@ -17,7 +17,7 @@ from firstline_gateway.broker import keeper
 from firstline_gateway.broker.keeper import BrokerKeeper
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.known import Revoked
+from firstline_gateway.identity.credentials import Revoked
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 pytestmark = pytest.mark.mosquitto

@@ -19,7 +19,7 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.audit_log import records as audit_log
-from firstline_gateway.fleet import counting
+from firstline_gateway.fleet import totals
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 
@@ -92,7 +92,7 @@ async def test_counts_come_together(gateway: Gateway, cam: httpx.AsyncClient) ->
         told = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
         assert (await cam.post("/fleet/v1/twin/telemetry", **json(told))).status_code == 204
     with gateway.database.reading() as connection:
-        assert counting.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
+        assert totals.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
 
 async def test_who_answered_is_told_over_time(

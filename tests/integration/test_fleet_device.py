@@ -28,7 +28,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.fleet import counting
+from firstline_gateway.fleet import totals
 from firstline_gateway.settings.load import load
 
 CHECKOUT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ class Fleet:
 
     async def rows(self) -> int:
         with self.gateway.database.reading() as connection:
-            found = counting.totals_of(connection, ["device-1"]).get("device-1")
+            found = totals.totals_of(connection, ["device-1"]).get("device-1")
         return sum(model.rows for model in found.models) if found is not None else 0
 
 
@@ -117,7 +117,7 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
         await until(described)
     assert await fleet.rows() == 2  # local_only is never told of
     with fleet.gateway.database.reading() as connection:
-        (counts,) = counting.totals_of(connection, ["device-1"])["device-1"].models
+        (counts,) = totals.totals_of(connection, ["device-1"])["device-1"].models
     assert (counts.rows, counts.kept + counts.escalated, counts.errors) == (2, 2, 0)
     assert sum(counts.latency) == 2 and sum(counts.scores) == 2
 

@@ -18,7 +18,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import check_trail
 from firstline_core.fleet.twin import Desired
 from firstline_gateway.audit_log import records as audit_log
-from firstline_gateway.fleet import counting, devices
+from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts import engine, records
 from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.judgement.verdict import Rules
@@ -74,7 +74,7 @@ def live(database: Database, fleet: dict[str, Device], now_s: float) -> None:
             device.live(1.0)
             device.hear(held.desired if held is not None else Desired(0), now_s)
             devices.report(connection, device.name, device.reported, now_s, accept=True)
-            counting.count(connection, device.name, device.telemetry, now_s)
+            totals.count(connection, device.name, device.telemetry, now_s)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.databases import sqlite_store
 
 from firstline_gateway.identity import enrolment
+from firstline_gateway.identity.credentials import Known, read_changes
 from firstline_gateway.identity.enrolment import Issued
-from firstline_gateway.identity.known import Known, read_changes
 from firstline_gateway.store.database import open_database
 
 DEVICES = st.sampled_from(["a", "b"])

@@ -19,7 +19,7 @@ from firstline_gateway.broker.config import CONFIGURATION, Plan
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.known import Revoked
+from firstline_gateway.identity.credentials import Revoked
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 PREFIX = "firstline/v1"

@@ -12,8 +12,8 @@ from starlette.types import Scope
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_principal
 from firstline_core.protocol.http_server import request_info
+from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.scopes import SCOPES
 
 

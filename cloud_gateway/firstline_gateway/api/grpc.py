@@ -16,8 +16,8 @@ from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHoo
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.overload import OVERLOADED, client_mark
+from firstline_gateway.identity.client_certificate import Presented, presented_by
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.presented import Presented, presented_by
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
 from firstline_gateway.telemetry.journal import record
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.protocol.http_server import Connection
-from firstline_gateway.identity.presented import Presented, read_presented
+from firstline_gateway.identity.client_certificate import Presented, read_presented
 from firstline_gateway.identity.sessions import Sessions
 
 

@@ -21,7 +21,7 @@ from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities, write
-from firstline_gateway.identity.known import Revoked
+from firstline_gateway.identity.credentials import Revoked
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,

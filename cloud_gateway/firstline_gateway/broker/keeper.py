@@ -13,7 +13,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.known import Revoked
+from firstline_gateway.identity.credentials import Revoked
 
 # Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
 _RELOAD_S = 1.5

@@ -25,9 +25,9 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import store
-from firstline_gateway.contracts.counting import Audit, Counted, Skipped, count
+from firstline_gateway.contracts.audits import Audit, Counted, Skipped, count
+from firstline_gateway.contracts.device_activity import Fleet
 from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
-from firstline_gateway.contracts.fleet import Fleet
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
 from firstline_gateway.contracts.quota import share_per_hour

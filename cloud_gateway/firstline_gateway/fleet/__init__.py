@@ -6,6 +6,6 @@ Modules
     broker          the fleet over MQTT: what devices publish, and what they are to run
     tables          the tables
     devices         devices in the store: desired and reported documents, tags
-    counting        what devices counted, added up over their processes
+    totals          what devices counted, added up over their processes
     tiers           which tier answered, for all devices together, over time
 """

@@ -21,7 +21,7 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.audit_log import records as audit_log
-from firstline_gateway.fleet import counting, devices, tiers
+from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
@@ -84,10 +84,10 @@ class Fleet:
         """Takes what a device counted; likewise."""
         now_s = self._clock.wall_s()
 
-        def counted(connection: Connection) -> counting.Counted | None:
+        def counted(connection: Connection) -> totals.Counted | None:
             if not devices.seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None
-            return counting.count(connection, device, telemetry, now_s)
+            return totals.count(connection, device, telemetry, now_s)
 
         found = await self._write(counted)
         if found is not None:
@@ -246,7 +246,7 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def forgotten(connection: Connection) -> None:
-            counting.forget(connection, now_s)
+            totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
 
         await self._write(forgotten)

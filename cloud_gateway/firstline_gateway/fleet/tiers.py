@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, func, select
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
-from firstline_gateway.fleet.counting import KEPT_HOURS, Totals
 from firstline_gateway.fleet.tables import TIERS
+from firstline_gateway.fleet.totals import KEPT_HOURS, Totals
 from firstline_gateway.store import statements
 
 BUCKET_S = 300.0

@@ -18,9 +18,9 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, RateLimitedError, UnauthorizedError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity.buckets import Buckets
+from firstline_gateway.identity.client_certificate import Presented
+from firstline_gateway.identity.credentials import ApiKey, Changes, Known, read_changes
 from firstline_gateway.identity.keys import key_hash
-from firstline_gateway.identity.known import ApiKey, Changes, Known, read_changes
-from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.sessions import Sessions
 from firstline_gateway.store.readers import Readers
 

@@ -12,10 +12,10 @@ from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, proxy, tls
+from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
-from firstline_gateway.identity.presented import Presented
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database

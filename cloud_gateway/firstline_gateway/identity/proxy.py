@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.presented import Presented, presented_by
+from firstline_gateway.identity.client_certificate import Presented, presented_by
 
 _LIMIT_CHARACTERS = 16_384
 # Certificates of as many devices: some hundred bytes each.

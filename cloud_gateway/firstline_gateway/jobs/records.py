@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
-from firstline_gateway.jobs import kept
+from firstline_gateway.jobs import usage
 from firstline_gateway.jobs.tables import JOBS
 
 RUNNING = 0
@@ -77,7 +77,7 @@ def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFul
         Why it is not kept. Raised, it would undo what is written in the same transaction for others.
     """
     size_bytes = len(job.content)
-    jobs, taken, mine, mine_bytes = kept.amounts(connection, job.principal)
+    jobs, taken, mine, mine_bytes = usage.amounts(connection, job.principal)
     if mine >= room.jobs - jobs or mine_bytes + size_bytes > room.size_bytes - taken - size_bytes:
         return QueueFullError(
             f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here; {room.jobs - jobs} more, with "
@@ -103,7 +103,7 @@ def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFul
             attempts=0,
         )
     )
-    kept.change(connection, job.principal, 1, size_bytes)
+    usage.change(connection, job.principal, 1, size_bytes)
     return None
 
 
@@ -235,7 +235,7 @@ def end(connection: Connection, job_id: str, ended: Ended, service_s: float) -> 
     )
     if not changed.rowcount:
         return False
-    kept.change(connection, asked.principal, 0, len(content) - asked.size_bytes)
+    usage.change(connection, asked.principal, 0, len(content) - asked.size_bytes)
     return True
 
 
@@ -256,7 +256,7 @@ def _forgotten(connection: Connection, *which: ColumnElement[bool]) -> bool:
     for principal, size_bytes in gone:
         sizes[principal] += size_bytes
     for principal, count in jobs.items():
-        kept.change(connection, principal, -count, -sizes[principal])
+        usage.change(connection, principal, -count, -sizes[principal])
     return bool(gone)
 
 

@@ -28,7 +28,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.jobs import kept, records
+from firstline_gateway.jobs import records, usage
 from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.records import Ended, Job
 from firstline_gateway.serving.data_plane import GatewayDataPlane
@@ -232,7 +232,7 @@ class JobRunner:
     async def _keep(self) -> None:
         """Counts what is kept, then renews the leases, and forgets what is old."""
         if not self._recounted:
-            await self._write(kept.recount)
+            await self._write(usage.recount)
             self._recounted = True
         await self._write(partial(self._renewed, list(self._running)))
 

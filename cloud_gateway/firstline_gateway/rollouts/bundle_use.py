@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from firstline_gateway.registry.bundle_use import SignedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.joining import in_force
+from firstline_gateway.rollouts.late_joiners import in_force
 from firstline_gateway.rollouts.mirror import Mirror
 
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.twin import DesiredModel
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.definition import Assignment, Phase, Rollout
+from firstline_gateway.rollouts.device_progress import Seen
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.judgement.verdict import Verdict
-from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.rollouts.states import RolloutState
 
 

@@ -17,10 +17,10 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.joining import in_force, joined
+from firstline_gateway.rollouts.execution import apply
+from firstline_gateway.rollouts.late_joiners import in_force, joined
 from firstline_gateway.rollouts.mirror import Mirror
 from firstline_gateway.rollouts.step import step
 from firstline_gateway.rollouts.view import StoreView

@@ -17,7 +17,7 @@ from firstline_core.fleet.twin import Desired, DesiredModel, Reported, Update
 from firstline_gateway.fleet.tables import DEVICES
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Assignment, Definition
-from firstline_gateway.rollouts.standing import Seen
+from firstline_gateway.rollouts.device_progress import Seen
 from firstline_gateway.rollouts.subject import desired_of, update_of, version_of
 from firstline_gateway.store.statements import batched
 

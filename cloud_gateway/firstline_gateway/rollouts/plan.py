@@ -12,15 +12,15 @@ from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.changes import Now, View
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
+from firstline_gateway.rollouts.device_progress import is_there
+from firstline_gateway.rollouts.evaluation import finite
 from firstline_gateway.rollouts.judgement.periods import FIGURES
 from firstline_gateway.rollouts.judgement.sensitivity import divisions, smallest_seen, spread_error
 from firstline_gateway.rollouts.judgement.spending import LOOKS
 from firstline_gateway.rollouts.judgement.verdict import Limit
-from firstline_gateway.rollouts.looking import finite
-from firstline_gateway.rollouts.measuring import between
-from firstline_gateway.rollouts.offering import meant
+from firstline_gateway.rollouts.measurements import between
+from firstline_gateway.rollouts.stage_steps import meant
 from firstline_gateway.rollouts.stages import divide
-from firstline_gateway.rollouts.standing import is_there
 from firstline_gateway.rollouts.states import Command, RolloutState, open_in
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
 
 from firstline_core.fleet.rollout import Look
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.definition import Assignment, Rollout
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.states import LIVE, RolloutState

@@ -21,10 +21,10 @@ from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.applying import apply
 from firstline_gateway.rollouts.changes import Now
-from firstline_gateway.rollouts.commanding import command_step
+from firstline_gateway.rollouts.commands import command_step
 from firstline_gateway.rollouts.definition import Definition, DeviceState, Rollout
+from firstline_gateway.rollouts.execution import apply
 from firstline_gateway.rollouts.mirror import Mirror
 from firstline_gateway.rollouts.plan import consequences, for_nobody, plan
 from firstline_gateway.rollouts.states import Command, RolloutState, after

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from firstline_gateway.rollouts.changes import Now, Step, View
 from firstline_gateway.rollouts.definition import Assignment, Phase, Rollout
-from firstline_gateway.rollouts.looking import look
-from firstline_gateway.rollouts.offering import begin, go_back, install
-from firstline_gateway.rollouts.standing import moved
+from firstline_gateway.rollouts.device_progress import moved
+from firstline_gateway.rollouts.evaluation import look
+from firstline_gateway.rollouts.stage_steps import begin, go_back, install
 from firstline_gateway.rollouts.states import RolloutState
 
 

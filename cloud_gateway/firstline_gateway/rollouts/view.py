@@ -7,12 +7,12 @@ from functools import cached_property
 
 from sqlalchemy import Connection
 
-from firstline_gateway.fleet import counting
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet import totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.device_progress import Seen
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.mirror import Mirror
-from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.store.statements import batched
 
 
@@ -37,10 +37,10 @@ class StoreView:
         return self._mirror.devices(self._connection, self._wall_s)
 
     def totals(self, names: Iterable[str]) -> dict[str, Totals]:
-        return self._asked(names, lambda some: counting.totals_of(self._connection, some))
+        return self._asked(names, lambda some: totals.totals_of(self._connection, some))
 
     def totals_before(self, names: Iterable[str], at_s: float) -> dict[str, Totals]:
-        return self._asked(names, lambda some: counting.totals_before(self._connection, some, at_s))
+        return self._asked(names, lambda some: totals.totals_before(self._connection, some, at_s))
 
     def measured(self) -> dict[str, tuple[Period | None, Totals]]:
         return records.measured(self._connection, self._rollout_id)

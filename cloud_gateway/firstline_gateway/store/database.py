@@ -129,7 +129,8 @@ def open_database(found: settings.Store) -> Database:
     """
     database = connect(found)
     try:
-        upgrade(database)
+        with database.begin() as connection:
+            upgrade(connection, database.shown)
     except StoreUnavailableError as error:
         database.close()
         raise ConfigError(f"store.url: {error.message}") from error

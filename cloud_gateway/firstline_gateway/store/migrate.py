@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, text
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
-
-if TYPE_CHECKING:
-    from firstline_gateway.store.database import Database
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "alembic_version"
@@ -22,19 +18,21 @@ _LOCK = 0x6669727374
 log = logger(__name__)
 
 
-def upgrade(database: Database) -> None:
-    """Runs what is missing; of several processes that start at once, one does it and the others wait.
+def upgrade(connection: Connection, shown: str) -> None:
+    """Runs the missing migrations; of several processes that start at once, one does it and the others wait.
+
+    Args:
+        connection: a transaction that is committed afterwards.
+        shown: the database in messages.
 
     Raises:
-        ConfigError: a newer version of Firstline wrote it.
-        StoreUnavailableError: the database refuses; it is as it was.
+        ConfigError: a newer version of Firstline wrote the database.
     """
-    with database.begin() as connection:
-        lock(connection)
-        try:
-            migrate(connection)
-        except ConfigError as error:
-            raise ConfigError(f"The store {database.shown}: {error.message}") from error
+    lock(connection)
+    try:
+        migrate(connection)
+    except ConfigError as error:
+        raise ConfigError(f"The store {shown}: {error.message}") from error
 
 
 def lock(connection: Connection) -> None:

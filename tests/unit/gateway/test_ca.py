@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.protocol.enrolment import public_key_hash
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import open_authorities
-from firstline_gateway.identity.presented import presented_by
+from firstline_gateway.identity.client_certificate import presented_by
 
 NOW_S = 1_800_000_000.0
 

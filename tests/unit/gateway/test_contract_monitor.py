@@ -18,7 +18,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
-from firstline_gateway.contracts.counting import Skipped
+from firstline_gateway.contracts.audits import Skipped
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.store import Contribution
 from firstline_gateway.models.folder import load_repository

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import event, func, select
 
 from firstline_gateway.identity import enrolment, keys
+from firstline_gateway.identity.credentials import Known, read_changes
 from firstline_gateway.identity.enrolment import Enrolled, Issued
-from firstline_gateway.identity.known import Known, read_changes
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store import service

@@ -9,7 +9,7 @@ import pytest
 from firstline_core.fleet.rest import TierCounts
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_gateway.fleet import tiers
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 

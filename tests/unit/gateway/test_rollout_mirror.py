@@ -14,8 +14,8 @@ from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningMo
 from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState
+from firstline_gateway.rollouts.device_progress import Seen
 from firstline_gateway.rollouts.mirror import Mirror
-from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1.7e9

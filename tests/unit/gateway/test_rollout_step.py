@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.changes import Now, Step
-from firstline_gateway.rollouts.commanding import command_step
+from firstline_gateway.rollouts.commands import command_step
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Phase, Rollout
+from firstline_gateway.rollouts.device_progress import Seen
 from firstline_gateway.rollouts.judgement.periods import FIGURES, Period
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.plan import plan
 from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.rollouts.standing import Seen
 from firstline_gateway.rollouts.states import Command, RolloutState
 from firstline_gateway.rollouts.step import step
 

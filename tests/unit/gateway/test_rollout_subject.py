@@ -7,7 +7,7 @@ import msgspec
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_gateway.fleet.counting import Totals, gained
+from firstline_gateway.fleet.totals import Totals, gained
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.subject import Subject, desired_of, update_of, version_of, with_word
 

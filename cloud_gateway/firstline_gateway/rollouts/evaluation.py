@@ -10,13 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import FindingState, Look
-from firstline_gateway.fleet.counting import Totals
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.changes import Now, Step, View, abort, named, of_stage, pause, promote
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Phase, Rollout
+from firstline_gateway.rollouts.device_progress import is_there
 from firstline_gateway.rollouts.judgement.spending import LOOKS
 from firstline_gateway.rollouts.judgement.verdict import Decision, Device, Finding, Verdict, judge
-from firstline_gateway.rollouts.measuring import compared
-from firstline_gateway.rollouts.standing import is_there
+from firstline_gateway.rollouts.measurements import compared
 
 _SHORTEST_S = 60.0  # between two looks
 _S = DeviceState

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.routing.drift import population_stability_index
-from firstline_gateway.fleet.counting import Totals, gained
+from firstline_gateway.fleet.totals import Totals, gained
 from firstline_gateway.rollouts.judgement.periods import Period
 from firstline_gateway.rollouts.judgement.verdict import Device
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
-from firstline_gateway.fleet.counting import Totals, added
+from firstline_gateway.fleet.totals import Totals, added
 from firstline_gateway.rollouts.judgement.periods import FIGURES
-from firstline_gateway.rollouts.measuring import between, compared
+from firstline_gateway.rollouts.measurements import between, compared
 
 SHAPE = np.array([5, 20, 50, 20, 5])
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from firstline_core.fleet.twin import DesiredModel
 from firstline_gateway.rollouts.changes import Now, Step
 from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Rollout
-from firstline_gateway.rollouts.joining import in_force, joined
-from firstline_gateway.rollouts.standing import Seen, target
+from firstline_gateway.rollouts.device_progress import Seen, target
+from firstline_gateway.rollouts.late_joiners import in_force, joined
 from firstline_gateway.rollouts.states import RolloutState
 from firstline_gateway.rollouts.subject import Subject
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.fleet.counting import Totals
 from firstline_gateway.fleet.selector import parse_selector
+from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.changes import Now, Step, View, end, named, of_stage, pause
 from firstline_gateway.rollouts.definition import OPEN, TOLD, Assignment, DeviceState, Phase, Rollout
-from firstline_gateway.rollouts.looking import foresee, observe
-from firstline_gateway.rollouts.measuring import BEFORE_S, between
+from firstline_gateway.rollouts.device_progress import is_there, offer, offered, way_back
+from firstline_gateway.rollouts.evaluation import foresee, observe
+from firstline_gateway.rollouts.measurements import BEFORE_S, between
 from firstline_gateway.rollouts.stages import divide, due, place
-from firstline_gateway.rollouts.standing import is_there, offer, offered, way_back
 from firstline_gateway.rollouts.states import RolloutState
 
 _AT_ONCE = 1000  # devices that are told in one step; the next one follows at once

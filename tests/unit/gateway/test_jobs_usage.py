@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, delete, func, select
 from support.databases import PostgreSql
 
-from firstline_gateway.jobs import kept, records
+from firstline_gateway.jobs import records, usage
 from firstline_gateway.jobs.records import RUNNING, Ended, Job, Room
 from firstline_gateway.jobs.tables import JOBS, KEPT
 from firstline_gateway.settings.settings import Store
@@ -30,13 +30,13 @@ def job(job_id: str, principal: str, size_bytes: int) -> Job:
     return Job(job_id, principal, "m", "", RUNNING, bytes(size_bytes), None, None, 0.0)
 
 
-def counted(connection: Connection, principal: str) -> kept.Amounts:
+def counted(connection: Connection, principal: str) -> usage.Amounts:
     """The same by counting."""
     found: list[int] = []
     for chosen in (JOBS.c.sequence > 0, JOBS.c.principal == principal):
         query = select(func.count(), func.coalesce(func.sum(JOBS.c.size_bytes), 0)).where(chosen)
         found += map(int, connection.execute(query).one())
-    return kept.Amounts(*found)
+    return usage.Amounts(*found)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -56,9 +56,9 @@ def test_the_sums_are_what_counting_finds_and_stay_few(database: Database, seed:
             else:
                 records.forget(connection, at - 50.0)
             principal = rng.choice(WHO)
-            assert kept.amounts(connection, principal) == counted(connection, principal)
+            assert usage.amounts(connection, principal) == counted(connection, principal)
             rows = connection.execute(select(func.count()).select_from(KEPT)).scalar_one()
-            assert rows <= kept.LOOSE + 2 * len(WHO) + 1
+            assert rows <= usage.LOOSE + 2 * len(WHO) + 1
 
 
 def test_what_a_version_without_sums_has_written_is_counted(database: Database) -> None:
@@ -66,24 +66,24 @@ def test_what_a_version_without_sums_has_written_is_counted(database: Database) 
         for at in range(3):
             records.add(connection, job(f"j{at}", "anna", 10), 2, ROOM)
         connection.execute(delete(KEPT))
-        assert kept.amounts(connection, "anna").jobs == 0
-        kept.recount(connection)
-        assert kept.amounts(connection, "anna") == (3, 30, 3, 30)
+        assert usage.amounts(connection, "anna").jobs == 0
+        usage.recount(connection)
+        assert usage.amounts(connection, "anna") == (3, 30, 3, 30)
 
 
 def test_two_replicas_put_sums_together_at_the_same_moment(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
     one, other = open_database(Store(url=url)), open_database(Store(url=url))
     with one.begin() as connection:
-        for _ in range(kept.LOOSE + 3):
-            kept.change(connection, "anna", 1, 5)
-    whole = kept.LOOSE + 3, 5 * (kept.LOOSE + 3)
+        for _ in range(usage.LOOSE + 3):
+            usage.change(connection, "anna", 1, 5)
+    whole = usage.LOOSE + 3, 5 * (usage.LOOSE + 3)
     with one.begin() as first, other.begin() as second:
-        assert kept.amounts(first, "anna")[:2] == whole  # and puts them together
-        kept.change(first, "anna", 1, 5)
-        assert kept.amounts(second, "anna")[:2] == whole
-        kept.change(second, "bob", 1, 7)
+        assert usage.amounts(first, "anna")[:2] == whole  # and puts them together
+        usage.change(first, "anna", 1, 5)
+        assert usage.amounts(second, "anna")[:2] == whole
+        usage.change(second, "bob", 1, 7)
     with one.begin() as connection:
-        assert kept.amounts(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
+        assert usage.amounts(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
     for each in (one, other):
         each.close()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.changes import Now, Step, View
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
-from firstline_gateway.rollouts.offering import meant
-from firstline_gateway.rollouts.standing import moved, offer, offered
+from firstline_gateway.rollouts.device_progress import moved, offer, offered
+from firstline_gateway.rollouts.stage_steps import meant
 
 _AT_ONCE = 1000
 _NAMED = 20  # in the trail

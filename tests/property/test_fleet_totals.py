@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.databases import sqlite_store
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
-from firstline_gateway.fleet import counting
+from firstline_gateway.fleet import totals as fleet_totals
 from firstline_gateway.store.database import Database, open_database
 
 DEVICES = count()
@@ -55,22 +55,22 @@ def test_totals_survive_restarts_repeats_and_losses(
         for index, report in enumerate(reports):
             needed = last_of_session[report.session] == index
             for _ in range(data.draw(st.integers(1 if needed else 0, 2))):
-                counting.count(connection, device, report, 1e9)
-        found = counting.totals_of(connection, [device, "nobody"])
+                fleet_totals.count(connection, device, report, 1e9)
+        found = fleet_totals.totals_of(connection, [device, "nobody"])
     assert set(found) == {device}
     totals = found[device]
     assert {model.version: model.rows for model in totals.models} == told
-    assert counting.gained("m", counting.Totals(), totals).rows == sum(told.values())
-    assert counting.gained("m", counting.Totals(), totals).latency == (sum(told.values()), 0)
+    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).rows == sum(told.values())
+    assert fleet_totals.gained("m", fleet_totals.Totals(), totals).latency == (sum(told.values()), 0)
     assert totals.unclean == reports[-1].unclean
 
 
 def test_a_late_report_changes_nothing(tmp_path: Path) -> None:
     database = open_database(sqlite_store(tmp_path))
     with database.begin() as connection:
-        assert counting.count(connection, "cam", Telemetry("s", 2, 20.0), 1e9) is not None
-        assert counting.count(connection, "cam", Telemetry("s", 1, 10.0), 1e9) is None
-        assert counting.totals_of(connection, ["cam"])["cam"].service_s == 20.0
+        assert fleet_totals.count(connection, "cam", Telemetry("s", 2, 20.0), 1e9) is not None
+        assert fleet_totals.count(connection, "cam", Telemetry("s", 1, 10.0), 1e9) is None
+        assert fleet_totals.totals_of(connection, ["cam"])["cam"].service_s == 20.0
     database.close()
 
 
@@ -78,13 +78,13 @@ def test_the_past_is_kept_by_the_hour_and_then_forgotten(tmp_path: Path) -> None
     database = open_database(sqlite_store(tmp_path))
     start_s = 3600.0 * 480_000
     with database.begin() as connection:
-        for hour in range(counting.KEPT_HOURS + 10):
+        for hour in range(fleet_totals.KEPT_HOURS + 10):
             report = Telemetry("s", hour, 3600.0 * (hour + 1))
-            counting.count(connection, "cam", report, start_s + 3600.0 * hour + 60)
-        found = counting.totals_before(connection, ["cam"], start_s + 3600.0 * 20)
+            fleet_totals.count(connection, "cam", report, start_s + 3600.0 * hour + 60)
+        found = fleet_totals.totals_before(connection, ["cam"], start_s + 3600.0 * 20)
         assert found["cam"].service_s == 3600.0 * 20
-        now_s = start_s + 3600.0 * (counting.KEPT_HOURS + 9)
-        counting.forget(connection, now_s)
-        assert counting.totals_before(connection, ["cam"], start_s + 3600.0 * 5) == {}
-        assert counting.totals_before(connection, ["cam"], now_s) != {}
+        now_s = start_s + 3600.0 * (fleet_totals.KEPT_HOURS + 9)
+        fleet_totals.forget(connection, now_s)
+        assert fleet_totals.totals_before(connection, ["cam"], start_s + 3600.0 * 5) == {}
+        assert fleet_totals.totals_before(connection, ["cam"], now_s) != {}
     database.close()
