@@ -96,7 +96,7 @@ async def run_agent(
     Args:
         settings: see `settings/settings.py`.
         ready: called with the URL once requests are answered.
-        problems: what went wrong before, by file; for `status`.
+        problems: startup problems by file, for `status`.
 
     Raises:
         ConfigError: the settings make no sense on this machine.
@@ -121,7 +121,7 @@ class EdgeAgent:
     Args:
         settings: see `settings/settings.py`.
         clock: for tests.
-        problems: what went wrong before the agent was made, by file; for `status`.
+        problems: startup problems by file, for `status`.
 
     Attributes:
         data_plane: answers requests.

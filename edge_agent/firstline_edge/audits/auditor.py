@@ -1,15 +1,15 @@
-"""Has the full model check a random sample of the answers that a certificate speaks of, in the background.
+"""Lets the full model check a random sample of the answers that a certificate covers, in the background.
 
 Those are all that reach its threshold, whatever became of them: on a device that keeps fewer (`policy.min_threshold`,
 the policy `value`), also those that the full model answers anyhow. So every device of a fleet tests the same promise.
 
-A row is drawn with a probability that follows from past traffic and the budget alone, before anything is known of its
-loss, and whoever asked for it never waits. What was drawn travels to the gateway even where this device knows the full
-model's answer to it already: the gateway pools the audits of all devices, and would otherwise hear of new inputs only,
-whose risk is not the one that was promised. What it says is kept like any other answer of the full model.
+A row is drawn with a probability that depends only on past traffic and the budget, before its loss is known. The caller
+never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the gateway
+pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the promised one.
+The result is cached like any other output of the full model.
 
-An audit is tried once. One that is lost (offline, refused, too late, the process ended) is counted and forgotten:
-were it tried until it comes, what comes would depend on the link, and the link may depend on the input.
+An audit is tried once. A lost audit (offline, refused, too late, the process ended) is counted and not retried: with
+retries, the audits that succeed would depend on the link, and the link may depend on the input.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Auditor:
         certificates: learns of each result.
         samples: of escalated answers; those of audits go through `certificates`.
         traffic: the live escalations, which go first.
-        settings: what audits may cost.
+        settings: the limits of audits.
         clock: for the budget and for deadlines.
         rng: draws.
         certifies: the contracts that this device's policy keeps; of the others nothing is tested.
-        ample: whether the device's budgets are; where they are not, what tests no promise is not audited.
+        ample: whether the device's budgets are ample; if not, only answers that test a promise are audited.
         on_drawn: told when an answer is drawn.
         on_finding: told how each audit ended.
     """
@@ -120,8 +120,8 @@ class Auditor:
 
         Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
         it), wherever they came from, it draws some; of the others that the full model gave before, it keeps some.
-        What was to be escalated and had to be kept is drawn too, while there is money: it tests nothing, but without
-        it answers just below a tightened threshold would be missing from what is certified on anew.
+        Rows whose escalation the budget denied are drawn too while the budgets are ample: they test nothing, but
+            without them answers just below a tightened threshold would be missing from the next certification.
         """
         watched = self._certificates.find(model)
         if watched is None or request.privacy is Privacy.LOCAL_ONLY:
@@ -151,7 +151,7 @@ class Auditor:
 
         Args:
             model: of both answers.
-            rows: answered by the full model; what the edge model said of them may be known.
+            rows: answered by the full model; their edge outputs may be known.
         """
         watched = self._certificates.find(model)
         if watched is None or not self._tests(watched):

@@ -1,7 +1,7 @@
-"""How each certificate of this device stands in the field, and what an alarm makes of it.
+"""The state of each certificate of this device in the field, and the effect of an alarm.
 
 A device only ever tightens: an alarm stays, over restarts too, until a bundle or a certificate comes that the record
-was not kept for. What is looked up for every answer is a `CertificateState`; all else here happens once an audit.
+was not kept for. Each answer looks up one `CertificateState`; everything else here happens once per audit.
 
 Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false alarms
 of all of them together stay rare. The number is the largest that was ever set or heard, for two reasons. A test whose
@@ -60,10 +60,10 @@ class CertificateStates:
         models: those held.
         samples: answers whose truth is known.
         settings: how careful to be.
-        on_alarm: told of each certificate that has just been alarmed, or tightened once more.
+        on_alarm: receives each certificate that was just alarmed, or tightened again.
 
-    A file that cannot be read is put aside. Whether there was an alarm in it is not known then, so that the
-    certificates of this moment are not relied on any more; they keep their thresholds, and their tests begin anew.
+    A file that cannot be read is set aside. It may have held an alarm, so the current certificates are not relied on
+    any more; they keep their thresholds, and their tests restart.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class CertificateStates:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file, in a sentence or two; "" where nothing is."""
+        """The problem with the file, in one or two sentences; "" if there is none."""
         return " ".join(filter(None, (self._lost, self._refusal)))
 
     def adopt(self, settings: AuditSection) -> None:
-        """What an alarm does is something else from the next one on; its quota at once."""
+        """Exchanges the settings: the effect of the next alarm, and at once the quota of the current one."""
         self._settings = settings
 
     def find(self, model: HeldModel) -> Watched | None:
-        """The model's certificate; None where it has none that audits can test."""
+        """Returns the model's certificate; None if audits can test none."""
         return self._watched.get(model)
 
     def describe(self, model: HeldModel) -> dict[str, object] | None:
@@ -132,7 +132,7 @@ class CertificateStates:
         }
 
     def of(self, model: HeldModel) -> CertificateState:
-        """How the model's certificate stands."""
+        """Returns the state of the model's certificate."""
         watched = self._watched.get(model)
         return CLEAR if watched is None else watched.certificate_state
 
@@ -165,13 +165,13 @@ class CertificateStates:
         return watched.certificate.edge_digest if watched is not None and own else ""
 
     def count_fleet(self, watched: Watched, notice: ContractNotice | None) -> None:
-        """Takes up how many devices audit the promise, where that is more than ever before."""
+        """Raises the number of devices that audit the promise; it never falls."""
         if notice is not None and notice.devices > watched.record.fleet_devices:
             watched.record.fleet_devices = notice.devices
             self.save()
 
     def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
-        """Takes up what the gateway says of the model's contract; its alarm is as good as this device's own.
+        """Takes up the gateway's notice about the model's contract; its alarm counts like this device's own.
 
         A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
         that only speaks when there is something to tell.
@@ -235,7 +235,7 @@ class CertificateStates:
             self._write(self._encoded())
 
     def watch(self, model: HeldModel) -> None:
-        """Begins, or goes on, to test the certificate of each of a model's variants that is loaded."""
+        """Starts or resumes testing the certificate of each loaded variant of a model."""
         for variant in model.every:
             self.watch_one(variant)
 
@@ -267,7 +267,7 @@ class CertificateStates:
         self._watched[model] = watched
 
     def unwatch(self, model: HeldModel) -> None:
-        """Tests a model's certificates no more; what was found is kept for when it comes again."""
+        """Stops testing a model's certificates; the findings stay for when the model comes back."""
         for variant in {model, *model.every}:
             self.unwatch_one(variant)
 

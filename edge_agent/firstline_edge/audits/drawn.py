@@ -22,7 +22,7 @@ class Audit:
     Args:
         request_id: of the request that it answers.
         position: of the row in that request.
-        sent: what the gateway is asked, under an id of its own.
+        sent: the request to the gateway, under its own id.
         content: sha256 of the row.
         score: the edge model's.
         predicted: the class that it gave.
@@ -85,13 +85,13 @@ class Finding:
 def audit_of(
     watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, promised: bool
 ) -> Audit:
-    """What a draw makes of a row.
+    """Returns the audit of a drawn row.
 
     Args:
         watched: the certificate.
         request: of which it is a row.
         row: drawn.
-        edge: what the edge model said of it.
+        edge: the edge model's output.
         share: the probability with which it was drawn.
         promised: whether the threshold in use speaks of it.
     """

@@ -1,4 +1,4 @@
-"""What the cascade shows of each request to whoever audits it, and what is told and heard where a request leaves."""
+"""The interface of the audits to the cascade."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from firstline_edge.requests.rows import Row
 
 
 class Audits(Protocol):
-    """Has answers checked; `audits/auditor.py` is it. Nothing here takes time that a caller would notice."""
+    """Audits answers; `Auditor` implements it. No call takes time that a caller would notice."""
 
     def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
         """Every row has a verdict; those that the full model must answer have no answer yet."""

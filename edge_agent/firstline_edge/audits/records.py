@@ -26,7 +26,7 @@ _RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes ba
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is known of one certificate in the field.
+    """The findings about one certificate in the field.
 
     Attributes:
         model, version: of the bundle, for people.
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         escalates_all: none is.
         escalations_per_hour: the gateway's quota, None where it set none.
         fleet_devices: the most that the gateway ever said to audit the promise; 1 while it did not say.
-        drawn, agreed, disagreed, lost: audits; what was drawn and is none of the others is under way.
+        drawn, agreed, disagreed, lost: audits; drawn audits that are none of the others are in progress.
         scores: histogram of the latest scores, in the certificate's bins.
     """
 
@@ -94,7 +94,7 @@ def key_of(model: str, version: str, certificate: Certificate, epsilon: float) -
 def begun(known: Mapping[str, Record], model: str, version: str, certificate: Certificate, epsilon: float) -> Record:
     """A record with a test of its own; an alarm stays with the certificate, whichever version carries it.
 
-    A version is a number that anybody can raise. What ends an alarm is another proof.
+    A version is a number that anybody can raise. Only another proof ends an alarm.
 
     Args:
         known: those there are, the newest last.
@@ -112,7 +112,7 @@ def begun(known: Mapping[str, Record], model: str, version: str, certificate: Ce
 
 
 def read(path: Path) -> dict[str, Record]:
-    """The records, none where there is no file; what was under way when they were written is lost.
+    """Returns the records, empty if there is no file; audits that were in progress when it was written count as lost.
 
     Raises:
         IntegrityError: the file is not what `write` wrote, or of a version that is not known here; or such a file was

@@ -1,7 +1,7 @@
 """The durable sample of answers whose truth is known: audited ones, from the threshold on, and escalated ones below.
 
-Both are drawn with the same probability, so that the file goes back equally far for either, and with weights of
-1 / propensity they stand for all that was asked. It holds scores and losses: no payload, no label, no request id.
+Both are drawn with the same probability, so that the file covers the same period for both; with weights of 1 /
+propensity they represent all requests. It holds scores and losses: no payload, no label, no request id.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SampleLog:
 
 
 def read(path: Path) -> Iterator[Sample]:
-    """All samples of the file and the one before it, oldest first; what is none is passed over.
+    """Returns all samples of the file and the one before it, oldest first; damaged lines are skipped.
 
     Raises:
         OSError: the files cannot be read.

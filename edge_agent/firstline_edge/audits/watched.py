@@ -13,7 +13,7 @@ from firstline_edge.models.held import HeldModel
 
 
 class CertificateState(NamedTuple):
-    """What the router must know of a certificate.
+    """The state of a certificate that the router needs.
 
     Attributes:
         alarmed: it is not to be relied on any more.
@@ -33,8 +33,8 @@ class Watched:
 
     Args:
         key: of its record.
-        epsilon: what the audits test.
-        record: what outlives the process.
+        epsilon: the disagreement rate that the audits test.
+        record: the findings, stored across restarts.
         scores: the latest ones; None where the certificate has no histogram to compare them with.
         quota: escalations that the alarm may cause now.
         quota_at_s: when that was true.
@@ -63,7 +63,7 @@ class Watched:
         certificate demands keeps a part that may be riskier than the whole, and only the whole was promised anything.
 
         Args:
-            score: the edge model's; NaN where it has none.
+            score: the edge model's; NaN if it has none.
             group: of the answer, see `HeldModel.group`.
         """
         if score < self.threshold or score != score:  # noqa: PLR0124 (NaN)

@@ -24,14 +24,14 @@ def open_spending(
     links: Callable[[], Sequence[str]],
     sense: Callable[[], Conditions] = Conditions,
 ) -> Spending | None:
-    """Spending as it was left, or None where nothing is limited and nothing decides by price.
+    """Returns the spending as it was stored; None if nothing is limited and no policy decides by price.
 
     Args:
         settings: budgets and costs.
         path: where ledgers are kept.
         clock: budgets are of hours and days by the wall.
         link_names: of the links, in the order of the settings.
-        links: names of those that a request would try now, in that order.
+        links: names of the links that a request would try now, in order.
         sense: battery and heat, at once.
     """
     budgets = budgets_of(settings.budget)
@@ -52,7 +52,7 @@ def open_spending(
 
 
 def exchange(spending: Spending, settings: EdgeSettings, link_names: Sequence[str]) -> None:
-    """Has spending go on with other budgets and costs; what was spent of a budget that stays is not forgotten."""
+    """Exchanges budgets and costs; the spending of a budget that stays is not forgotten."""
     ledgers = {name: meter.ledger for name, meter in spending.account.meters.items()}
     account = _account(settings, ledgers)
     spending.adopt(account, tariff_of(settings, link_names), settings.costs.metered_factor)
@@ -70,7 +70,7 @@ def _account(settings: EdgeSettings, ledgers: Mapping[str, Ledger]) -> Account:
 
 
 def budgets_of(section: BudgetSection) -> dict[str, Budget]:
-    """By name, such as "bytes/day"; what is 0 is no budget."""
+    """Returns budgets by name, such as "bytes/day"; an amount of 0 means no budget."""
     periods = {"hour": HOUR_S, "day": DAY_S}
     amounts = {
         (resource, name): float(getattr(section, f"{resource}_per_{name}"))
@@ -83,7 +83,7 @@ def budgets_of(section: BudgetSection) -> dict[str, Budget]:
 
 
 def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
-    """What traffic and runs cost."""
+    """Returns the prices of traffic and runs."""
     links = {
         name: LinkTariff(
             section.joules_per_mib_sent / MIB,
@@ -98,11 +98,11 @@ def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
 
 
 def escalation_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) -> Callable[[float], float]:
-    """What asking the full model takes of this device's energy, in millijoules by a row's bytes, as stated.
+    """Returns the stated energy of an escalation, in millijoules by the bytes of a row.
 
     Args:
         settings: costs and links.
-        links: names of those that a request would try now, in that order.
+        links: names of the links that a request would try now, in order.
     """
     tariff = tariff_of(settings, link_names(settings.links))
     return lambda size_bytes: 1000 * tariff.of_link(next(iter(links()), "")).cost(size_bytes, AROUND_BYTES).joules

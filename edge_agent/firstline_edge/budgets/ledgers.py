@@ -1,4 +1,4 @@
-"""What was spent, on disk: one line of JSON and its checksum, replaced as a whole or not at all."""
+"""The spending on disk: one line of JSON and its checksum, replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Books(msgspec.Struct, frozen=True):
 
     Args:
         ledgers: by the name of their budget.
-        around_bytes: what crosses the link with a payload, headers and answer: as many as the first call may take.
+        around_bytes: bytes that cross the link in addition to a payload, headers and answer: as many as the first call
+            may take.
     """
 
     ledgers: dict[str, Ledger] = msgspec.field(default_factory=dict)
@@ -49,11 +50,11 @@ class LedgerFile:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file, in sentences; "" where nothing is."""
+        """The problem with the file, in sentences; "" if there is none."""
         return " ".join(filter(None, (self.loss, self.refusal)))
 
     def read(self) -> Books:
-        """The books as they were written last; empty where there are none, or none that make sense, which is told."""
+        """Returns the books as they were written last; empty if there are none or they are damaged, which is logged."""
         try:
             return msgspec.json.decode(read_checked(self._path), type=Books)
         except FileNotFoundError:
@@ -68,7 +69,7 @@ class LedgerFile:
         return Books()
 
     def write(self, text: bytes) -> None:
-        """Replaces the file by encoded `Books`; a disk that refuses is told once, and tried again the next time."""
+        """Replaces the file with encoded `Books`; a disk error is logged once, and the next call tries again."""
         try:
             with self._writing:
                 write_whole(self._path, with_checksum(text))
@@ -78,7 +79,7 @@ class LedgerFile:
             self.refusal = ""
 
     def refused(self, why: str) -> None:
-        """The system, or the disk, did not let them be written now."""
+        """Notes that the system or the disk did not allow a write."""
         if not self.refusal:
             log.error("cannot write down what is spent", path=str(self._path), error=why)
         self.refusal = f"What is spent cannot be written down ({why}); a restart would forget it."

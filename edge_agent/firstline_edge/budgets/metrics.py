@@ -9,7 +9,7 @@ from firstline_edge.budgets.spending import Spending
 
 
 def register_metrics(metrics: RequestMetrics, spending: Spending | None) -> None:
-    """Registers what was spent, what is left, and the price of a unit, by budget."""
+    """Registers spent and remaining amounts and prices by budget."""
     for name, description, key in (
         ("budget_spent", "What was spent in this hour or day.", "spent"),
         ("budget_left", "What may still be spent in it.", "left"),

@@ -1,10 +1,10 @@
-"""What this device spends, held against its budgets, and kept across restarts.
+"""The device's spending, limited by its budgets and stored across restarts.
 
 Whether a row is worth its price is asked where the cascade decides (`denial`). It is paid where something leaves:
 `paid` stands at the gate of the links, so that live escalations, hedges, redeliveries and audits draw on the same
 budgets. It sets an estimate aside, refuses what would overspend, and settles with the bytes that the links counted.
 
-What is spent is written down every few seconds, and not for each request: a process that is killed forgets at most the
+The spending is stored every few seconds, not for each request: a process that is killed forgets at most the
 last `SAVE_EVERY_S` of spending.
 """
 
@@ -39,13 +39,13 @@ class Spending:
 
     Args:
         account: its budgets.
-        tariff: what things cost.
+        tariff: prices of traffic and runs.
         clock: budgets are of hours and days by the wall.
         file: keeps the books; None to forget them.
-        around_bytes: what crosses the link with a payload, as far as is known.
+        around_bytes: estimated bytes that cross the link in addition to a payload.
         links: names of those that a request would try now, in that order.
         sense: tells battery and heat, at once.
-        metered_factor: how much dearer a metered link is.
+        metered_factor: factor by which a metered link raises prices.
     """
 
     def __init__(
@@ -72,16 +72,16 @@ class Spending:
         self._changed = False
 
     def adopt(self, account: Account, tariff: Tariff, metered_factor: float) -> None:
-        """Budgets and prices are others from now on.
+        """Exchanges budgets and prices.
 
-        What is under way is settled with the account that it was paid by: a budget that both have is one ledger.
+        Calls in progress are settled with the account that paid them: a budget that both accounts have is one ledger.
         """
         self.account, self._tariff, self._metered_factor = account, tariff, metered_factor
         self._take_up(self.conditions)
         self._changed = True
 
     def denial(self, size_bytes: float, value: float, *, demanded: bool = True) -> Denial | None:
-        """Why an escalation is not worth its price now; None where it is. Nothing is charged yet.
+        """Returns why an escalation is not worth its price now; None if it is. Nothing is charged yet.
 
         Args:
             size_bytes: of its payload.
@@ -114,7 +114,7 @@ class Spending:
             link: its name; None for the one that would be taken first.
 
         Raises:
-            BudgetExceededError: too little is left; for an audit, too little beside what the contract demands.
+            BudgetExceededError: too little is left; for an audit, too little in addition to what the contract demands.
         """
         now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
@@ -165,7 +165,7 @@ class Spending:
         return link.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
 
     def _spent(self, traffic: Traffic, size_bytes: int, *, answered: bool) -> Cost:
-        """What a try took, by what the links counted; the next estimate learns from it."""
+        """Returns the cost of a call by the links' counts; the next estimate learns from it."""
         spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
         requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
         if answered:
@@ -205,7 +205,7 @@ class Spending:
         return self._file.problem if self._file is not None else ""
 
     def status(self) -> list[dict[str, Any]]:
-        """Each budget: what is spent and left of it, and what a unit is worth now."""
+        """Returns spent and remaining amounts and the current price of each budget."""
         now_s = self._clock.wall_s()
         return [
             {

@@ -1,8 +1,8 @@
-"""Who begins next: as many requests as fit a moment of the event loop, in the order in which they came.
+"""Admits as many requests as fit a moment of the event loop, in order of arrival.
 
-Work of less than a millisecond runs on the event loop itself. A burst of requests would run there in one go, timers,
-arrivals and the gateway's answers waiting behind all of it, and whoever came last would be answered long after the
-deadline. So requests line up, and the loop looks around after each slice of time. A request that cannot be in time is
+Work of less than a millisecond runs on the event loop itself. A burst of requests would block the loop: timers,
+arrivals and the gateway's answers would wait, and the last requests would miss their deadlines. So requests line up,
+and the loop looks around after each slice of time. A request that cannot be in time is
 refused as soon as that is certain, while sending it again, or elsewhere, may still help. Not sooner: refusing costs a
 third of answering, so that an agent which refuses on suspicion has less time for those whom it lets wait.
 """
@@ -28,7 +28,7 @@ class AdmissionQueue:
 
     Args:
         limit: of requests in it.
-        clock: what deadlines are on.
+        clock: of the deadlines.
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class AdmissionQueue:
         return True
 
     async def take(self, deadline_s: float) -> None:
-        """Returns when it is this request's turn: at once where nobody waits and the slice has room.
+        """Returns when the request may begin: at once if no other waits and the slice has room.
 
         Raises:
             QueueFullError: it cannot be in time, or too many wait.

@@ -1,7 +1,7 @@
-"""Asking the full model while the small one still runs, where one after the other would be too late.
+"""Asks the full model while the edge model still runs, if one after the other would be too late.
 
-A hedge flies as any escalation does: if the rows are escalated after all, they join it, and if nobody does, it is
-cancelled. So no row is asked for twice, and an answer that is kept was not escalated.
+A hedge is an escalation: if the rows are escalated later, they join it; otherwise it is cancelled. So no row is sent
+    twice, and an accepted edge answer was not escalated.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class HedgeOptions:
     Args:
         share: hedges for each request that the edge model runs for.
         burst: hedges that were not needed and are kept for later.
-        least_rate: of the model's requests of late, the share that must have been escalated.
-        reserve_s: kept back of a deadline, as for any escalation.
+        least_rate: the least share of the model's recent requests that were escalated.
+        reserve_s: reserved of a deadline, as for any escalation.
     """
 
     share: float = 0.05
@@ -60,8 +60,8 @@ class Hedge:
     Args:
         contents: of the rows that travel.
         until_s: by when an answer can still be written in time.
-        call: what the full model says of each.
-        attempts: what was tried, by this call.
+        call: the full model's output for each row.
+        attempts: the tries of this call.
         joined: whether it answered a row.
         settled: whether it is known if it was needed.
     """
@@ -96,12 +96,12 @@ class Hedge:
         return True
 
     def recalled(self, row: Row) -> None:
-        """The row was answered by what the full model said and the cache kept: a moment ago, by this call."""
+        """Notes that the cache answered the row with an output of this call."""
         self.joined = self.joined or row.content in self.contents
 
 
 class Hedging:
-    """Decides about hedges, makes them, and ends those that nobody needs.
+    """Decides about hedges, starts them, and cancels those that are not needed.
 
     Args:
         client: asks the full model.
@@ -130,7 +130,7 @@ class Hedging:
     def start(
         self, request: InferRequest, model: HeldModel, edge: EdgeModel, rows: Sequence[Row], deadline_s: float
     ) -> Hedge | None:
-        """Asks early, where that is allowed, likely to be needed, and the only way to be in time.
+        """Asks early if that is allowed, likely to be needed, and the only way to be in time.
 
         Args:
             request: of which these are rows.
@@ -166,7 +166,7 @@ class Hedging:
     def settle(
         self, request: InferRequest, hedge: Hedge | None, escalated: Sequence[Row], attempts: list[Attempt]
     ) -> None:
-        """The edge model has answered: learns how often that is not enough, and cancels a hedge that nobody needs.
+        """Learns how often the edge model's answer is not accepted, and cancels a hedge that is not needed.
 
         Args:
             request: that the edge model ran for.

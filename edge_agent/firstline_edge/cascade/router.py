@@ -1,4 +1,4 @@
-"""Who answers a row, by what the edge model said of it: policy, certificate, what this device adds."""
+"""Decides which tier answers a row by the edge model's output: policy, certificate, device settings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from firstline_edge.settings.settings import PolicySection
 
 
 class Terms(NamedTuple):
-    """What answers of a model, or those of one predicted class, are held against.
+    """The thresholds for answers of a model, or of one predicted class.
 
     Attributes:
-        manifest, certificate_state: for which this was worked out.
-        threshold: the bundle's, as the device and an alarm raised it.
-        covered: whether a certificate covers those that are kept for their score.
-        record: the same for people, see `Router.record_of`.
+        manifest, certificate_state: for which these terms hold.
+        threshold: the bundle's, raised by the device or an alarm.
+        covered: whether a certificate covers edge answers that their score accepts.
+        record: for the decision log, see `Router.record_of`.
     """
 
     manifest: Manifest
@@ -48,7 +48,7 @@ class Router:
         min_threshold: raises a bundle's threshold, never lowers it.
         chosen: the policy that decides.
         clock: for policies that look at the time.
-        certificates: of the certificates in the field; None where nothing is known of that.
+        certificates: their states in the field; None if there are no audits.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Router:
         self._certificates = certificates
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
-        """Decides by another policy, or above another least threshold, from the next row on."""
+        """Exchanges the policy and the least threshold from the next row on."""
         if chosen.kind != self.policy.kind:
             self._states.clear()
         self.policy, self._min_threshold = chosen, min_threshold
         self._terms.clear()
 
     def threshold(self, model: HeldModel, group: str | None = None) -> float:
-        """The score from which the bundle has an edge answer kept; the device can only raise it.
+        """Returns the score from which edge answers are accepted; the device can only raise it.
 
         Args:
             model: that answered.
@@ -83,7 +83,7 @@ class Router:
         return self.terms(model, group).threshold
 
     def verdict(self, model: HeldModel, row: Row) -> Decision:
-        """By the row's evidence; a row of which this device could find out nothing now is too heavy for it."""
+        """Decides by the edge output; a row without one is too heavy for this device."""
         edge, said = model.edge, row.edge
         if said is None or edge is None:
             return _TOO_HEAVY
@@ -99,18 +99,18 @@ class Router:
         return self.policy.decide(seen, self._states[edge.digest])
 
     def instead(self, model: HeldModel, row: Row, denied: Decision) -> Decision:
-        """What becomes of an edge answer whose escalation was denied: kept for its score, if only the price spoke."""
+        """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
         confident = row.score >= self.threshold(model, model.group(row.edge))
         return _CONFIDENT if confident and not denied.demanded else _DENIED
 
     def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
-        """Whether a valid certificate covers an edge answer that this verdict keeps."""
+        """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
         if verdict.reason is not _CONFIDENT.reason:
             return False
         return self.terms(model, model.group(row.edge)).covered
 
     def uncertified(self, model: HeldModel) -> str:
-        """Why answers of this model are not certified, as part of a sentence; "" where they are."""
+        """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
         if not self.policy.certifies:
             return f"policy.kind is {self.policy.kind}, which no certificate covers"
         watched = self._certificates.find(model) if self._certificates is not None else None
@@ -119,13 +119,14 @@ class Router:
         return model.edge.uncertified if model.edge is not None else ""
 
     def record_of(self, model: HeldModel) -> Mapping[str, Any]:
-        """What this model's answers are held against, for the decision log: JSON-able."""
+        """Returns the thresholds of this model's answers for the decision log; JSON-able."""
         return self.terms(model).record
 
     def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
-        """Whether a row may be escalated by this verdict: an alarm has a quota, lest a fleet's becomes an outage.
+        """Returns whether a row may be escalated.
 
-        What would be escalated without the alarm too needs none.
+        The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
+        without the alarm too need no quota.
         """
         if self._certificates is None or verdict.reason is not Reason.UNCERTAIN:
             return True
@@ -133,9 +134,9 @@ class Router:
         return not kept_before or self._certificates.grants(model)
 
     def terms(self, model: HeldModel, group: str | None = None) -> Terms:
-        """What answers of a model, or of one group, are held against now.
+        """Returns the current terms for answers of a model, or of one group.
 
-        Worked out once, until an alarm changes how the certificate stands, or another bundle comes.
+        They are computed once, until the state of the certificate or the bundle changes.
         """
         certificate_state = CLEAR if self._certificates is None else self._certificates.of(model)
         manifest = model.manifest

@@ -37,12 +37,12 @@ class BundleCopies:
         self._limit_bytes = limit_bytes
 
     def of(self, source: Path) -> Path | None:
-        """Where the copy of a bundle's folder is; None where there is none."""
+        """Returns the copy of a bundle's folder; None if there is none."""
         copy = self._place(source)
         return copy if (copy / MANIFEST_NAME).is_file() else None
 
     def keep(self, bundle: Bundle) -> None:
-        """Copies a bundle that works, unless that was done; a disk that refuses is told."""
+        """Copies a bundle that works, unless it has been copied; a disk error is logged."""
         copy = self._place(bundle.path)
         try:
             manifest = (bundle.path / MANIFEST_NAME).read_bytes()

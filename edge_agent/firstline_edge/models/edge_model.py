@@ -27,14 +27,14 @@ _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 
 @dataclass(slots=True)
 class Pace:
-    """How many times longer than the quickest a model's runs take of late: follows their median and 95th percentile.
+    """The recent run times of a model relative to its shortest run: follows their median and 95th percentile.
 
     Both begin as a profile has them, where there is one, and each run moves them: after some dozens they are the
     runs' own.
 
     Attributes:
         factor: the median.
-        late: what one run in twenty exceeds.
+        late: the 95th percentile.
     """
 
     factor: float = 1.0
@@ -79,14 +79,13 @@ class EdgeModel:
         row_ms: the quickest that was measured, for one row of `sample_bytes`, processing included.
         sample_bytes: size of the measured row.
         workers: for runs that would hold up the event loop.
-        certificate: the variant's, where it is valid for this bundle.
-        uncertified: why there is none, as part of a sentence; "" where there is one.
-        value: the bundle's learned value of asking the full model; None where it has none.
-        bounded_score: whether the score lies in [0, 1]; where it does not, it says nothing of a probability.
-        memory_bytes: that loading and measuring it added to the process; 0 where the system does not say.
+        certificate: the variant's, if it is valid for this bundle.
+        uncertified: why there is none, as part of a sentence; "" if there is one.
+        value: the bundle's learned value of an escalation; None if it has none.
+        bounded_score: whether the score lies in [0, 1]; otherwise it is not a probability.
+        memory_bytes: that loading and measuring added to the process; 0 if the system does not report it.
         pace: of its runs since.
-        profiled: what this device measured of it before it was loaded, whose times are then its own; None where it was
-            measured at load.
+        profiled: this device's earlier measurement, which provides its times; None if it was measured at load.
 
     Attributes:
         key: how its results' keys end, see `keys.result_key`.
@@ -111,28 +110,28 @@ class EdgeModel:
         object.__setattr__(self, "key", self.digest.encode())
 
     def expected_ms(self, request: InferRequest, rows: int) -> float:
-        """What so many of the request's rows will take at today's pace; infinite where nothing was measured."""
+        """Returns the expected time of this many rows of the request; infinite if nothing was measured."""
         return self.pace.factor * self.measured_ms(request, rows)
 
     def sure_ms(self, request: InferRequest, rows: int) -> float:
-        """What they take at most, nineteen times in twenty: for what has to be done by a deadline."""
+        """Returns the time that 95 % of such runs do not exceed, for deadlines."""
         return self.pace.sure * self.measured_ms(request, rows)
 
     def measured_ms(self, request: InferRequest, rows: int) -> float:
-        """What they would take at the quickest. Decoding grows with the bytes."""
+        """Returns the shortest time of this many rows. Decoding grows with the bytes."""
         return rows * self.row_measured_ms(request.size_bytes / request.rows)
 
     def row_measured_ms(self, size_bytes: float) -> float:
-        """The same of one row of so many bytes."""
+        """Returns the shortest time of one row of this many bytes."""
         share = size_bytes / (self.sample_bytes or 1)
         return self.row_ms * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
-        """Whether the request takes less than handing it to a thread is worth."""
+        """Returns whether the request takes less time than a hand-over to a thread."""
         return is_quick(self.expected_ms(request, request.rows))
 
     def run(self, tensor: Tensor, measured_s: float = math.inf) -> list[ModelOutput]:
-        """What the model says of each row.
+        """Returns the model's output for each row.
 
         Args:
             tensor: the rows.
@@ -152,7 +151,7 @@ class EdgeModel:
         ]
 
     def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
-        """What asking the full model is worth, as learned; else None, for the score tells it, if that can."""
+        """Returns the learned value of an escalation of each row; None if the score determines it."""
         if self.value is not None:
             learned: list[float] = self.value.losses(probabilities).tolist()
             return learned
@@ -164,7 +163,7 @@ class EdgeModel:
     async def run_in_thread(
         self, tensor: Tensor, deadline_s: float = math.inf, measured_s: float = 0.0
     ) -> list[ModelOutput]:
-        """As `run`, off the event loop; not at all where the deadline comes before its turn. See `Workers.run`.
+        """Runs off the event loop; not at all if the deadline passes first. See `Workers.run`.
 
         Raises:
             QueueFullError: too many runs wait already.
@@ -174,5 +173,5 @@ class EdgeModel:
 
 
 def is_quick(expected_ms: float) -> bool:
-    """Whether a run takes less than handing it to a thread is worth."""
+    """Returns whether a run takes less time than a hand-over to a thread."""
     return expected_ms < _INLINE_MS

@@ -31,7 +31,7 @@ class HeldModel:
 
     Args:
         bundle: opened and checked.
-        edge: None where no variant runs here; `problem` says why.
+        edge: None if no variant runs here; `problem` says why.
         problem: one sentence, or "".
         variants: all that are held of the bundle, this one among them; None where it is alone.
 
@@ -159,7 +159,7 @@ class Models:
         self.away: dict[tuple[str, int], str] = {}
 
     def put(self, model: HeldModel) -> HeldModel | None:
-        """Holds a model from now on; what was held as this version."""
+        """Adds or replaces a model; returns the model that had this version before."""
         name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
         before = versions.get(model.version)
         versions[model.version] = model

@@ -1,7 +1,7 @@
 """From folders to the models that this device holds: bundles opened, edge variants loaded and measured.
 
 A bundle whose edge variant does not load is still held: its requests are `heavy`, and go to the cloud with its
-version and the full model's digest. A bundle that cannot be trusted is not held at all. Both are told in `status`.
+version and the full model's digest. A bundle that cannot be trusted is not held at all. `status` reports both.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def hold(
         options: for the runtimes.
         workers: where longer runs go.
         load_ladder: loads further variants; None to hold only the first that loads.
-        profiles: what was measured before; what is in none is measured now.
+        profiles: earlier measurements; models without one are measured now.
         as_planned: run each variant in the way that is the quickest by its profile.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What memory this process takes by itself."""
+"""The memory of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models come and go while the agent runs: what lies in the models' folders now, read at an operator's word."""
+"""Loads and unloads models while the agent runs, on request of an operator."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Reloading:
         Args:
             name: of the model.
             held: answers from now on; None where nothing is to.
-            instead: its folder, where that is none of `directories`.
+            instead: its folder, if it is not one of `directories`.
         """
         async with self._turn:
             known = [model for model in self._models.all if model.manifest.name == name and model is not held]
@@ -139,7 +139,7 @@ class Reloading:
             await asyncio.to_thread(release_freed_memory)
 
     def place(self, name: str) -> Path | None:
-        """Where the newest bundle of a name lies in `directories`; None where there is none."""
+        """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
         found = [(path, declared(path)) for path in bundle_paths(self._directories)]
         ours = [(said[1], path) for path, said in found if said is not None and said[0] == name]
         return max(ours)[1] if ours else None

@@ -18,13 +18,12 @@ def quickest_ms(
 ) -> tuple[float, int] | None:
     """Milliseconds of one row, and that row's bytes; None where no row is typical.
 
-    The quickest run counts, as with `timeit`: what a slower one took beyond it was taken by the machine's other work,
-    and a device that starts among much of that must not hold its model for slow ever after.
+    The shortest run counts, as with `timeit`: longer runs were delayed by other work of the machine.
 
     Args:
         manifest: of the bundle.
         loaded: its model, whose input is taken.
-        run: what is measured.
+        run: the call to measure.
         runs: of which the quickest counts.
     """
     tensor = sample_input(manifest, loaded)

@@ -1,4 +1,4 @@
-"""Threads for what would hold up the event loop, with a queue that has an end."""
+"""Threads for calls that would block the event loop, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _STEP = 1.05
 
 
 class Workers:
-    """A thread pool that refuses instead of letting everybody wait for ever longer.
+    """A thread pool with a bounded queue, which refuses calls instead of delaying them.
 
     Args:
         threads: calls at once.
         queue_limit: calls that may wait for a thread.
-        clock: what deadlines are on.
+        clock: of the deadlines.
     """
 
     def __init__(self, threads: int, queue_limit: int, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -59,7 +59,7 @@ class Workers:
             call: takes long.
             argument: of the call.
             deadline_s: on the clock.
-            expected_s: what the call will take, for `wait_s`.
+            expected_s: the expected time of the call, for `wait_s`.
 
         Raises:
             QueueFullError: too many wait already, or for too long.

@@ -1,4 +1,4 @@
-"""What belongs to one request: its context and rows, and the work that equal requests share.
+"""The context and rows of a request, and the work that equal requests share.
 
 Files
     context         the state of one request in the cascade

@@ -1,4 +1,4 @@
-"""The context of one request: what is known about it between its arrival and its answer."""
+"""The context of one request between its arrival and its answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestContext(Struct, eq=False):
         cause: the failure that the edge answer replaces, in a sentence; "" if there was none.
         denials: by row position, why an escalation was not worth its price.
         shedding: why this device computes nothing at the moment; "" if it does.
-        decision_record: for the decision log: what the answer was compared with.
+        decision_record: thresholds and variant, for the decision log.
     """
 
     request: InferRequest

@@ -1,4 +1,4 @@
-"""What crosses the link, what is accepted of what came back, and what a failure means for the caller. Pure."""
+"""The requests that are sent to the gateway, the checks of its answers, and the reason after a failure. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Rea
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FullAnswer:
-    """What the full model said, after a look at it.
+    """The full model's answer after its checks.
 
     Args:
         probabilities: (rows, classes) float32, finite.
@@ -35,7 +35,7 @@ class FullAnswer:
 
 
 def escalation_of(request: InferRequest, version: str, full_digest: str, alarm: str = "") -> InferRequest:
-    """What the gateway is sent: this version, this full model, all outputs, and none of the caller's own wishes.
+    """Returns the request to the gateway: this version, this full model, all outputs, without the caller's preferences.
 
     Args:
         request: of the caller.
@@ -108,7 +108,7 @@ def checked_digest(response: InferResponse, digest: str = "") -> str:
 
 
 def reason_for(error: FirstlineError) -> Reason:
-    """Why the edge answer stands in for the full model's."""
+    """Returns why the edge answer replaces the full model's."""
     if isinstance(error, BudgetExceededError):
         return Reason.BUDGET
     if isinstance(error, DeadlineExceededError | RemoteTimeoutError):

@@ -1,4 +1,4 @@
-"""What a model says about one row."""
+"""The output of a model for one row."""
 
 from __future__ import annotations
 

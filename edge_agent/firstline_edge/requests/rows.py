@@ -1,6 +1,6 @@
-"""The rows of one request: each is decided by itself, and together, in their order, they are the answer. Pure.
+"""The rows of one request: each is decided separately; in order, they make the answer. Pure.
 
-`merge` is the other end of the same thought: a correction puts its rows into an answer that was provisional.
+`merge` puts the rows of a correction into a provisional answer.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
 
 
 class Row(Struct, eq=False):
-    """What is known of one row while its request is under way.
+    """The state of one row while its request is in progress.
 
     Args:
         position: in the request.
         content: sha256 of what it says, from `keys.content_digests`.
-        edge: what the small model said of it, once it ran or was found in the cache.
-        edge_tier: CACHE where that was found, EDGE where the model ran.
+        edge: the edge model's output, once it ran or was found in the cache.
+        edge_tier: CACHE if it was found there, EDGE if the model ran.
         reason: the policy's, for the tier that it chose.
-        output: what is given to the caller.
+        output: the output for the caller.
         answer: which tier gave it, and why.
     """
 
@@ -60,12 +60,12 @@ class Row(Struct, eq=False):
 
     @property
     def score(self) -> float:
-        """The confidence as the policy takes it: not a number where there is none."""
+        """The confidence for the policy; NaN if there is none."""
         return math.nan if self.confidence is None else self.confidence
 
     @property
     def value(self) -> float:
-        """P(edge wrong and full right): what asking the full model is worth. 1 where the edge model has not run."""
+        """P(edge wrong and full right): the value of an escalation. 1 if the edge model has not run."""
         edge = self.edge
         if edge is None:
             return 1.0
@@ -74,12 +74,12 @@ class Row(Struct, eq=False):
     def accept_edge(
         self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False
     ) -> None:
-        """Answers with what the small model said."""
+        """Answers the row with the edge model's output."""
         self.output = self.edge
         self.answer = RowAnswer(self.edge_tier, reason, status, certified, self.confidence, digest)
 
     def accept_full(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
-        """Answers with what the full model said: the contract's own yardstick where its digest is known."""
+        """Answers the row with the full model's output, which is certified if its digest is known."""
         self.output = output
         self.answer = RowAnswer(tier, reason, Status.FINAL, bool(digest), self.confidence, digest)
 
@@ -87,7 +87,7 @@ class Row(Struct, eq=False):
 def respond(
     request: InferRequest, version: str, rows: Sequence[Row], attempts: Sequence[Attempt], *, durable: bool
 ) -> InferResponse:
-    """The answer that rows make together. Every row has been answered."""
+    """Returns the answer that the rows make together; each row has been answered."""
     said = [row.answer for row in rows if row.answer is not None]
     outputs = [row.output.probabilities for row in rows if row.output is not None]
     # Copied in any case: the cache holds them too, and the caller may do with them as they like.
@@ -102,7 +102,7 @@ def respond(
 
 
 def summarise(request_id: str, said: Sequence[RowAnswer], attempts: Sequence[Attempt], *, durable: bool) -> Answer:
-    """What the answer says of itself.
+    """Returns the description of an answer of several rows.
 
     The reason of several rows is that of a provisional one where there is one, for it is what the caller must know;
     otherwise that of the farthest tier that answered.
@@ -143,8 +143,7 @@ def merge(
     """Puts the full model's rows into a provisional answer, which makes it final.
 
     The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
-    `uncertain`: why the full model answered. What kept it away at first is told by the provisional answer, which the
-    decision log keeps.
+    `uncertain`: why the full model answered. The decision log has the provisional answer with its original reason.
 
     Args:
         provisional: all rows, as they were first answered.

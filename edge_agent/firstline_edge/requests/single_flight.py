@@ -25,8 +25,8 @@ class _Flight(Generic[V]):
 class SingleFlight(Generic[V]):
     """Computes every key once at a time; several keys may travel in one computation.
 
-    A computation belongs to nobody: the caller who started it may be cancelled, and those who joined still get
-    their values. Without any of them it goes on too, unless it was started with `keep=False`. Failures are not kept.
+    A computation outlives the caller that started it: callers that joined still get their values. It goes on without
+        any caller, unless it was started with `keep=False`. Failures are not remembered.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class SingleFlight(Generic[V]):
         self._callers: Counter[asyncio.Task[Sequence[V]]] = Counter()
 
     def __contains__(self, key: object) -> bool:
-        """Whether somebody computes it now."""
+        """Returns whether the key is being computed now."""
         return key in self._flights
 
     async def run(
@@ -49,9 +49,9 @@ class SingleFlight(Generic[V]):
 
         Args:
             keys: may repeat.
-            compute: is given positions in `keys` that nobody computes yet, each distinct key once, and returns
-                one value for each.
-            keep: whether what this caller starts goes on when it leaves and nobody else waits for it.
+            compute: receives positions in `keys` that are not being computed, each distinct key once, and returns one
+                value for each.
+            keep: whether a computation that this caller starts goes on when no caller is left.
 
         Raises:
             FirstlineError: what `compute` raised. When another caller's computation fails, which may have had
@@ -100,7 +100,7 @@ class SingleFlight(Generic[V]):
                     del self._callers[task]
 
     def _cancel(self, task: asyncio.Task[Sequence[V]]) -> None:
-        """Ends a computation; whoever comes now starts another."""
+        """Cancels a computation; the next caller starts another."""
         for key in [key for key, flight in self._flights.items() if flight.task is task]:
             del self._flights[key]
         task.cancel()
