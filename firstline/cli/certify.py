@@ -29,11 +29,11 @@ from firstline.cli.contracts import (
 from firstline.cli.output import Output, OutputOption, confidence, percent, print_json, warn
 from firstline.cli.paths import require_bundle
 from firstline.cli.score_table import read_table
+from firstline.workbench.bundle_folder import refuse_overwriting
 from firstline.workbench.certify import Certification, voided, write_certified
 from firstline.workbench.contracts import Terms
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.field_certificate import certify_field
-from firstline.workbench.placing import refuse_overwriting
 from firstline.workbench.scores import can_learn
 from firstline.workbench.selection import Selection, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest

@@ -8,19 +8,19 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.compressed import as_json, print_found, print_order
+from firstline.cli.compress_output import as_json, print_found, print_order
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
-from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, print_json, progress, warn
 from firstline.cli.paths import BundleArgument, require_bundle
+from firstline.cli.profile_source import load_profile
 from firstline.cli.rollout_options import Where
 from firstline.cli.work_folder import work_folder
+from firstline.workbench.bundle_folder import refuse_existing, require_writable
 from firstline.workbench.compress.compression import Compression, compress, promise_of, source_of
-from firstline.workbench.compress.distilling import require_training
+from firstline.workbench.compress.distillation import require_training
+from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
 from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, require_change, start_of
-from firstline.workbench.compress.writing import Preference, next_version, write_compressed
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.placing import refuse_existing, require_writable
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -151,7 +151,7 @@ def compress_command(
     _prepare_checkpoints(checkpoints, train)
     if prefer is Preference.ENERGY and not for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
-    profile = profile_named(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
+    profile = load_profile(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli import alias, kept_profiles
+from firstline.cli import alias, stored_profiles
 from firstline.cli.fleet_options import (
     KEYS,
     CaOption,
@@ -43,7 +43,7 @@ app = typer.Typer(
     help="Push bundles to a gateway's registry, list them, fetch them, name them.",
 )
 app.add_typer(alias.app, name="alias")
-app.add_typer(kept_profiles.app, name="profile")
+app.add_typer(stored_profiles.app, name="profile")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias such as champion.")]

@@ -8,8 +8,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, print_json
+from firstline.cli.profile_source import load_profile
 from firstline.cli.rollout_options import Where
 from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
 from firstline_core.errors import ConfigError
@@ -56,7 +56,7 @@ def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, whe
             raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
         return None
     check_picture(draw)
-    return Picture(draw, tuple(profile_named(said, bundle, where) for said in beside or ()))
+    return Picture(draw, tuple(load_profile(said, bundle, where) for said in beside or ()))
 
 
 def print_profile(

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
-from firstline.cli.named_profile import profile_named
 from firstline.cli.output import Output, OutputOption, percent, print_json
 from firstline.cli.paths import is_there
+from firstline.cli.profile_source import load_profile
 from firstline.cli.rollout_options import Where
 from firstline_core.errors import ConfigError
 from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
@@ -60,7 +60,7 @@ def predict_command(
         raise ConfigError(
             f"There is no file {profile[:200]}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE."
         )
-    found = profile_named(profile, "", Where(gateway, key_file, ca))
+    found = load_profile(profile, "", Where(gateway, key_file, ca))
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)

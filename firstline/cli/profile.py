@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.paths import require_bundle
 from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
-from firstline.cli.profile_on import bundle_named, cancel_on, profile_on
 from firstline.cli.rollout_options import Where
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset

@@ -9,8 +9,8 @@ import typer
 
 from firstline.cli.output import Output, OutputOption, print_table, progress, size, table
 from firstline.cli.paths import BundleArgument, require_bundle
+from firstline.workbench.bundle_folder import staged_folder
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.placing import in_place
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -62,7 +62,7 @@ def split_command(
 
 
 def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) -> None:
-    with in_place(out) as staged:
+    with staged_folder(out) as staged:
         (staged / DOCUMENT).write_bytes(encode(found))
         for number, cut in enumerate(found.cuts):
             with halves(bundle, cut.tensor, options) as made:

@@ -9,7 +9,7 @@ Create a bundle
     quantised_ranges   checks that a quantised input can hold the values of the steps
     precision          the number format of a model file's weights
     golden             golden inputs, and the answers that each device must give
-    placing            puts a finished bundle into place, completely or not at all
+    bundle_folder      moves a finished bundle into place, completely or not at all
     inspect            summarises a bundle, and verifies it on this machine
 
 Certify

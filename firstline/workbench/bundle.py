@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from firstline.workbench.bundle_folder import refuse_overwriting, staged_folder
 from firstline.workbench.golden import write_golden
 from firstline.workbench.model_checks import check_model, input_of
-from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, check_spec
 from firstline_core.bundle.manifest import (
@@ -65,7 +65,7 @@ def create_bundle(
     """
     check_spec(spec)
     refuse_overwriting(out, force)
-    with in_place(out) as staged:
+    with staged_folder(out) as staged:
         files = _Files(staged)
         manifest = _manifest(spec, files, options)
         bundle = _write(staged, manifest)

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.workbench.bundle_folder import refuse_overwriting, staged_folder
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.placing import in_place, refuse_overwriting
 from firstline.workbench.selection import ScoreName, Selection, select
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -176,7 +176,7 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
     manifest = bundle.manifest
     refuse_overwriting(out, force)
     certified = msgspec.structs.replace(with_certificate(manifest, found), version=manifest.version + 1)
-    with in_place(out) as staged:
+    with staged_folder(out) as staged:
         for artefact in manifest.artefacts:
             if (source := bundle.file(artefact)).is_file():
                 target = staged / artefact.file

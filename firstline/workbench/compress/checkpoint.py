@@ -88,7 +88,7 @@ class Training:
             raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
 
 
-def place_of(folder: Path, rows: Array, said: Iterable[bytes]) -> Path:
+def checkpoint_file(folder: Path, rows: Array, said: Iterable[bytes]) -> Path:
     """Returns the file of a training.
 
     Args:

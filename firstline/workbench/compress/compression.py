@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Struct
 
 from firstline.workbench.certify import Certification
+from firstline.workbench.compress.candidates import Candidate, Make, Told, Work, make_candidates
+from firstline.workbench.compress.evaluation import accuracy, gather_evidence, measure_in_turns, proved, right
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
-from firstline.workbench.compress.making import Candidate, Make, Told, Work, made_of
-from firstline.workbench.compress.parts import Parts, parted
+from firstline.workbench.compress.partition import Parts, split_data
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.compress.target import Costs, Target, measured_costs, read_costs, target_of
-from firstline.workbench.compress.trial import accuracy, gathered, in_turns, proved, right
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
@@ -168,7 +168,7 @@ def compress(
     dataset.check_labels(manifest.labels)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     told("Reading the data")
-    parts = parted(dataset, seed)
+    parts = split_data(dataset, seed)
     with_all = _copied(bundle, folder)
     for model in manifest.models:
         load_model(with_all, model, options).close()  # fail now, not after minutes
@@ -180,11 +180,11 @@ def compress(
         "certify_rows": str(len(parts.certify)),
     }
     work = Work(with_all, source, data, options, told, progress, checkpoints)
-    made = made_of(work, parts, lesson, others)
+    made = make_candidates(work, parts, lesson, others)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     told("Timing")
     if profile is None or target is None:
-        costs = in_turns(with_all, models, parts.judge, options)
+        costs = measure_in_turns(with_all, models, parts.judge, options)
     elif target.here:
         costs = measured_costs(_whole(with_all, models), models, profile, progress=progress)
     else:
@@ -209,9 +209,9 @@ def _judged(
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
     models, among = [*manifest.models, *new], max(len(new), 1)
     work.told("Judging")
-    judged = gathered(bundle, models, parts.judge, options, work.progress)
+    judged = gather_evidence(bundle, models, parts.judge, options, work.progress)
     work.told("Certifying")
-    rows = gathered(bundle, models, parts.certify, options, work.progress)
+    rows = gather_evidence(bundle, models, parts.certify, options, work.progress)
     proofs = {
         model.id: proved(
             bundle,

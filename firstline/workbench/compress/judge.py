@@ -1,4 +1,4 @@
-"""Judges whether a candidate is better than the models that exist. Pure; the numbers come from `trial.py`.
+"""Judges whether a candidate is better than the models that exist. Pure; the numbers come from `evaluation.py`.
 
 A candidate must
 1. lose at most the stated accuracy against the model that it was made of: as seen on the judging rows, or as proved on

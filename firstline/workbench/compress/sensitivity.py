@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from firstline.workbench.compress.inside import answered
-from firstline.workbench.compress.techniques import static_int8
+from firstline.workbench.compress.intermediate import run_rows
+from firstline.workbench.compress.onnx_techniques import static_int8
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import CPU
@@ -21,7 +21,7 @@ MOST_EXCLUDED = 0.25
 _CALIBRATES_EACH = 16
 
 
-def excluded(
+def sensitive_nodes(
     source: Path,
     nodes: Sequence[str],
     calibration: Array,
@@ -36,7 +36,7 @@ def excluded(
     Nothing is tried if the fully quantised model gives the same class on all but a hundredth of the rows.
 
     Args:
-        source: written by `techniques.prepared`.
+        source: written by `onnx_techniques.prepared`.
         nodes: that may be excluded.
         calibration: (n, ...) calibration rows.
         rows: (m, ...) other rows, on which answers are compared.
@@ -75,4 +75,4 @@ def _answers(file: Path, rows: Array, output: str) -> Array:
     """Returns (n, classes) as the model's output."""
     with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
         name = pick_port(runtime.outputs, output, f"Model {file.name}", "output").name
-        return answered(runtime, rows)[name].reshape(len(rows), -1)
+        return run_rows(runtime, rows)[name].reshape(len(rows), -1)

@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from firstline.workbench.compress.checkpoint import place_of
-from firstline.workbench.compress.distilling import distil
-from firstline.workbench.compress.inside import opened
-from firstline.workbench.compress.pruning import prune
-from firstline.workbench.compress.reconstruction import reconstruct
-from firstline.workbench.compress.shortening import blocks, shorten
+from firstline.workbench.compress.block_pruning import blocks, drop_blocks
+from firstline.workbench.compress.channel_pruning import prune_channels
+from firstline.workbench.compress.checkpoint import checkpoint_file
+from firstline.workbench.compress.distillation import distil
+from firstline.workbench.compress.intermediate import with_outputs
+from firstline.workbench.compress.refitting import refit
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.onnx import OnnxRuntime
@@ -128,7 +128,7 @@ def student(
         if checkpoints is not None:
             how = (lesson, options, hints, [version(name) for name in _TRAINED_BY])
             models = (one.SerializeToString(deterministic=True) for one in (cut, teacher))
-            place = place_of(checkpoints, rows, [*models, repr(how).encode()])
+            place = checkpoint_file(checkpoints, rows, [*models, repr(how).encode()])
         cut = _taught(
             cut,
             teacher,
@@ -150,12 +150,12 @@ def _cut(whole: Any, rows: Array, lesson: Lesson, progress: Callable[[int, int],
     told = {"start": lesson.start} if lesson.start else {}
     cut = whole
     if lesson.depth < 1:
-        cut, gone = shorten(cut, lesson.depth, rows[:SHORTENING_ROWS], progress=progress)
+        cut, gone = drop_blocks(cut, lesson.depth, rows[:SHORTENING_ROWS], progress=progress)
         told |= {"depth": f"{lesson.depth:g}", "dropped_blocks": str(len(gone))}
     if lesson.keep < 1:
-        cut, pairs = prune(cut, lesson.keep)
+        cut, pairs = prune_channels(cut, lesson.keep)
         told |= {"keep": f"{lesson.keep:g}", "pruned_pairs": str(pairs)}
-    return (reconstruct(cut, whole, rows, progress=progress) if cut is not whole else whole), told
+    return (refit(cut, whole, rows, progress=progress) if cut is not whole else whole), told
 
 
 def _taught(
@@ -175,7 +175,7 @@ def _taught(
     wanted = [teacher.graph.output[0].name, *hints]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "teacher.onnx"
-        onnx.save(opened(teacher, wanted), file)
+        onnx.save(with_outputs(teacher, wanted), file)
         with closing(OnnxRuntime(file, providers=options.providers, threads=options.threads)) as runtime:
             name = runtime.inputs[0].name
 

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
-from firstline.workbench.compress import sensitivity, techniques
+from firstline.workbench.compress import onnx_techniques, sensitivity
+from firstline.workbench.compress.candidates import free_name
+from firstline.workbench.compress.channel_pruning import pairs, prune_channels
 from firstline.workbench.compress.judge import Figures, most_lost
-from firstline.workbench.compress.making import free_name
-from firstline.workbench.compress.parts import parted
-from firstline.workbench.compress.pruning import pairs, prune
-from firstline.workbench.compress.reconstruction import reconstruct
+from firstline.workbench.compress.next_version import Preference, ordered_variants
+from firstline.workbench.compress.partition import split_data
+from firstline.workbench.compress.refitting import refit
 from firstline.workbench.compress.student import Lesson, student
-from firstline.workbench.compress.writing import Preference, in_order
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
@@ -92,14 +92,14 @@ def _images(count: int, seed: int = 1) -> Any:
 
 def test_the_parts_have_nothing_in_common() -> None:
     dataset = open_dataset(_HELDOUT)
-    parts = parted(dataset, 3)
+    parts = split_data(dataset, 3)
     files = [{sample.file for sample in part.samples} for part in (parts.make, parts.judge, parts.certify)]
     assert [len(part) for part in files] == [300, 120, 179]
     assert len(set.union(*files)) == len(dataset)
-    assert parted(dataset, 3) == parts
-    assert parted(dataset, 4) != parts
+    assert split_data(dataset, 3) == parts
+    assert split_data(dataset, 4) != parts
     with pytest.raises(ConfigError, match="give 100 or more"):
-        parted(open_dataset(_HELDOUT, 60))
+        split_data(open_dataset(_HELDOUT, 60))
 
 
 def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> N
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
     (tmp_path / "images").mkdir()
     with pytest.raises(ConfigError, match=r"labels\.csv:122 names '\./7\.png', as line 9 does; an image may be in one"):
-        parted(open_dataset(tmp_path))
+        split_data(open_dataset(tmp_path))
 
 
 def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_path: Path) -> None:
@@ -118,28 +118,28 @@ def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_pat
     with pytest.raises(
         ConfigError, match=r"labels\.csv:72 names '70\.png', which is byte for byte '7\.png' of line 9; an"
     ):
-        parted(open_dataset(tmp_path))
+        split_data(open_dataset(tmp_path))
     (tmp_path / "images/70.png").write_bytes(b"another")
-    assert len(parted(open_dataset(tmp_path)).make) == 60
+    assert len(split_data(open_dataset(tmp_path)).make) == 60
 
 
 def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
     source, ready = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx"
-    nodes = techniques.prepared(source, ready)
+    nodes = onnx_techniques.prepared(source, ready)
     assert len(nodes) == len(set(nodes)) == 4
     rows = _images(40)
     wanted = _said(source, rows)
-    made = {name: tmp_path / f"{name}.onnx" for name in (*techniques.PLAIN, "static-int8")}
-    for name, make in techniques.PLAIN.items():
+    made = {name: tmp_path / f"{name}.onnx" for name in (*onnx_techniques.PLAIN, "static-int8")}
+    for name, make in onnx_techniques.PLAIN.items():
         make(ready, made[name])
-    techniques.static_int8(ready, made["static-int8"], rows)
+    onnx_techniques.static_int8(ready, made["static-int8"], rows)
     for name, file in made.items():
         assert np.abs(_said(file, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean(), name
         assert file.stat().st_size < source.stat().st_size
     assert precision_of(made["int8-weights"], "onnx") == "int8"
 
     some = tmp_path / "some.onnx"
-    techniques.static_int8(ready, some, rows[:20], exclude=nodes[:2])
+    onnx_techniques.static_int8(ready, some, rows[:20], exclude=nodes[:2])
     kinds = {tensor.name: tensor.data_type for tensor in onnx.load(some).graph.initializer}
     assert kinds["stem.w"] == kinds["first.w"] == TensorProto.FLOAT
     assert TensorProto.INT8 in kinds.values()
@@ -156,9 +156,9 @@ def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool)
             helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)) for one in model.graph.initializer
         )
     onnx.save(model, source)
-    nodes, rows = techniques.prepared(source, ready), _images(20)
+    nodes, rows = onnx_techniques.prepared(source, ready), _images(20)
     wanted = _said(ready, rows)
-    for make in (*techniques.PLAIN.values(), lambda file, out: techniques.static_int8(file, out, rows)):
+    for make in (*onnx_techniques.PLAIN.values(), lambda file, out: onnx_techniques.static_int8(file, out, rows)):
         make(ready, made)
         assert np.abs(_said(made, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean()
         assert made.stat().st_size < ready.stat().st_size
@@ -176,10 +176,10 @@ def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
     constants["fc.b"].CopyFrom(numpy_helper.from_array(even, "fc.b"))
     onnx.save(model, tmp_path / "m.onnx")
     ready = tmp_path / "ready.onnx"
-    nodes = techniques.prepared(tmp_path / "m.onnx", ready)
+    nodes = onnx_techniques.prepared(tmp_path / "m.onnx", ready)
     rows = _images(80)
     told: list[tuple[int, int]] = []
-    left_out = sensitivity.excluded(
+    left_out = sensitivity.sensitive_nodes(
         ready, nodes, rows[:30], rows[30:], tmp_path, progress=lambda *done: told.append(done)
     )
     assert left_out == (next(node for node in nodes if node.startswith("Gemm")),)
@@ -189,12 +189,12 @@ def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
 def test_what_was_cut_is_mended(tmp_path: Path) -> None:
     source = onnx.load(_residual(tmp_path / "m.onnx"))
     assert [(first.output[0], second.output[0]) for first, second in pairs(source.graph)] == [("first", "second")]
-    pruned, cut = prune(source, 0.5)
+    pruned, cut = prune_channels(source, 0.5)
     shapes = {tensor.name: list(tensor.dims) for tensor in pruned.graph.initializer}
     assert cut == 1
     assert (shapes["first.w"], shapes["first.b"], shapes["second.w"]) == ([8, 16, 3, 3], [8], [16, 8, 3, 3])
     assert shapes["stem.w"] == [16, 3, 3, 3]  # others add to it
-    mended = reconstruct(pruned, source, _images(60))
+    mended = refit(pruned, source, _images(60))
     wanted = _said(tmp_path / "m.onnx", rows := _images(60, seed=2))
     wrong = {}
     for name, model in (("pruned", pruned), ("mended", mended)):
@@ -202,7 +202,7 @@ def test_what_was_cut_is_mended(tmp_path: Path) -> None:
         wrong[name] = float(np.square(_said(tmp_path / "cut.onnx", rows) - wanted).mean())
     assert wrong["mended"] < 0.5 * wrong["pruned"]
     with pytest.raises(ConfigError, match="above 0 to 1"):
-        prune(source, 0)
+        prune_channels(source, 0)
 
 
 def test_a_student_without_epochs_needs_no_training(tmp_path: Path) -> None:
@@ -232,11 +232,16 @@ def test_variants_stand_in_the_order_of_what_they_keep() -> None:
     new = msgspec.structs.replace(there[0], id="new")
     kept = dict(zip((*(model.id for model in there), "new"), (0.8, 0.7, 0.6, 0.75), strict=True))
     figures = {name: Figures(name, 0.9, 1.0, 1, share) for name, share in kept.items()}
-    assert [model.id for model in in_order(there, [new], figures)] == [there[0].id, "new", there[1].id, there[2].id]
+    assert [model.id for model in ordered_variants(there, [new], figures)] == [
+        there[0].id,
+        "new",
+        there[1].id,
+        there[2].id,
+    ]
     figures["new"] = Figures("new", 0.9, 0.5, 1, 0.8)  # as much, and faster
-    assert in_order(there, [new], figures)[0].id == "new"
+    assert ordered_variants(there, [new], figures)[0].id == "new"
     figures["new"] = Figures("new", 0.9, 0.5, 1, 0.0)
-    assert in_order(there, [new], figures)[-1].id == "new"
+    assert ordered_variants(there, [new], figures)[-1].id == "new"
 
 
 @pytest.mark.parametrize(
@@ -252,17 +257,21 @@ def test_variants_stand_in_the_order_that_is_asked_for(prefer: str, better: dict
     new = msgspec.structs.replace(there[0], id="new")
     figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
     worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of which nobody knows the energy
-    assert in_order(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
+    assert ordered_variants(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
     one_better = figures | {"new": msgspec.structs.replace(worse, **better)}
-    assert in_order(there, [new], one_better, Preference(prefer))[0].id == "new"
-    assert in_order(there, [new], one_better)[-1].id == "new"
+    assert ordered_variants(there, [new], one_better, Preference(prefer))[0].id == "new"
+    assert ordered_variants(there, [new], one_better)[-1].id == "new"
 
 
 def test_what_did_not_run_on_the_target_stands_behind_what_did() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
     new = msgspec.structs.replace(there[0], id="new")
     figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
-    assert in_order(there, [new], figures)[0].id == in_order(there, [new], figures, Preference.LATENCY)[0].id == "new"
+    assert (
+        ordered_variants(there, [new], figures)[0].id
+        == ordered_variants(there, [new], figures, Preference.LATENCY)[0].id
+        == "new"
+    )
 
 
 def test_what_is_not_certified_stands_behind_what_is() -> None:
@@ -271,7 +280,7 @@ def test_what_is_not_certified_stands_behind_what_is() -> None:
     new = msgspec.structs.replace(there[0], id="new", certificate=None)
     figures = {model.id: Figures(model.id, 0.9, 1.0, 1, 0.0) for model in there}  # this data proves nothing of them
     figures["new"] = Figures("new", 0.9, 0.5, 1, 0.0)
-    assert in_order(there, [new], figures)[-1].id == "new"
+    assert ordered_variants(there, [new], figures)[-1].id == "new"
 
 
 def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:

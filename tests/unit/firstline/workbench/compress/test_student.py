@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.support.onnx_models import write_graph
-from firstline.workbench.compress.inside import BATCH_ROWS, answered, outputs
-from firstline.workbench.compress.pruning import pairs
-from firstline.workbench.compress.reconstruction import reconstruct
-from firstline.workbench.compress.shortening import blocks, shorten, without
+from firstline.workbench.compress.block_pruning import blocks, drop_blocks, without
+from firstline.workbench.compress.channel_pruning import pairs
+from firstline.workbench.compress.intermediate import BATCH_ROWS, outputs, run_rows
+from firstline.workbench.compress.refitting import refit
 from firstline.workbench.compress.student import Lesson, start_of, student
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
@@ -82,16 +82,16 @@ def test_what_lies_inside_is_looked_at_a_few_rows_at_a_time(tmp_path: Path) -> N
 
     rows = _images(BATCH_ROWS * 2 + 5)
     with closing(Counting(_deep(tmp_path / "m.onnx"), providers=(CPU,), threads=1)) as runtime:
-        found = answered(runtime, rows)["logits"]
+        found = run_rows(runtime, rows)["logits"]
         assert max(asked) == BATCH_ROWS
         assert np.allclose(found, runtime.run({"x": rows})["logits"], atol=1e-5)
-        assert len(answered(runtime, rows[:3])["logits"]) == 3
+        assert len(run_rows(runtime, rows[:3])["logits"]) == 3
 
 
 def test_the_block_that_says_least_is_dropped(tmp_path: Path) -> None:
     whole = onnx.load(_deep(tmp_path / "m.onnx"))
     assert [block.sum for block in blocks(whole.graph)] == ["sum1", "sum2", "sum3"]
-    shorter, gone = shorten(whole, 0.6, _images(20))
+    shorter, gone = drop_blocks(whole, 0.6, _images(20))
     assert gone == ("sum2",)
     onnx.checker.check_model(shorter)
     assert len(whole.graph.node) - len(shorter.graph.node) == 5
@@ -103,9 +103,9 @@ def test_the_block_that_says_least_is_dropped(tmp_path: Path) -> None:
     ]
     rows = _images(20, seed=2)
     assert np.array_equal(outputs(shorter, rows, ["r2"])[0], outputs(whole, rows, ["r1"])[0])
-    assert shorten(whole, 1, rows)[1] == ()
+    assert drop_blocks(whole, 1, rows)[1] == ()
     with pytest.raises(ConfigError, match="above 0 to 1"):
-        shorten(whole, 0, rows)
+        drop_blocks(whole, 0, rows)
 
 
 def test_the_first_block_goes_too_and_a_model_without_any_is_refused(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_first_block_goes_too_and_a_model_without_any_is_refused(tmp_path: P
     rows = _images(4)
     assert np.array_equal(outputs(shorter, rows, ["r1"])[0], outputs(model, rows, ["r0"])[0])
     with pytest.raises(ConfigError, match="no residual block"):
-        shorten(shorter, 0.5, rows)
+        drop_blocks(shorter, 0.5, rows)
 
 
 def test_a_block_whose_inside_is_read_elsewhere_stays(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_a_block_whose_inside_is_read_elsewhere_stays(tmp_path: Path) -> None:
 
 def test_what_is_left_is_fitted_to_what_was_dropped(tmp_path: Path) -> None:
     whole = onnx.load(_deep(tmp_path / "m.onnx", (0.2, 0.1, 0.2)))
-    shorter, _ = shorten(whole, 0.6, _images(20))
-    mended = reconstruct(shorter, whole, _images(60))
+    shorter, _ = drop_blocks(whole, 0.6, _images(20))
+    mended = refit(shorter, whole, _images(60))
     assert len(pairs(shorter.graph)) == 2
     rows = _images(60, seed=2)
     assert _wrong(mended, whole, rows) < 0.7 * _wrong(shorter, whole, rows)
@@ -164,10 +164,10 @@ def test_a_student_starts_as_a_model_that_is_fed_alike() -> None:
 def test_normalising_changes_nothing_and_folds_away(tmp_path: Path) -> None:
     import torch
 
-    from firstline.workbench.compress import distilling
-    from firstline.workbench.compress.distilling import folded, normalised
+    from firstline.workbench.compress import distillation
+    from firstline.workbench.compress.distillation import folded, normalised
 
-    network = distilling._onnx2torch().convert(onnx.load(_deep(tmp_path / "m.onnx")))
+    network = distillation._onnx2torch().convert(onnx.load(_deep(tmp_path / "m.onnx")))
     rows = torch.from_numpy(_images(30))
     with torch.no_grad():
         before = network(rows)

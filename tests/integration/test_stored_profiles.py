@@ -18,7 +18,7 @@ from support.profiles import point, profile
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.cli.named_profile import profile_named
+from firstline.cli.profile_source import profile_named
 from firstline.cli.rollout_options import Where
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from firstline.cli.dates import date
+from firstline.cli.device_profiling import bundle_named
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
-from firstline.cli.named_profile import profile_in
 from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
 from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_profile
-from firstline.cli.profile_on import bundle_named
+from firstline.cli.profile_source import profile_in
 from firstline.cli.rollout_options import Where
 from firstline_core.profile.pareto import accuracies
 from firstline_core.telemetry.wording import counted

@@ -17,7 +17,7 @@ from firstline_core.types import Array
 BATCH_ROWS = 32
 
 
-def opened(model: Any, names: Sequence[str]) -> Any:
+def with_outputs(model: Any, names: Sequence[str]) -> Any:
     """Returns the model with these FP32 tensors as its outputs."""
     from onnx import ModelProto, TensorProto, helper
 
@@ -28,7 +28,7 @@ def opened(model: Any, names: Sequence[str]) -> Any:
     return other
 
 
-def answered(runtime: Runtime, rows: Array) -> dict[str, Array]:
+def run_rows(runtime: Runtime, rows: Array) -> dict[str, Array]:
     """Runs all rows in small batches: for hundreds of rows the intermediate tensors take gigabytes."""
     return run_in_batches({runtime.inputs[0].name: rows}, min(BATCH_ROWS, len(rows)), runtime.run)
 
@@ -39,7 +39,7 @@ def outputs(model: Any, rows: Array, names: Sequence[str]) -> list[Array]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "opened.onnx"
-        save(opened(model, names), file)
+        save(with_outputs(model, names), file)
         with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
-            found = answered(runtime, rows)
+            found = run_rows(runtime, rows)
     return [found[name] for name in names]

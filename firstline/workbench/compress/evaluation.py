@@ -34,7 +34,7 @@ WARM_RUNS = 5
 WARM_S = 0.001
 
 
-def rows_of(
+def preprocessed_rows(
     model: LoadedModel, dataset: Dataset, spec: InputSpec, limit: int | None = None, place: Path | None = None
 ) -> Array:
     """Returns the preprocessed images, (n, ...), at most `limit` of them, spread evenly.
@@ -77,7 +77,7 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
     return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
-def gathered(
+def gather_evidence(
     bundle: Bundle,
     models: Sequence[Model],
     dataset: Dataset,
@@ -155,7 +155,7 @@ def proved(
     return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=delta))
 
 
-def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
+def measure_in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
     """Returns the median time of one row through each model, without its processing.
 
     The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
@@ -172,7 +172,7 @@ def in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options:
         for model in models:
             loaded = load_model(bundle, model, options)
             stack.callback(loaded.close)
-            ready.append((model.id, loaded, rows_of(loaded, dataset, bundle.manifest.input, 1)))
+            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.input, 1)))
         taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
         start_s = time.perf_counter()
         for done in range(ROUNDS):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.compress.checkpoint import Training
-from firstline.workbench.compress.inside import opened
+from firstline.workbench.compress.intermediate import with_outputs
 from firstline_core.errors import ConfigError
 from firstline_core.types import Array
 
@@ -86,7 +86,7 @@ def distil(
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
     output = student.graph.output[0].name
-    small = _onnx2torch().convert(opened(student, [output, *hints]))
+    small = _onnx2torch().convert(with_outputs(student, [output, *hints]))
     normalised(small, torch.from_numpy(views(rows[:NORMALISING_ROWS], random)))
     parameters = [parameter for parameter in small.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-4)

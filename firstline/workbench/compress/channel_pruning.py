@@ -2,8 +2,8 @@
 
 These are inside residual blocks: the output of a convolution goes through elementwise operators to one other
 convolution and nowhere else. Shortcuts and all shapes that two branches share stay unchanged. The result is an ordinary
-dense model that is smaller and faster on any runtime; it has to be refitted (`reconstruction.py`) and trained
-(`distilling.py`).
+dense model that is smaller and faster on any runtime; it has to be refitted (`refitting.py`) and trained
+(`distillation.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError
 _ELEMENTWISE = frozenset({"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu"})
 
 
-def prune(model: Any, keep: float, *, multiple: int = 8) -> tuple[Any, int]:
+def prune_channels(model: Any, keep: float, *, multiple: int = 8) -> tuple[Any, int]:
     """Keeps the channels with the largest product of the L1 norms of their producing and reading weights.
 
     Li et al. 2017, "Pruning Filters for Efficient ConvNets", section 3, uses only the norm of the producing weights.

@@ -3,7 +3,7 @@
 Without one block such a network answers nearly the same (Veit, Wilber and Belongie 2016, "Residual Networks Behave Like
 Ensembles of Relatively Shallow Networks", section 4.1). Depth decides the latency: every block is four operators in
 sequence, however few its channels. The remaining tensors keep the names of those that they replace, so that they can be
-compared with the whole model's: see `reconstruction.py` and `distilling.py`.
+compared with the whole model's: see `refitting.py` and `distillation.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.compress.inside import outputs
+from firstline.workbench.compress.intermediate import outputs
 from firstline_core.errors import ConfigError
 from firstline_core.types import Array
 
@@ -38,7 +38,7 @@ class Block:
     nodes: frozenset[str]
 
 
-def shorten(
+def drop_blocks(
     model: Any,
     depth: float,
     rows: Array,

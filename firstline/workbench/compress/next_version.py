@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from firstline.workbench.bundle_folder import refuse_existing, staged_folder
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.golden import answered_golden
-from firstline.workbench.placing import in_place, refuse_existing
 from firstline_core.bundle.golden import read_golden
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -37,7 +37,7 @@ def next_version(manifest: Manifest, found: Compression, take: Iterable[str], pr
         manifest: of the bundle that was compressed.
         found: the result of the compression.
         take: ids of the candidates to add.
-        prefer: decides the order, see `in_order`.
+        prefer: decides the order, see `ordered_variants`.
     """
     wanted = set(take)
     new = [
@@ -51,7 +51,7 @@ def next_version(manifest: Manifest, found: Compression, take: Iterable[str], pr
     ]
     figures = {one.id: one for one in found.there}
     figures |= {one.figures.id: one.figures for one in found.candidates if one.figures is not None}
-    edge = in_order(manifest.edge, new, figures, prefer)
+    edge = ordered_variants(manifest.edge, new, figures, prefer)
     return msgspec.structs.replace(manifest, version=manifest.version + 1, edge=edge)
 
 
@@ -75,7 +75,7 @@ def write_compressed(
         ConfigError: `out` exists or cannot be written.
     """
     refuse_existing(out)
-    with in_place(out) as staged:
+    with staged_folder(out) as staged:
         for artefact in manifest.artefacts:
             (staged / artefact.file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(made / artefact.file, staged / artefact.file)
@@ -92,7 +92,7 @@ def write_compressed(
     return open_bundle(out)
 
 
-def in_order(
+def ordered_variants(
     there: Sequence[Model], new: Sequence[Model], figures: dict[str, Figures], prefer: Preference = Preference.KEPT
 ) -> tuple[Model, ...]:
     """Inserts new variants into the edge variants, of which a device takes the first that it can load.

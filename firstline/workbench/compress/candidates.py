@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from firstline.workbench.compress import techniques, tflite_techniques
+from firstline.workbench.compress import onnx_techniques, tflite_techniques
+from firstline.workbench.compress.evaluation import preprocessed_rows
 from firstline.workbench.compress.judge import Figures, Verdict
-from firstline.workbench.compress.parts import Parts
-from firstline.workbench.compress.sensitivity import excluded
+from firstline.workbench.compress.partition import Parts
+from firstline.workbench.compress.sensitivity import sensitive_nodes
 from firstline.workbench.compress.student import Lesson, start_of, student
-from firstline.workbench.compress.trial import rows_of
 from firstline.workbench.precision import precision_of, weights_of
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model
@@ -35,7 +35,7 @@ CALIBRATION_ROWS = 400
 SENSITIVITY_ROWS = 300
 _READY = "ready.onnx"
 _NAME_CHARACTERS = 59  # with a hyphen, and a number of three digits at the end, what a name may have
-_LIBRARIES = {"onnx": techniques.libraries, "tflite": tflite_techniques.libraries}
+_LIBRARIES = {"onnx": onnx_techniques.libraries, "tflite": tflite_techniques.libraries}
 
 _BYTES = ("int8", "uint8")
 _STORES = {
@@ -82,7 +82,7 @@ class Work:
     checkpoints: Path | None = None
 
 
-def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
+def make_candidates(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
     """Makes all candidates; their files are in the bundle's folder.
 
     Raises:
@@ -97,7 +97,7 @@ def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str
     with _scratch(work.bundle.path) as scratch:
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
             limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-            rows = rows_of(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows")
+            rows = preprocessed_rows(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows")
         of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
         made = of_runtime(work, file, scratch, rows)
         if lesson is not None:
@@ -107,9 +107,9 @@ def made_of(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str
 
 def _of_onnx(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candidate]:
     ready = scratch / _READY
-    nodes = techniques.prepared(file, ready)
+    nodes = onnx_techniques.prepared(file, ready)
     made = [_static(work, "static-int8", ready, nodes, rows)]
-    for technique, make in techniques.PLAIN.items():
+    for technique, make in onnx_techniques.PLAIN.items():
         work.told(technique)
         made.append(_candidate(work, technique, {}, partial(make, ready)))
     return made
@@ -128,7 +128,7 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
     if lesson.start:
         start = scratch / "ready-start.onnx"
         model = start_of(work.bundle.manifest, work.source, lesson.start)
-        techniques.prepared(work.bundle.file(model.artefact), start)
+        onnx_techniques.prepared(work.bundle.file(model.artefact), start)
     try:
         told = student(
             scratch / _READY,
@@ -145,7 +145,7 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
         return [Candidate(None, "student", failed=_one_line(error))]
     made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
     try:
-        nodes = techniques.prepared(whole, ready)
+        nodes = onnx_techniques.prepared(whole, ready)
     except ConfigError as error:  # the student itself, which took an hour, is there
         return [made, Candidate(None, "student-static-int8", failed=error.message)]
     return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
@@ -166,7 +166,7 @@ def _static(
     cut = _calibration_rows(rows)
     calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
     try:
-        left_out = excluded(
+        left_out = sensitive_nodes(
             ready, nodes, calibration, others, ready.parent, output=work.source.output, progress=work.progress
         )
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
@@ -179,7 +179,7 @@ def _static(
     }
     for more in known:
         parameters |= more
-    make = partial(techniques.static_int8, ready, rows=calibration, exclude=left_out)
+    make = partial(onnx_techniques.static_int8, ready, rows=calibration, exclude=left_out)
     return _candidate(work, technique, parameters, make)
 
 

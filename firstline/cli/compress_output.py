@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 import typer
 
 from firstline.cli.output import confidence, percent, print_table, size, table
+from firstline.workbench.compress.candidates import Candidate
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
-from firstline.workbench.compress.making import Candidate
+from firstline.workbench.compress.next_version import Preference
 from firstline.workbench.compress.target import Target
-from firstline.workbench.compress.writing import Preference
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.table import DISTURBED

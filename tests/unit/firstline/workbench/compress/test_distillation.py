@@ -8,17 +8,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from firstline.workbench.compress import distilling
+from firstline.workbench.compress import distillation
 
 
 def test_other_views_are_of_the_same_images() -> None:
     rows = np.random.default_rng(0).random((6, 3, 8, 8), np.float32)
-    made = distilling.views(rows, np.random.default_rng(1))
+    made = distillation.views(rows, np.random.default_rng(1))
     assert made.shape == rows.shape
     assert made.dtype == np.float32
     assert not np.array_equal(made, rows)
-    assert np.array_equal(made, distilling.views(rows, np.random.default_rng(1)))
-    assert distilling.views(rows.reshape(6, -1), np.random.default_rng(1)).shape == (6, 192)
+    assert np.array_equal(made, distillation.views(rows, np.random.default_rng(1)))
+    assert distillation.views(rows.reshape(6, -1), np.random.default_rng(1)).shape == (6, 192)
 
 
 def _small(seed: int) -> Any:
@@ -54,7 +54,7 @@ def test_a_student_comes_to_say_what_its_teacher_says() -> None:
     wanted = teacher.run(None, {"x": rows})[0]
     student, told = _small(1), []
     before = student.SerializeToString()
-    taught = distilling.distil(
+    taught = distillation.distil(
         student,
         lambda seen: teacher.run(None, {"x": seen}),
         rows,

@@ -34,7 +34,7 @@ class Parts:
     certify: Dataset
 
 
-def parted(dataset: Dataset, seed: int = 0) -> Parts:
+def split_data(dataset: Dataset, seed: int = 0) -> Parts:
     """Splits at random, reproducibly for a seed.
 
     Raises:

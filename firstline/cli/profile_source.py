@@ -33,7 +33,7 @@ def profile_in(file: Path) -> Profile:
     return found
 
 
-def profile_named(said: str, bundle: str, where: Where) -> Profile:
+def load_profile(said: str, bundle: str, where: Where) -> Profile:
     """Returns the profile in a file, else one that the gateway stores.
 
     Args:

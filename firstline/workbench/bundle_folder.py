@@ -42,7 +42,7 @@ def require_writable(out: Path) -> None:
 
 
 @contextmanager
-def in_place(out: Path) -> Iterator[Path]:
+def staged_folder(out: Path) -> Iterator[Path]:
     """A folder to make a bundle in, which becomes `out` once all is made; of one that failed nothing is left.
 
     Raises:

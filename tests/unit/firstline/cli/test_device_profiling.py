@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from support.profiles import point, profile
 
-from firstline.cli.profile_on import followed, unheeded
+from firstline.cli.device_profiling import followed, unheeded
 from firstline_core.errors import LinkDownError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
 from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
@@ -36,7 +36,7 @@ class Answers:
 
 
 def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("firstline.cli.profile_on._LOOK_S", 0.0)
+    monkeypatch.setattr("firstline.cli.device_profiling._LOOK_S", 0.0)
     answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, DONE)
     assert followed(answers, MEASURING) is DONE
     away = "The gateway cannot be reached. It is asked again."

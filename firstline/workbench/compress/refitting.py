@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.compress.inside import outputs
-from firstline.workbench.compress.pruning import pairs
+from firstline.workbench.compress.channel_pruning import pairs
+from firstline.workbench.compress.intermediate import outputs
 from firstline_core.types import Array
 
 _PLACES = 20
 _RIDGE = 1e-4  # of the mean square of what is read
 
 
-def reconstruct(
+def refit(
     pruned: Any,
     whole: Any,
     rows: Array,
@@ -32,7 +32,7 @@ def reconstruct(
     """Fits weights and bias of each convolution that is the only reader of another one.
 
     Args:
-        pruned: an ONNX model of `pruning.prune` or `shortening.shorten`; it is not changed.
+        pruned: an ONNX model of `pruning.prune_channels` or `shortening.drop_blocks`; it is not changed.
         whole: the model before the cut.
         rows: (n, ...) as the models take them, without labels; 20 places of each are used.
         seed: of the places.

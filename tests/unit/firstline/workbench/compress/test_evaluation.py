@@ -13,7 +13,7 @@ from support.images import encode
 
 from bench.support.bundles import COLOURS, colour_bundle, number_bundle, solid
 from firstline.workbench.compress.compression import promise_of
-from firstline.workbench.compress.trial import proved, rows_of
+from firstline.workbench.compress.evaluation import preprocessed_rows, proved
 from firstline.workbench.dataset import Dataset, Sample
 from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.loading import load_model
@@ -76,7 +76,7 @@ def _data(folder: Path, *contents: bytes) -> Dataset:
 def _rows(bundle: Bundle, dataset: Dataset, limit: int | None = None) -> np.ndarray:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     try:
-        return rows_of(model, dataset, bundle.manifest.input, limit)
+        return preprocessed_rows(model, dataset, bundle.manifest.input, limit)
     finally:
         model.close()
 
@@ -109,9 +109,9 @@ def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     spec = bundle.manifest.input
     try:
-        wanted = rows_of(model, dataset, spec)
+        wanted = preprocessed_rows(model, dataset, spec)
         tracemalloc.start()
-        held = rows_of(model, dataset, spec, place=tmp_path / "rows")
+        held = preprocessed_rows(model, dataset, spec, place=tmp_path / "rows")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -128,7 +128,9 @@ def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path) -> No
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     try:
         with pytest.raises(OSError, match="No space left"):
-            rows_of(model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full"))
+            preprocessed_rows(
+                model, _data(tmp_path / "data", encode(solid(0))), bundle.manifest.input, place=Path("/dev/full")
+            )
     finally:
         model.close()
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 import typer
 
 from firstline.cli.fleet_options import fleet_at
-from firstline.cli.named_profile import is_name
 from firstline.cli.output import Output, print_json, progress
 from firstline.cli.picture import Picture, print_profile
+from firstline.cli.profile_source import is_name
 from firstline.cli.rollout_options import Where
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
