@@ -34,11 +34,11 @@ from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.watched import Watched
-from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.held import HeldModel
+from firstline_edge.requests import keys
 from firstline_edge.requests.escalation import checked
 from firstline_edge.requests.model_output import ModelOutput
 from firstline_edge.requests.rows import Row

@@ -1,7 +1,6 @@
 """What models computed for rows, so that equal rows are computed once.
 
 Modules
-    keys            the keys under which results of a row are stored
     results         the results, in memory and on disk
     disk            the part on disk: sealed, bounded, written in the background
     metrics         entries and bytes in memory

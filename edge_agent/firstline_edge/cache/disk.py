@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -29,8 +29,6 @@ _CHECKSUM = ChecksumSeal()
 # Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS. Entries are
 # evicted after each commit (`_write`): within a transaction the file does not shrink, so diskcache would evict on.
 _SETTINGS = {
-    "statistics": 0,
-    "tag_index": 0,
     "eviction_policy": "least-recently-stored",
     "cull_limit": 0,
     "sqlite_auto_vacuum": 1,  # FULL
@@ -51,8 +49,8 @@ _ROUNDING_S = 1.0
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
 
-Value = bytes | Callable[[], bytes]
-Group = dict[bytes, tuple[Value, float]]
+Entry = tuple[bytes, float]
+"""A value, and when it expires in wall time."""
 
 
 class DiskCache:
@@ -87,19 +85,17 @@ class DiskCache:
         self._seal = seal
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
-        self._waiting: Group = {}
-        self._due_s = 0.0
-        self._group_limit = 1  # the first put goes alone, to see what the disk does
-        self._flush = False  # the next group does not wait for more puts
-        self._writing: Future[None] | None = None
-        self._written: Group = {}  # by the group that is being written
+        self._pending: dict[bytes, Entry] = {}  # not known to be on the disk yet, oldest first
         # Keys of which the disk may hold an older value, because a newer one was never written.
         self._outdated: set[bytes] = set()
-        self._removed: set[bytes] = set()  # by the group that is being written
-        self._retry_at_s = 0.0
-        self._rests_until_s = 0.0
-        self._problem = ""
-        self.damage = ""
+        self._writing: Future[None] | None = None
+        self._group: dict[bytes, Entry] = {}  # that is being written
+        self._removed: frozenset[bytes] = frozenset()  # by that group
+        self._group_limit = 1  # the first put goes alone, to see what the disk does
+        self._due_s = 0.0
+        self._flush = False  # the next group does not wait for more puts
+        self._retry_at_s = self._rests_until_s = 0.0
+        self._problem = self.damage = ""
         self._cache: diskcache.Cache | None = None
         self._open()
 
@@ -111,55 +107,41 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        if self._cache is None and self._usable() is None:
+        if self._cache is None and not self._reopened():
             return None
-        found = self._waiting.get(key) or self._written.get(key)
-        if found is not None:
-            value, expires_s = found
-            left_s = self._left_s(expires_s)
-            return None if left_s is None else (value if isinstance(value, bytes) else value(), left_s)
-        if key in self._outdated or key in self._removed:
+        entry = self._pending.get(key)
+        if entry is None and key not in self._outdated:
+            entry = self._read(key)
+        if entry is None:
             return None
-        sealed, until_s = self._read(key)
-        if until_s is None or (left_s := self._left_s(until_s)) is None:
-            return None
-        try:
-            if sealed is None:
-                raise IntegrityError("It is not what this agent writes.")
-            return self._seal.open(sealed, key), left_s
-        except IntegrityError as error:
-            log.warning("removed a cache entry that cannot be read", error=error.message)
-            self._outdated.add(key)
-            return None
+        value, expires_s = entry
+        left_s = expires_s - time.time()
+        # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
+        return (value, left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
-    def put(self, key: bytes, value: Value) -> None:
-        """Stores a value, at the latest when the cache is closed; the oldest entries make room.
-
-        Args:
-            key: replaces what is there.
-            value: or a function that makes it, called by the writing thread.
-        """
+    def put(self, key: bytes, value: bytes) -> None:
+        """Stores a value, at the latest when the cache is closed; it replaces what is stored under the key."""
         if self._writing is not None:
             self._settle()
-        if self._cache is None and self._usable() is None:
+        if self._cache is None and not self._reopened():
             return
         now_s = self._clock.monotonic_s()
-        if not self._waiting:
+        waiting = len(self._pending) - len(self._group)
+        if waiting <= 0:
             self._due_s = now_s + _GROUP_S
-        self._waiting.pop(key, None)  # it is among the newest now
-        self._waiting[key] = (value, time.time() + self._ttl_s)
-        if len(self._waiting) >= self._group_limit or now_s >= self._due_s:
+        self._pending.pop(key, None)  # it is among the newest now
+        self._pending[key] = (value, time.time() + self._ttl_s)
+        if waiting + 1 >= self._group_limit or now_s >= self._due_s:
             self._begin()
-        if len(self._waiting) > _WAITING_LIMIT:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            self._written.pop(oldest, None)
+        if waiting >= _WAITING_LIMIT:
+            oldest = next(key for key in self._pending if key not in self._group)
+            del self._pending[oldest]
             self._outdated.add(oldest)
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
         self._settle()
-        if self._usable() is not None:
+        if self._cache is not None or self._reopened():
             self._flush = True
             self._begin()
 
@@ -170,7 +152,6 @@ class DiskCache:
             OSError: the disk refuses.
         """
         try:
-            self._forget()
             self._shut()
             return give_up(self._directory)
         finally:
@@ -183,131 +164,120 @@ class DiskCache:
             wait([self._writing])
             self._settle()
         self._retry_at_s = math.inf
-        if self._cache is not None and (self._waiting or self._outdated):
+        if self._pending or self._outdated:
             self._begin()
             if self._writing is not None and (error := self._writing.exception()) is not None:
-                log.warning("the disk refuses the latest results", results=len(self._written), error=str(_cause(error)))
+                log.warning("the disk refuses the latest results", results=len(self._group), error=str(_cause(error)))
         self._shut()
         self._thread.shutdown()
-
-    def _left_s(self, expires_s: float) -> float | None:
-        """Seconds that an entry has left; None if it has expired.
-
-        An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
-        """
-        left_s = expires_s - time.time()
-        return left_s if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
 
     def _begin(self) -> None:
         """Starts to write what waits, unless a group is being written."""
         if self._cache is None or self._writing is not None:
             return
         self._flush = False
-        self._written, self._waiting = self._waiting, {}
-        self._removed, self._outdated = self._outdated, set()
+        self._group, self._removed = dict(self._pending), frozenset(self._outdated)
+        group = list(self._group.items())
         self._writing = self._thread.submit(
-            _write, self._cache, list(self._written.items()), self._removed, self._seal, self._limit_bytes
+            _write, self._cache, group, self._removed, seal=self._seal, limit_bytes=self._limit_bytes
         )
 
     def _settle(self) -> None:
         """Takes note of what became of the group that was being written; starts the next one if it is complete."""
         if self._writing is None or not self._writing.done():
             return
-        error, written, removed = self._writing.exception(), self._written, self._removed
-        self._writing, self._written, self._removed = None, {}, set()
+        error, group = self._writing.exception(), self._group
+        self._writing, self._group = None, {}
+        for key, entry in group.items():
+            if self._pending.get(key) is entry:
+                del self._pending[key]
         if error is not None:
             self._group_limit = 1
-            self._outdated |= removed | written.keys()
+            self._outdated.update(group)
             self._fail(error)
-        elif written:  # any disk can write nothing
-            self._group_limit = _GROUP_PUTS
-            self._problem = ""
-        if self._flush or len(self._waiting) >= self._group_limit:
+        else:
+            self._outdated -= self._removed
+            if group:  # any disk can write nothing
+                self._group_limit = _GROUP_PUTS
+                self._problem = ""
+        if self._flush or len(self._pending) >= self._group_limit:
             self._begin()
 
-    def _read(self, key: bytes) -> tuple[bytes | None, float | None]:
-        """The sealed value and when it expires; (None, None) if there is none, or the disk refuses or rests."""
+    def _read(self, key: bytes) -> Entry | None:
+        """What the disk holds; None if there is nothing, or the disk refuses or rests."""
         began_s = self._clock.monotonic_s()
-        if self._cache is None or began_s < self._rests_until_s:
-            return None, None
+        if began_s < self._rests_until_s or self._cache is None:
+            return None
         try:
-            found: tuple[bytes | None, float | None] = self._cache.get(key, expire_time=True)
-            return found
+            sealed, expires_s = self._cache.get(key, expire_time=True)
+            if expires_s is None:
+                return None
+            if sealed is None:
+                raise IntegrityError("It is not what this agent writes.")
+            return self._seal.open(sealed, key), expires_s
+        except IntegrityError as error:
+            log.warning("removed a cache entry that cannot be read", error=error.message)
+            self._outdated.add(key)
+            return None
         except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
             self._fail(error)
-            return None, None
+            return None
         finally:
             now_s = self._clock.monotonic_s()
             if now_s - began_s > _SLOW_S:
                 self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
 
-    def _usable(self) -> diskcache.Cache | None:
-        """The database, opened again if that failed a while ago; None while it cannot be used."""
-        if self._cache is None and self._clock.monotonic_s() >= self._retry_at_s:
+    def _reopened(self) -> bool:
+        """Whether the database could be opened again, if that failed a while ago."""
+        if self._clock.monotonic_s() >= self._retry_at_s:
             self._open()
             if self._cache is not None:
                 log.info("the cache on disk can be used again", path=str(self._directory))
-        return self._cache
+        return self._cache is not None
 
-    def _open(self) -> None:
+    def _open(self, damage: BaseException | None = None) -> None:
+        """Opens the database, an empty one if the old one is damaged; if the disk refuses, there is none for now."""
         try:
+            if damage is not None:
+                self._set_aside(_cause(damage))
             make_folder(self._directory)
-            try:
-                self._cache = _opened(self._directory, self._limit_bytes)
-            except Exception as error:
-                if _is_refusal(error):
-                    raise
-                self._set_aside(error)
-                self._cache = _opened(self._directory, self._limit_bytes)
-        except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
-            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            self._refuse(error)
-        else:
+            self._cache = _opened(self._directory, self._limit_bytes)
             self._problem = ""
+        except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
+            if damage is None and not _is_refusal(error):
+                self._open(damage=error)
+            else:
+                self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
+                self._refuse(_cause(error))
 
     def _fail(self, error: BaseException) -> None:
-        """Sets a damaged database aside and starts an empty one; tells of a disk that refuses."""
+        """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
         if _is_refusal(error):
-            self._refuse(error)
-            return
-        self._forget()
-        self._shut()
-        try:
-            self._set_aside(error)
-        except OSError as refused:
-            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            self._refuse(refused)
+            self._refuse(_cause(error))
         else:
-            self._open()
+            self._shut()
+            self._open(damage=error)
 
     def _set_aside(self, why: BaseException) -> None:
         aside = set_aside(self._directory)
-        make_folder(self._directory)
-        self.damage = (
-            f"It could not be read ({_cause(why)}), and was set aside as {aside.name}; an empty one was begun."
-        )
-        log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(_cause(why)))
+        self.damage = f"It could not be read ({why}), and was set aside as {aside.name}; an empty one was begun."
+        log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(why))
 
-    def _refuse(self, error: BaseException) -> None:
+    def _refuse(self, why: BaseException) -> None:
         """Logs once, however many entries it concerns."""
         if not self._problem:
-            log.warning("cannot use the cache on disk", path=str(self._directory), error=str(_cause(error)))
-        self._problem = (
-            f"The disk refuses the result cache: {_cause(error)}. Free space, or correct who may write there."
-        )
-
-    def _forget(self) -> None:
-        """What waits need not be written."""
-        self._waiting = {}
-        self._outdated = set()
+            log.warning("cannot use the cache on disk", path=str(self._directory), error=str(why))
+        self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
 
     def _shut(self) -> None:
-        """Waits for what is being written, and closes the database in both threads."""
+        """Waits for what is being written, forgets what waits, and closes the database in both threads."""
         cache, self._cache = self._cache, None
         if cache is not None:
             self._thread.submit(cache.close).result()
             cache.close()
-        self._writing, self._written, self._removed = None, {}, set()
+        self._writing = None
+        for stored in (self._pending, self._group, self._outdated):
+            stored.clear()
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
@@ -328,8 +298,9 @@ def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
 
 def _write(
     cache: diskcache.Cache,
-    group: Collection[tuple[bytes, tuple[Value, float]]],
+    group: Collection[tuple[bytes, Entry]],
     removed: Collection[bytes],
+    *,
     seal: Seal,
     limit_bytes: int,
 ) -> None:
@@ -342,9 +313,8 @@ def _write(
                 for key in removed:
                     cache.delete(key)
             for key, (value, expires_s) in group:
-                sealed = seal.close(value if isinstance(value, bytes) else value(), key)
-                if len(sealed) <= limit_bytes // 2:
-                    cache.set(key, sealed, expire=expires_s - time.time())
+                if len(value) <= limit_bytes // 2:
+                    cache.set(key, seal.close(value, key), expire=expires_s - time.time())
                 else:
                     cache.delete(key)
         while cache.expire():  # of entries that expire at the same moment, one call removes 100

@@ -1,7 +1,7 @@
 """The result cache: what a model said of a row, in memory and on disk. Evidence, not answers.
 
 The policy is applied again on every hit, so a tightened threshold is never answered from yesterday. A key names the
-model's digest (see `keys.py`), so a new model never is either. What is not final is not stored here at all.
+model's digest (see `requests/keys.py`), so a new model never is either. What is not final is not stored here at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections import OrderedDict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,14 +111,14 @@ class ResultCache:
         """Stores what a model said.
 
         Args:
-            key: from `keys.result_key`.
+            key: from `requests.keys.result_key`.
             output: its probabilities are copied, for they may be a view of a whole batch or message.
             private: for inputs that are bound to this device's memory: never on disk, never counted.
         """
         output = ModelOutput(output.probabilities.copy(), output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
-            self._disk.put(key, partial(encode, output))
+            self._disk.put(key, encode(output))
 
     def expire(self) -> None:
         """Removes expired entries from the disk, in the background."""

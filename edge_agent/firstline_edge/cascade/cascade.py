@@ -33,7 +33,6 @@ from firstline_core.types import InferResponse, Reason, Tier, Wait
 from firstline_edge.adaptation.chooser import Chooser, EscalationCost
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
-from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.cascade.provisional import Promises, ProvisionalAnswers
@@ -42,6 +41,7 @@ from firstline_edge.cascade.runner import Runner, shedding_error
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.requests import keys
 from firstline_edge.requests.context import RequestContext, attempt
 from firstline_edge.requests.escalation import may_come, reason_for
 from firstline_edge.requests.rows import Row

@@ -22,13 +22,13 @@ from firstline_core.errors import (
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
-from firstline_edge.cache import keys
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.held import HeldModel
+from firstline_edge.requests import keys
 from firstline_edge.requests.context import attempt
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.escalation import FullAnswer, checked, checked_digest, escalation_of

@@ -18,7 +18,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.samples import read
 from firstline_edge.audits.watched import CertificateState
-from firstline_edge.cache import keys
+from firstline_edge.requests import keys
 from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)

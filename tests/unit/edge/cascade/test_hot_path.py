@@ -25,7 +25,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cache import keys
+from firstline_edge.requests import keys
 
 FEATURES = 1 << 16
 
