@@ -1,4 +1,4 @@
-"""What the clients raise, to be caught: the tree is drawn in `firstline_core.errors`."""
+"""The exceptions of the clients; `firstline_core.errors` describes the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following one answer to its last word, over connections that drop. What both clients share, without their I/O."""
+"""Follows one answer until it is final, over connections that may drop. Shared by both clients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from firstline_core.types import Answer, InferResponse, Status
 EVENT_STREAM_TYPE = "text/event-stream"
 DEFAULT_PATIENCE_S = 60.0
 
-# What may go better later; what else a server refuses, or says wrongly, it will do again.
+# Errors that may pass; a server repeats any other refusal.
 PASSING = (CapacityError, LinkDownError, RemoteTimeoutError)
 
 _CUT_SHORT = "The event stream ended before its last word."
@@ -43,7 +43,7 @@ _RNG = random.Random()  # noqa: S311 (jitter)
 
 
 class Told(Protocol):
-    """What an event says: an `InferResponse` or a `Prediction`."""
+    """The content of an event: an `InferResponse` or a `Prediction`."""
 
     @property
     def answer(self) -> Answer | None: ...
@@ -53,15 +53,15 @@ T = TypeVar("T", bound=Told)
 
 
 class Following(Generic[T]):
-    """One answer that is followed: what was seen of it, and how long to try again.
+    """The state of one answer that is followed: the last event, and the time left for retries.
 
     Args:
-        form: of the answers, as `?form=` takes it.
-        read: an event's data as that.
-        read_whole: the same for a server that does not stream.
-        patience_s: after which an unreachable server is given up (seconds).
-        request_id: of the answer; "" until the first event tells it.
-        first: the call to begin with, where it is not the one that asks for the events.
+        form: format of the answers, a value of the query parameter `form`.
+        read: decodes an event's data.
+        read_whole: decodes the response of a server that does not stream.
+        patience_s: how long to retry while the server cannot be reached (seconds).
+        request_id: id of the answer; "" until the first event names it.
+        first: the first call, if it is not the request for the events.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Following(Generic[T]):
         self.done = False
 
     def next_call(self) -> Call:
-        """What to send now."""
+        """Returns the next call to send."""
         first, self._first = self._first, None
         self._reader = EventReader()
         if first is not None:
@@ -97,7 +97,7 @@ class Following(Generic[T]):
         return Call("GET", path, headers=headers, params={"form": self._form})
 
     def connected(self, response: httpx.Response) -> bool:
-        """Whether events follow; otherwise the body is to be read and given to `whole`."""
+        """Returns whether events follow; otherwise the caller reads the body and passes the response to `whole`."""
         kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if response.status_code == httpx.codes.OK and kind == EVENT_STREAM_TYPE:
             self._failures, self._failing_since_s = 0, None
@@ -105,10 +105,10 @@ class Following(Generic[T]):
         return False
 
     def whole(self, response: httpx.Response) -> list[T]:
-        """What a server said that does not stream: a refusal, or the last word, for it has no better one.
+        """Reads the response of a server that does not stream: an error, or the final answer.
 
         Raises:
-            FirstlineError: the server's own.
+            FirstlineError: the server's error.
         """
         self.done = response.status_code == httpx.codes.NO_CONTENT
         if self.done:
@@ -118,11 +118,11 @@ class Following(Generic[T]):
         return [told]
 
     def heard(self, piece: bytes) -> list[T]:
-        """The answers that this piece of the stream completes, each once.
+        """Returns the answers that this piece of the stream completes, each once.
 
         Raises:
-            FirstlineError: what came of a job, where that is no answer.
-            ProtocolError: the stream does not say what a Firstline server says.
+            FirstlineError: the job was refused or failed.
+            ProtocolError: a Firstline server does not send such a stream.
         """
         found: list[T] = []
         for event in self._reader.read(piece):
@@ -140,13 +140,13 @@ class Following(Generic[T]):
         return found
 
     def wait_s(self, failure: FirstlineError) -> float:
-        """How long to wait before the next call, by exponential backoff with full jitter.
+        """Returns the time to wait before the next call: exponential backoff with full jitter (seconds).
 
         Args:
-            failure: why the stream ended before the last word.
+            failure: why the stream ended before the final answer.
 
         Raises:
-            FirstlineError: it, where there is nothing yet to come back for, or patience is at its end.
+            FirstlineError: `failure`, if no answer was seen yet or the time for retries is over.
         """
         now_s = time.monotonic()
         self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
@@ -158,18 +158,18 @@ class Following(Generic[T]):
 
 
 def of_tensors(request_id: str, patience_s: float) -> Following[InferResponse]:
-    """The answer under an id, as tensors."""
+    """Follows the answer with an id, as tensors."""
     return Following("v2", _tensors, calls.read_infer, patience_s, request_id=request_id)
 
 
 def of_words(call: Call, patience_s: float) -> Following[Prediction]:
-    """The answer to a call that goes the short way, as a label."""
+    """Follows the answer to a call of the endpoint for files, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
     return Following("short", _words, calls.read_prediction, patience_s, first=first)
 
 
 def _refusal(data: bytes) -> FirstlineError | None:
-    """The error that an event tells, of a job that was refused or failed."""
+    """Returns the error in an event, if the job was refused or failed."""
     if not data.startswith(b'{"error":'):
         return None
     return error_from(httpx.codes.INTERNAL_SERVER_ERROR, data, {})
@@ -193,10 +193,10 @@ def _words(data: bytes) -> Prediction:
 
 
 def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
-    """The answers as they come, until the last word.
+    """Yields the answers as they arrive, until the final one.
 
     Raises:
-        FirstlineError: the server refuses, or cannot be reached any more.
+        FirstlineError: the server refuses, or cannot be reached any longer.
     """
     while not following.done:
         failure: FirstlineError = LinkDownError(_CUT_SHORT)

@@ -1,6 +1,6 @@
-"""Every call of the REST API as two pure halves: the request to send, and what its response means. No I/O.
+"""Each call of the REST API as two pure functions: build the request, and read the response. No I/O.
 
-Both clients are thin over this, so that nothing is written twice.
+`Client` and `AsyncClient` share these functions.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Call:
 
 
 class Wishes(TypedDict, total=False):
-    """What a caller may ask of any request; any other name is a `TypeError`.
+    """Options of every request; any other name is a `TypeError`.
 
     Attributes:
         route: auto, edge or cloud.
-        privacy: any, or local_only for what must not leave the device.
+        privacy: any, or local_only for inputs that must not leave the device.
         wait: final, or first for the fastest usable answer.
-        timeout_ms: after which an answer is worth nothing; the edge then gives what it has.
-        priority: 1 goes first where a gateway is short of room, 3 last; 2 is the default.
-        traceparent: the trace that it belongs to (W3C Trace Context), such as the header of the request that you are
-            answering; without one, that of OpenTelemetry's current span, if your program has one.
-        tracestate: the header beside it.
+        timeout_ms: the deadline; the edge then returns the best answer that it has.
+        priority: 1 (first) to 3 (last), for a gateway under load; 2 is the default.
+        traceparent: the trace that the request belongs to (W3C Trace Context), e.g. the header of the request that your
+            program is answering; by default that of OpenTelemetry's current span, if there is one.
+        tracestate: the header that accompanies `traceparent`.
     """
 
     route: Route | Literal["auto", "edge", "cloud"]
@@ -85,10 +85,10 @@ def infer(
     client_id: str = "",
     outputs: Sequence[str] = (),
 ) -> Call:
-    """A V2 request in binary.
+    """Returns a V2 request with binary tensors.
 
     Raises:
-        InvalidTensorError: an input is not an array that V2 can carry, or a wish is none that can be had.
+        InvalidTensorError: an input is not an array that V2 can carry, or an option is not valid.
     """
     _check_wishes(wishes)
     if not isinstance(inputs, Mapping):
@@ -115,7 +115,7 @@ def infer(
 
 
 def read_infer(response: httpx.Response) -> InferResponse:
-    """The tensors and what the answer says of itself."""
+    """Returns the tensors and the description of the answer."""
     _check(response)
     try:
         return oip.decode_response(response.content, http_body.header_length(response.headers))
@@ -124,15 +124,15 @@ def read_infer(response: httpx.Response) -> InferResponse:
 
 
 def as_job(call: Call) -> Call:
-    """The same request, whose answer is fetched later (RFC 7240)."""
+    """Returns the same request as a job, whose answer is fetched later (RFC 7240)."""
     return replace(call, headers={**(call.headers or {}), "Prefer": "respond-async"})
 
 
 def read_job(response: httpx.Response) -> str:
-    """The id to fetch the answer by.
+    """Returns the id of a job.
 
     Raises:
-        ProtocolError: the server answered at once: it takes no jobs.
+        ProtocolError: the server answered at once, because it does not support jobs.
     """
     if response.status_code != httpx.codes.ACCEPTED:
         _check(response)
@@ -144,7 +144,7 @@ def read_job(response: httpx.Response) -> str:
 
 
 def forget(job_id: str) -> Call:
-    """Has a gateway forget a job."""
+    """Returns the request that deletes a job."""
     return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}")
 
 
@@ -153,10 +153,10 @@ def read_forgotten(response: httpx.Response) -> None:
 
 
 def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
-    """An encoded image, or JSON, as the body.
+    """Returns a request with an encoded image or JSON as its body.
 
     Raises:
-        InvalidTensorError: the file cannot be read, or a wish is none that can be had.
+        InvalidTensorError: the file cannot be read, or an option is not valid.
     """
     _check_wishes(wishes)
     _check_text(model, "model")
@@ -175,26 +175,26 @@ def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
 
 
 def read_prediction(response: httpx.Response) -> Prediction:
-    """The label, and what the answer says of itself.
+    """Returns the label and the description of the answer.
 
     Raises:
-        InvalidTensorError: the file held several rows, or the model is no classifier.
+        InvalidTensorError: the file held several rows, or the model is not a classifier.
     """
     return prediction_from(_json(response), str(response.url))
 
 
 def answer(request_id: str) -> Call:
-    """The latest answer under an id, as tensors."""
+    """Returns the request for the latest answer with an id, as tensors."""
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
 
 
 def answer_in_words(request_id: str) -> Call:
-    """The latest answer under an id, as a label."""
+    """Returns the request for the latest answer with an id, as a label."""
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
 
 
 def awaited(call: Call, left_s: float) -> Call:
-    """The same question, for which a gateway keeps the caller waiting a while (RFC 7240), at most for `left_s`."""
+    """Returns the same request with long polling (RFC 7240): the gateway may hold it for up to `left_s`."""
     return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
 
 
@@ -203,7 +203,7 @@ def metadata(model: str, version: str | int = "") -> Call:
 
 
 def read_metadata(response: httpx.Response) -> ModelMetadata:
-    """What the model takes and gives."""
+    """Returns the model's inputs and outputs."""
     found = _json(response)
     try:
         return ModelMetadata(
@@ -223,7 +223,7 @@ def status() -> Call:
 
 
 def read_status(response: httpx.Response) -> dict[str, Any]:
-    """What an agent says of itself."""
+    """Returns an agent's status."""
     return _json(response)
 
 
@@ -232,7 +232,7 @@ def ready() -> Call:
 
 
 def read_ready(response: httpx.Response) -> bool:
-    """False while the server says so; any other refusal is raised."""
+    """Returns False while the server reports that it is not ready; raises any other error."""
     if response.status_code == httpx.codes.BAD_REQUEST:
         return False
     _check(response)

@@ -1,4 +1,4 @@
-"""What both clients do about a connection: its address, its token, and httpx's errors as ours."""
+"""Connections of both clients: address, token, TLS, and httpx's errors as Firstline errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 class BaseClient(ABC, Generic[Http]):
-    """What both clients are made with, each over its kind of httpx client; `Client` describes the arguments."""
+    """The base of both clients, over httpx's blocking or asynchronous client; `Client` describes the arguments."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BaseClient(ABC, Generic[Http]):
         settings = ClientSettings(
             str(base_url(url)),
             headers=authorization(token),
-            tls=believing(ca_file),
+            tls=verification(ca_file),
             use_environment=True,
             timeout=timeout_s,
             socket="" if socket is None else str(socket),
@@ -50,14 +50,14 @@ class BaseClient(ABC, Generic[Http]):
         """Returns the httpx client of this kind."""
 
     def patient_s(self, end_s: float) -> float:
-        """How long a server may keep silent before `end_s`, on the monotonic clock, without being given up."""
+        """Returns how long the server may stay silent before `end_s` on the monotonic clock (seconds)."""
         read_s = self._http.timeout.read
         left_s = end_s - time.monotonic()
         return left_s if read_s is None else min(left_s, read_s / 2)
 
     @property
     def url(self) -> str:
-        """The tier's address, or its socket."""
+        """The tier's address, or its Unix socket."""
         return str(self._http.base_url).rstrip("/") if self._socket is None else f"unix:{self._socket}"
 
 
@@ -73,15 +73,15 @@ def open_gateway(url: str, headers: Mapping[str, str], ca_file: Path | None, tim
     Raises:
         ConfigError: the URL or the file cannot be used.
     """
-    tls = ssl.create_default_context() if ca_file is None else believing(ca_file)
+    tls = ssl.create_default_context() if ca_file is None else verification(ca_file)
     return open_client(ClientSettings(str(base_url(url)), headers=headers, tls=tls, timeout=timeout_s))
 
 
 def base_url(url: str) -> httpx.URL:
-    """The server's address.
+    """Returns the server's address.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `url` is not the URL of a server.
     """
     try:
         found = httpx.URL(url)
@@ -93,10 +93,10 @@ def base_url(url: str) -> httpx.URL:
 
 
 def authorization(token: str | None) -> dict[str, str]:
-    """The header that carries a token, without the line end of the file that it may come from.
+    """Returns the header with the token, without a line end from the token's file.
 
     Raises:
-        ConfigError: no header can carry it; the message does not quote it.
+        ConfigError: a header cannot carry the token; the message does not contain it.
     """
     said = (token or "").strip()
     if not said:
@@ -109,11 +109,11 @@ def authorization(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {said}"}
 
 
-def believing(ca_file: Path | str | None) -> ssl.SSLContext | bool:
-    """Whom to believe about an `https://` server: an authority's certificates (PEM), or this machine's authorities.
+def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
+    """Returns the TLS context that verifies an `https://` server; True for the default authorities.
 
     Raises:
-        ConfigError: the file holds none.
+        ConfigError: the file does not hold certificates.
     """
     if ca_file is None:
         return True
@@ -125,7 +125,7 @@ def believing(ca_file: Path | str | None) -> ssl.SSLContext | bool:
 
 
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
-    """What httpx raises, as ours: the one place where a client translates them."""
+    """Returns an httpx error as a Firstline error."""
     said = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")

@@ -1,4 +1,4 @@
-"""Many requests through one client: bounded in flight, tried again where there is no room, in order or as they come."""
+"""Sends many requests through one client: bounded in flight, with retries, in order or as they arrive."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one of many requests.
+    """The result of one of many requests.
 
     Attributes:
-        position: of the request, from 0.
-        response: None where there is an error.
+        position: index of the request, from 0.
+        response: None if there is an error.
         error: why there is no response.
     """
 
@@ -47,10 +47,10 @@ class Outcome:
     error: FirstlineError | None = None
 
     def result(self) -> InferResponse:
-        """The response.
+        """Returns the response.
 
         Raises:
-            FirstlineError: there is none.
+            FirstlineError: the request failed.
         """
         if self.response is None:
             raise self.error or FirstlineError("There is neither a response nor an error.")
@@ -58,10 +58,10 @@ class Outcome:
 
 
 class Retries:
-    """When one request is sent again.
+    """Decides when one request is sent again.
 
     Args:
-        patience_s: after which it is given up.
+        patience_s: how long to retry (seconds).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -69,7 +69,7 @@ class Retries:
         self._failures = 0
 
     def wait_s(self, error: FirstlineError) -> float | None:
-        """How long to wait, the server's own word at least; None where the error stands."""
+        """Returns the time to wait, at least the server's `Retry-After`; None if the error is final."""
         passing = isinstance(error, CapacityError | LinkDownError | RemoteTimeoutError)
         if not passing or isinstance(error, DeadlineExceededError):
             return None
@@ -88,7 +88,7 @@ def in_threads(
     patience_s: float,
     on_progress: Progress | None,
 ) -> Iterator[Outcome]:
-    """Sends each request from a thread; `requests` is read no further ahead than what is in flight."""
+    """Sends each request from a thread; consumes `requests` only as fast as requests are sent."""
 
     def one(position: int, asked: T) -> Outcome:
         retries = Retries(patience_s)

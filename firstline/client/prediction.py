@@ -1,4 +1,4 @@
-"""A classifier's answer in words, as the short way in gives it."""
+"""A classifier's answer as a label, as the endpoint for files returns it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from firstline_core.types import Answer
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A classifier's answer in words.
+    """A classifier's answer as a label.
 
     Attributes:
-        label: the likeliest class.
+        label: the most likely class.
         probability: of that class.
-        top: the likeliest classes with their probabilities, best first.
-        answer: who answered and why, whether it is final, and the `request_id` to ask for a correction by.
+        top: the most likely classes with their probabilities, best first.
+        answer: tier, reason and status of the answer, and the `request_id` of a later correction.
     """
 
     label: str
@@ -31,15 +31,15 @@ class Prediction:
 
 
 def prediction_from(found: Mapping[str, Any], source: str) -> Prediction:
-    """What the JSON of the short way means.
+    """Reads the JSON answer of the endpoint for files.
 
     Args:
-        found: the object that came.
-        source: its address, for the error's sentence.
+        found: the decoded object.
+        source: the server's address, for error messages.
 
     Raises:
-        InvalidTensorError: the file held several rows, or the model is no classifier.
-        ProtocolError: it is not what a Firstline server says.
+        InvalidTensorError: the file held several rows, or the model is not a classifier.
+        ProtocolError: a Firstline server does not send this.
     """
     if "results" in found or "outputs" in found:
         raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")

@@ -1,6 +1,6 @@
-"""Server-sent events as a Firstline tier writes them, read from pieces of any size. No I/O.
+"""Reads server-sent events of a Firstline tier from pieces of any size. No I/O.
 
-Strict: a stream that is not understood is an error, not an answer that never comes.
+The reader is strict: a malformed stream is an error, not an answer that never arrives.
 https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 """
 
@@ -16,17 +16,17 @@ _END = b"\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event: a number that grows within a stream, and what it says."""
+    """One event: a number that increases within a stream, and its data."""
 
     id: int
     data: bytes
 
 
 class EventReader:
-    """Gathers the pieces of one stream.
+    """Assembles the pieces of one stream.
 
     Args:
-        limit_bytes: of one event.
+        limit_bytes: the largest event.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMITS.body_bytes) -> None:
@@ -34,10 +34,10 @@ class EventReader:
         self._held = bytearray()
 
     def read(self, piece: bytes) -> list[Event]:
-        """The events that this piece completes.
+        """Returns the events that this piece completes.
 
         Raises:
-            ProtocolError: an event that is none, or over the limit.
+            ProtocolError: an event is malformed, or over the limit.
         """
         searched = max(0, len(self._held) - 1)  # an end may lie across two pieces
         self._held += piece
@@ -55,7 +55,7 @@ class EventReader:
 
 
 def _event(block: bytes) -> Event | None:
-    """What the lines of one block say; None for a comment alone, which says that the stream is alive."""
+    """Reads the lines of one block; returns None for a comment, which only keeps the stream alive."""
     fields = {b"id": b"", b"data": b""}
     for line in block.split(b"\n"):
         name, _, value = line.partition(b":")

@@ -30,21 +30,21 @@ POLL_S = 0.1
 
 
 class Client(BaseClient[httpx.Client]):
-    """Asks an edge agent or a gateway. Usable from several threads; close it, or use it in a `with`.
+    """A client of an edge agent or a gateway. Thread-safe; close it, or use it in a `with` statement.
 
     Args:
-        url: where the tier listens; this machine's agent by default.
-        token: for a tier that wants one; a gateway does.
+        url: address of the tier; this machine's agent by default.
+        token: API key; a gateway requires one, an agent only if it is configured so.
         timeout_s: the longest that the server may stay silent (seconds).
-        ca_file: whom to believe about a gateway with an authority of its own, its `authorities.pem`; this machine's
-            authorities by default.
-        socket: the Unix socket of this machine's agent (its `api.socket`), asked instead of the port in `url`.
+        ca_file: CA certificate used to verify a gateway with its own certificate authority (`authorities.pem`); by
+            default the authorities that this system trusts.
+        socket: Unix socket of this machine's agent (its `api.socket`), used instead of the port in `url`.
 
     Raises:
-        ConfigError: `url`, `token` or `ca_file` is none.
+        ConfigError: `url`, `token` or `ca_file` is not valid.
 
-    Every method raises the server's own error as its class in `firstline.errors`, and `LinkDownError`,
-    `RemoteTimeoutError` or `ProtocolError` where the server could not be asked.
+    Every method raises the server's error as its class in `firstline.errors`. It raises `LinkDownError`,
+    `RemoteTimeoutError` or `ProtocolError` if the server did not answer properly.
     """
 
     _open = staticmethod(open_client)
@@ -76,8 +76,8 @@ class Client(BaseClient[httpx.Client]):
             model: the bundle's name.
             inputs: by name; arrays with rows on the first axis, or bytes (one or a list) for encoded images.
             version: "" for the current one.
-            id: your own, echoed.
-            outputs: those wanted; all by default.
+            id: your own id of the request, returned with the answer.
+            outputs: names of the outputs to return; all by default.
             **wishes: see `Wishes`.
         """
         call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
@@ -96,17 +96,17 @@ class Client(BaseClient[httpx.Client]):
         on_progress: Progress | None = None,
         **wishes: Unpack[Wishes],
     ) -> Iterator[Outcome]:
-        """Runs the model on many requests; what goes wrong with one is its own outcome.
+        """Runs the model on many requests; an error of one request is returned as its outcome.
 
         Args:
             model: the bundle's name.
-            requests: the inputs of each; read no further ahead than what is in flight.
+            requests: the inputs of each request; consumed only as fast as requests are sent.
             version: "" for the current one.
-            outputs: those wanted; all by default.
+            outputs: names of the outputs to return; all by default.
             in_flight: requests at the same moment.
-            ordered: outcomes in the order of the requests, or as they come.
-            patience_s: how long one is sent again where the server has no room, or cannot be reached (seconds).
-            on_progress: told how many are done, after each.
+            ordered: yield outcomes in the order of the requests, or as they arrive.
+            patience_s: how long a request is retried if the server is overloaded or cannot be reached (seconds).
+            on_progress: called after each outcome with the number of outcomes so far.
             **wishes: see `Wishes`.
         """
         traced = tracing.settled(wishes)  # the threads know nothing of this one's span
@@ -129,34 +129,34 @@ class Client(BaseClient[httpx.Client]):
         outputs: Sequence[str] = (),
         **wishes: Unpack[Wishes],
     ) -> str:
-        """Hands a job in at a gateway: as `infer`, and the answer is fetched later with `result`.
+        """Submits a job to a gateway: like `infer`, but the answer is fetched later with `result`.
 
         Returns:
-            The job's id, once the gateway keeps it durably.
+            The job's id, once the gateway has stored the job durably.
         """
         call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
         return calls.read_job(self._send(calls.as_job(call)))
 
     def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
-        """Hands a job in: as `infer_file`, and the answer is fetched later with `result_file`."""
+        """Submits a job: like `infer_file`, but the answer is fetched later with `result_file`."""
         return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, wishes))))
 
     def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """What came of a job of yours; waits for it.
+        """Waits for a job of yours and returns its answer.
 
         Raises:
-            RemoteTimeoutError: it was not answered within `timeout_s`.
-            UnknownAnswerError: the gateway keeps none under this id for you.
-            FirstlineError: the job's own failure.
+            RemoteTimeoutError: the job was not answered within `timeout_s`.
+            UnknownAnswerError: the gateway has no job with this id for you.
+            FirstlineError: the job failed.
         """
         return self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
-        """`result` in words, of a job that `submit_file` handed in."""
+        """Like `result`, as a label, for a job of `submit_file`."""
         return self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
 
     def forget(self, job_id: str) -> None:
-        """Has the gateway forget a job, and its answer; one that has not begun is not run."""
+        """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
         calls.read_forgotten(self._send(calls.forget(job_id)))
 
     def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
@@ -176,7 +176,7 @@ class Client(BaseClient[httpx.Client]):
         file: str | Path | bytes,
         **wishes: Unpack[Wishes],
     ) -> Prediction:
-        """Runs the model on one file and answers in words.
+        """Runs the model on one file and returns a label.
 
         Args:
             model: the bundle's name.
@@ -187,30 +187,32 @@ class Client(BaseClient[httpx.Client]):
         return calls.read_prediction(self._send(call))
 
     def answer(self, request_id: str) -> InferResponse:
-        """The latest answer under a `request_id` of yours: the correction, once there is one. Agents keep answers.
+        """Returns the latest answer to a request of yours: the correction, once there is one.
+
+        Only agents store answers.
 
         Raises:
-            UnknownAnswerError: none is kept under this id for you.
+            UnknownAnswerError: there is no answer with this id for you.
         """
         return calls.read_infer(self._send(calls.answer(request_id)))
 
     def prediction(self, request_id: str) -> Prediction:
-        """`answer` in words: the label and its probability.
+        """Like `answer`, as the label and its probability.
 
         Raises:
-            UnknownAnswerError: none is kept under this id for you.
-            InvalidTensorError: the request held several rows, or its model is no classifier.
+            UnknownAnswerError: there is no answer with this id for you.
+            InvalidTensorError: the request held several rows, or its model is not a classifier.
         """
         return calls.read_prediction(self._send(calls.answer_in_words(request_id)))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """Asks until the answer under an id is no longer provisional.
+        """Polls until the answer with an id is final or expired.
 
         Returns:
-            The correction, or the provisional outputs with status `expired` where none could be had.
+            The correction, or the provisional outputs with status `expired` if no correction was possible.
 
         Raises:
-            RemoteTimeoutError: it still was after `timeout_s`.
+            RemoteTimeoutError: the answer was still provisional after `timeout_s`.
         """
         end_s = time.monotonic() + timeout_s
         while True:
@@ -221,16 +223,16 @@ class Client(BaseClient[httpx.Client]):
             time.sleep(POLL_S)
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
-        """The answer under a `request_id` of yours as it stands, then its last word as soon as an agent has it.
+        """Yields the current answer to a request of yours, then the final one as soon as the agent has it.
 
-        A connection that drops is taken up again: no answer is missed, and none comes twice.
+        Reconnects if the connection drops: no answer is missed or repeated.
 
         Args:
-            request_id: of a provisional answer.
-            patience_s: after which an agent that cannot be reached is given up (seconds).
+            request_id: id of a provisional answer.
+            patience_s: how long to retry while the agent cannot be reached (seconds).
 
         Raises:
-            UnknownAnswerError: none is kept under this id for you.
+            UnknownAnswerError: there is no answer with this id for you.
         """
         return answer_stream.follow(self._http, answer_stream.of_tensors(request_id, patience_s))
 
@@ -242,27 +244,27 @@ class Client(BaseClient[httpx.Client]):
         patience_s: float = DEFAULT_PATIENCE_S,
         **wishes: Unpack[Wishes],
     ) -> Iterator[Prediction]:
-        """Runs the model on one file in one call: the first usable answer, then a better one if there is to be one.
+        """Runs the model on one file in one call: yields the first usable answer, then a better one if one is expected.
 
         Args:
             model: the bundle's name.
             file: see `infer_file`.
             patience_s: see `events`.
-            **wishes: see `Wishes`; `wait` is "first" unless you say otherwise.
+            **wishes: see `Wishes`; `wait` is "first" by default.
         """
         call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
         return answer_stream.follow(self._http, answer_stream.of_words(call, patience_s))
 
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
-        """What a model takes and gives."""
+        """Returns a model's inputs, outputs and labels."""
         return calls.read_metadata(self._send(calls.metadata(model, version)))
 
     def status(self) -> dict[str, Any]:
-        """How an agent is: its models, links, outbox and cache. A gateway has no such address."""
+        """Returns an agent's status: its models, links, outbox and cache. A gateway does not offer it."""
         return calls.read_status(self._send(calls.status()))
 
     def ready(self) -> bool:
-        """Whether the tier answers requests."""
+        """Returns whether the tier is ready for requests."""
         return calls.read_ready(self._send(calls.ready()))
 
     def _send(self, call: Call) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The trace that a call belongs to: the one that its caller names, or that OpenTelemetry has under way."""
+"""The trace of a call: the one that its caller names, or OpenTelemetry's current span."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _API = "opentelemetry.trace"
 
 
 def headers(traceparent: str | None, tracestate: str | None) -> dict[str, str]:
-    """What a request says of its trace; nothing where there is none.
+    """Returns the trace headers of a request; none without a trace.
 
     Args:
-        traceparent: of the caller, such as the header that came with the request that it answers; one that is malformed
-            counts as none (W3C Trace Context).
-        tracestate: beside that.
+        traceparent: of the caller, e.g. the header of the request that it answers; a malformed one is ignored (W3C
+            Trace Context).
+        tracestate: the header that accompanies `traceparent`.
     """
     named = restored(traceparent or "", tracestate or "")
     return named.headers() if named is not None else _under_way()
 
 
 def _under_way() -> dict[str, str]:
-    """OpenTelemetry's current span; a program that has not imported it has none, and need not load it for that."""
+    """Returns the headers of OpenTelemetry's current span, if the program has imported OpenTelemetry."""
     api: Any = sys.modules.get(_API)
     current = getattr(api, "get_current_span", None)  # absent while another thread imports it
     if current is None:
@@ -40,6 +40,6 @@ def _under_way() -> dict[str, str]:
 
 
 def settled(wishes: Mapping[str, Any]) -> dict[str, Any]:
-    """The wishes with the trace of this moment, for calls that other threads make."""
+    """Returns the options with the current trace, for calls from other threads."""
     found = headers(wishes.get(TRACEPARENT), wishes.get(TRACESTATE))
     return {**wishes, **found}

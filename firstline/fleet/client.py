@@ -1,4 +1,4 @@
-"""The fleet of a gateway over its REST API: its devices, the brake, and by `Fleet.rollouts` what is brought to them."""
+"""The client of a gateway's fleet API: devices, the escalation brake, rollouts and profiles."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ _T = TypeVar("_T")
 
 
 class Fleet:
-    """One gateway's devices; see `open_fleet`."""
+    """The devices of one gateway; see `open_fleet`."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     @cached_property
     def rollouts(self) -> Rollouts:
-        """How models come to the devices, and who decided what."""
+        """Rollouts of models to devices, and the audit log of decisions."""
         return Rollouts(self._client)
 
     @cached_property
     def profiles(self) -> Profiles:
-        """What bundles' models cost on machines."""
+        """Stored profiles: latency and energy of models on machines."""
         return Profiles(self._client)
 
     def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
-        """A join token for each device, in their order; the gateway shows them this once.
+        """Creates a join token for each device, in the given order; the gateway shows each token only once.
 
         Raises:
-            ConfigError: a name that no device can have.
-            FirstlineError: what the gateway said.
+            ConfigError: a device name is not valid.
+            FirstlineError: the gateway's error.
         """
         found: list[Invitation] = []
         for start in range(0, len(devices), _AT_ONCE):
@@ -63,10 +63,10 @@ class Fleet:
         return found
 
     def devices(self) -> Iterator[DeviceState]:
-        """All of them, by name.
+        """Yields all devices, by name.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         after: str | None = ""
         while after is not None:
@@ -75,18 +75,18 @@ class Fleet:
             after = page.after
 
     def revoke(self, device: str) -> None:
-        """Refuses a device from now on.
+        """Revokes a device's access.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         send(self._client, "POST", f"{DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
 
     def fleet(self, selector: str = "") -> Iterator[FleetDevice]:
-        """What the devices run and say, by name; those that a selector of tags means.
+        """Yields what devices run and report, by name; only devices whose tags match the selector, if one is given.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         after: str | None = ""
         while after is not None:
@@ -97,17 +97,17 @@ class Fleet:
     def page(
         self, after: str = "", selector: str = "", model: str = "", version: int | None = None, limit: int = _AT_ONCE
     ) -> FleetDevicePage:
-        """The next devices after a name.
+        """Returns the next page of devices.
 
         Args:
-            after: the name; "" for the first ones.
-            selector: of their tags.
-            model: only those that run it.
-            version: likewise, in this version.
-            limit: most of them, up to 1000.
+            after: name of the last device of the page before; "" for the first page.
+            selector: of tags; "" for all devices.
+            model: only devices that run it; "" for all.
+            version: only devices that run this version of the model.
+            limit: devices on one page, up to 1000.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         asked = {"after": after, "selector": selector, "model": model, "limit": str(limit)}
         if version is not None:
@@ -115,50 +115,50 @@ class Fleet:
         return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=asked)
 
     def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
-        """Who answered what the devices were asked, over the last hours; of one model, or of all.
+        """Returns which tier answered the devices' requests over the last hours, for one model or for all.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         return send(self._client, "GET", rest.TIERS_PATH, TierHistory, params={"hours": str(hours), "model": model})
 
     def device(self, name: str) -> FleetDevice:
-        """One device.
+        """Returns one device.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         return send(self._client, "GET", _device(name), FleetDevice)
 
     def tag(self, name: str, tags: Mapping[str, str | None]) -> FleetDevice:
-        """Sets tags, and takes away those that are None.
+        """Sets tags of a device, and removes those whose value is None.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         return send(self._client, "PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
 
     def accept(self, name: str) -> FleetDevice:
-        """Lets a device in for good.
+        """Accepts a device permanently.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         return send(self._client, "PATCH", _device(name), FleetDevice, {"accepted": True})
 
     def decommission(self, name: str) -> None:
-        """Sends a device away for good: no access, and nothing kept of it.
+        """Decommissions a device: revokes its access and deletes everything stored about it.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         send(self._client, "POST", f"{_device(name)}/decommission", dict)
 
     def brake(self, brake: Brake | None) -> int:
-        """Holds the whole fleet's escalation, or lifts that; how many devices are told.
+        """Limits the escalations of the whole fleet, or removes the limit; returns the number of devices concerned.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         method = "PUT" if brake is not None else "DELETE"
         return int(send(self._client, method, rest.BRAKE_PATH, dict[str, Any], brake)["devices"])
@@ -170,16 +170,16 @@ def _device(name: str) -> str:
 
 @contextmanager
 def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Iterator[Fleet]:
-    """The fleet of the gateway at `url`.
+    """Opens the fleet API of a gateway.
 
     Args:
-        url: with https, unless the gateway is on this machine.
+        url: of the gateway; https unless the gateway runs on this machine.
         key: an API key with the scope "fleet".
-        ca_file: whom to believe (PEM); None for the machine's own authorities.
-        timeout_s: how long the gateway may keep silent.
+        ca_file: CA certificates used to verify the gateway (PEM); None for those that this system trusts.
+        timeout_s: the longest that the gateway may stay silent (seconds).
 
     Raises:
-        ConfigError: the URL, the key or the file is none.
+        ConfigError: the URL, the key or the file is not valid.
     """
     headers = {**connection.authorization(key), "Content-Type": "application/json"}
     with connection.open_gateway(url, headers, ca_file, timeout_s) as client:

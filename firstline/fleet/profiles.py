@@ -1,4 +1,4 @@
-"""Profiles in a gateway's keeping, and devices that are asked for one, over its REST API."""
+"""Profiles stored by a gateway, and requests to devices to measure one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _AT_ONCE = 200
 
 
 class Profiles:
-    """See `Fleet.profiles`. Each method raises `FirstlineError` with what the gateway said."""
+    """See `Fleet.profiles`. Each method raises the gateway's error as a `FirstlineError`."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def all(self, bundle: str = "", machine: str = "") -> Iterator[ProfileEntry]:
-        """What is told of the profiles that are kept, by bundle, version and machine."""
+        """Yields the summaries of the stored profiles, by bundle, version and machine."""
         after: str | None = ""
         while after is not None:
             page = self.page(after, bundle, machine)
@@ -41,12 +41,12 @@ class Profiles:
             after = page.after
 
     def page(self, after: str = "", bundle: str = "", machine: str = "", limit: int = _AT_ONCE) -> ProfilePage:
-        """The next ones after what the page before said; "" for the first."""
+        """Returns the next page; `after` comes from the page before, "" for the first page."""
         params = {"after": after, "bundle": bundle, "machine": machine, "limit": str(limit)}
         return send(self._client, "GET", PROFILES_PATH, ProfilePage, params=params)
 
     def get(self, bundle: str, version: int, machine: str) -> Profile:
-        """One, as it was measured."""
+        """Returns one profile, as it was measured."""
         url = str(self._client.base_url).rstrip("/")
         content = b""
         try:
@@ -62,27 +62,27 @@ class Profiles:
         return decode(content, f"What {url} answers")
 
     def put(self, profile: Profile) -> ProfileEntry:
-        """Has one kept, in the place of the one before."""
+        """Stores a profile, in place of the earlier one of the same bundle, version and machine."""
         path = _path(profile.bundle, profile.version, profile.machine)
         return send(self._client, "PUT", path, ProfileEntry, profile)
 
     def remove(self, bundle: str, version: int, machine: str) -> None:
-        """Has one forgotten."""
+        """Deletes a stored profile."""
         send(self._client, "DELETE", _path(bundle, version, machine), dict)
 
     def requests(self, device: str) -> tuple[ProfileRequest, ...]:
-        """What a device is asked to measure, and how far it is."""
+        """Returns a device's requests to measure bundles, with their progress."""
         return send(self._client, "GET", _requests(device), ProfileRequests).requests
 
     def ask(self, device: str, wanted: ProfileAsked) -> ProfileRequest:
-        """Asks a device to measure a bundle; where it is asked for that already, how far it is."""
+        """Requests that a device measures a bundle; returns an existing request with its progress."""
         return send(self._client, "POST", _requests(device), ProfileRequest, wanted)
 
     def request(self, before: ProfileRequest) -> ProfileRequest:
-        """How a request stands by now.
+        """Returns the current progress of a request.
 
         Raises:
-            NotFoundError: somebody has taken it back, or asks for something else instead.
+            NotFoundError: the request was cancelled or replaced.
         """
         found = next((one for one in self.requests(before.device) if one.asked.id == before.asked.id), None)
         if found is None:
@@ -90,7 +90,7 @@ class Profiles:
         return found
 
     def cancel(self, device: str, bundle: str) -> None:
-        """Takes a request back."""
+        """Cancels a request."""
         send(self._client, "DELETE", f"{_requests(device)}/{quote(bundle, safe='')}", dict)
 
 

@@ -1,4 +1,4 @@
-"""Rollouts and the audit trail of a gateway over its REST API."""
+"""Rollouts and the audit log of a gateway."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from firstline_core.ids import new_request_id
 
 
 class Rollouts:
-    """See `Fleet.rollouts`. Each method raises `FirstlineError` with what the gateway said."""
+    """See `Fleet.rollouts`. Each method raises the gateway's error as a `FirstlineError`."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def create(self, definition: Mapping[str, Any]) -> RolloutSummary:
-        """Makes a rollout, which does nothing before `command(id, "start")`.
+        """Creates a rollout; it begins with `command(id, "start")`.
 
         Args:
-            definition: bundle, version, manifest_sha256, and what else docs/fleet.md says.
+            definition: bundle, version, manifest_sha256 and the optional fields in docs/fleet.md.
         """
         headers = {"Idempotency-Key": new_request_id()}
         return send(self._client, "POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)
 
     def plan(self, definition: Mapping[str, Any], size_bytes: int | None = None) -> Plan:
-        """What a rollout would do, where a device fetches so many bytes."""
+        """Returns what a rollout would do if each device downloads `size_bytes`."""
         params = {"size_bytes": str(size_bytes)} if size_bytes is not None else None
         return send(self._client, "POST", PLAN_PATH, Plan, dict(definition), params=params)
 
     def all(self, bundle: str = "") -> Iterator[RolloutSummary]:
-        """Rollouts, the newest first."""
+        """Yields rollouts, the newest first."""
         after: str | None = ""
         while after is not None:
             page = self.page(after, bundle)
@@ -54,16 +54,16 @@ class Rollouts:
             after = page.after
 
     def page(self, after: str = "", bundle: str = "", limit: int = 100) -> RolloutPage:
-        """The next rollouts after one, the newest first."""
+        """Returns the next page of rollouts, the newest first."""
         params = {"after": after, "bundle": bundle, "limit": str(limit)}
         return send(self._client, "GET", ROLLOUTS_PATH, RolloutPage, params=params)
 
     def get(self, rollout: str) -> RolloutSummary:
-        """How one stands."""
+        """Returns the state of a rollout."""
         return send(self._client, "GET", _path(rollout), RolloutSummary)
 
     def looks(self, rollout: str) -> tuple[Look, ...]:
-        """The looks at one, each with its verdict and numbers."""
+        """Returns the evaluations of a rollout, each with its verdict and numbers."""
         found: list[Look] = []
         after: str | None = ""
         while after is not None:
@@ -74,12 +74,12 @@ class Rollouts:
         return tuple(found)
 
     def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
-        """Does something to one: approve, start, pause, resume, promote, abort, retry or rollback.
+        """Applies a command: approve, start, pause, resume, promote, abort, retry or rollback.
 
         Args:
-            rollout: its id.
-            command: what.
-            revision: that was seen; where somebody has changed it since, nothing is done.
+            rollout: id of the rollout.
+            command: name of the command.
+            revision: the caller's last known revision; if the rollout has changed since, the command is refused.
         """
         headers = {"If-Match": f'"{revision}"'} if revision is not None else None
         return send(
@@ -87,7 +87,7 @@ class Rollouts:
         )
 
     def trail(self, subject: str = "") -> Iterator[Entry]:
-        """Who decided what, from the first on; about one subject, or all."""
+        """Yields the entries of the audit log from the first one on, about one subject or all."""
         after: int | None = 0
         while after is not None:
             params = {"after": str(after), "subject": subject}
@@ -96,7 +96,7 @@ class Rollouts:
             after = page.after
 
     def head(self) -> Head:
-        """How far the trail goes, signed."""
+        """Returns the signed head of the audit log."""
         return send(self._client, "GET", AUDIT_HEAD_PATH, Head)
 
 

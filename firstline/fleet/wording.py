@@ -1,4 +1,4 @@
-"""How the fleet's documents read to people: ages, what a device runs, and what it is to run."""
+"""Texts for people: ages, the models that a device runs, and its desired models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from firstline_core.fleet.rest import FleetDevice
 
 
 def age(age_s: float | None) -> str:
-    """How long ago; "never" for None."""
+    """Returns an age as text; "never" for None."""
     if age_s is None:
         return "never"
     for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -16,7 +16,7 @@ def age(age_s: float | None) -> str:
 
 
 def runs(device: FleetDevice) -> str:
-    """The bundles that answer on a device, and its configuration where the fleet gave it one."""
+    """Returns the bundles that a device runs, and its configuration from the fleet, if any."""
     said = device.reported
     if said is None:
         return "-"
@@ -26,7 +26,7 @@ def runs(device: FleetDevice) -> str:
 
 
 def wanted(device: FleetDevice) -> str:
-    """The bundles that a device is to run, and the configuration."""
+    """Returns the bundles and the configuration that are desired for a device."""
     said = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
     if (word := device.desired.configuration) is not None:
         said.append(f"{'not ' * word.undone}configuration {word.name} {word.version}")
@@ -34,5 +34,5 @@ def wanted(device: FleetDevice) -> str:
 
 
 def tags(device: FleetDevice) -> str:
-    """A device's tags."""
+    """Returns a device's tags as text."""
     return ",".join(f"{key}={value}" for key, value in sorted(device.tags.items())) or "no tags"

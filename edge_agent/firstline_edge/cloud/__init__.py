@@ -14,4 +14,5 @@ Modules
     retry_budget    limits retries to a share of all calls
     http_link       the link over HTTP
     mqtt_link       the link over MQTT 5
+    metrics         gauges of links and retries
 """

@@ -1,4 +1,4 @@
-"""The circuit breaker: a state machine that says whether a link may be used. No I/O, no tasks."""
+"""The circuit breaker: a state machine that decides whether a link may be used. No I/O, no tasks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from firstline_core.protocol.backoff import full_jitter_s
 class State(StrEnum):
     CLOSED = "closed"  # requests pass
     OPEN = "open"  # nothing passes
-    HALF_OPEN = "half_open"  # one probe is on its way, nothing else passes
+    HALF_OPEN = "half_open"  # one probe is in progress, no request passes
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When to give a link up, and for how long.
+    """When to stop using a link, and for how long.
 
     Args:
         failure_threshold: failures in a row that open the breaker.
-        open_s: how long it then stays open; doubled each time that the link fails again at once.
+        open_s: how long the breaker then stays open; doubled each time that the link fails again at once.
         open_max_s: cap of that.
     """
 
@@ -34,17 +34,16 @@ class BreakerSettings:
 class CircuitBreaker:
     """Closed, open, half-open.
 
-    Requests pass only while it is closed. Whoever probes asks `try_probe` first, which lets one probe through at a
-    time, and none while the breaker must stay open. A probe of a half-open breaker that succeeds closes it on trial:
-    the first failure of a real request opens it again, for twice as long, because a far side may answer probes and
-    nothing else. A real success ends the trial, at any moment: no better proof exists. A probe that began before
-    that proof, and fails after it, proves nothing; nor does one that began before the breaker opened, and succeeds.
+    Requests pass only while it is closed. Before a probe, the caller asks `try_probe`, which allows one probe at a
+    time, and none while the breaker must stay open. A successful probe closes a half-open breaker on trial: the first
+    failure of a request opens it again, for twice as long, because a gateway may answer probes and nothing else. The
+    success of a request ends the trial. A probe that fails after such a success is ignored, and so is a probe that
+    began before the breaker opened and succeeds.
 
-    The wait is drawn from [0, its nominal length], so that a fleet that lost its gateway or its broker together does
-    not return together.
+    The wait is drawn from [0, its nominal length], which prevents a thundering herd when a gateway or a broker returns.
 
     Args:
-        clock: its monotonic time.
+        clock: for monotonic time.
         rng: for the jitter.
         settings: thresholds and waits.
     """
@@ -55,10 +54,10 @@ class CircuitBreaker:
         self._settings = settings
         self._state = State.CLOSED
         self._failures = 0
-        self._openings = 0  # in a row, without a real success in between
+        self._openings = 0  # in a row, without a successful request in between
         self._retry_at_s = 0.0
         self._probing = False
-        self._outdone = False  # a real success came since the probe began
+        self._outdone = False  # a request succeeded since the probe began
 
     @property
     def state(self) -> State:
@@ -70,11 +69,11 @@ class CircuitBreaker:
 
     @property
     def retry_in_s(self) -> float:
-        """Seconds until a probe may pass; 0 if it may now, or if none is needed."""
+        """Seconds until a probe is allowed; 0 if it is allowed now, or not needed."""
         return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self._state is State.OPEN else 0.0
 
     def try_probe(self) -> bool:
-        """Whether the caller may send the one probe; it must then report `probe_succeeded` or `probe_failed`."""
+        """Returns whether the caller may send the one probe; it must then call `probe_succeeded` or `probe_failed`."""
         if self._probing or self.retry_in_s > 0:
             return False
         if self._state is State.OPEN:
@@ -83,32 +82,32 @@ class CircuitBreaker:
         return True
 
     def probe_succeeded(self) -> None:
-        """Closes from half-open, on trial."""
+        """Closes a half-open breaker, on trial."""
         self._probing = False
         if self._state is State.HALF_OPEN:
             self._state = State.CLOSED
             self._failures = 0
 
     def probe_failed(self) -> None:
-        """Opens, also from closed: a probe has time enough and asks for nothing that could be refused."""
+        """Opens the breaker, even a closed one: a probe has enough time and cannot be refused."""
         self._probing = False
         if self._state is not State.OPEN and not self._outdone:
             self._open()
 
     def succeeded(self) -> None:
-        """A request was answered by the far side, whatever the answer says."""
+        """Records that the gateway answered a request, whatever the answer."""
         self._state = State.CLOSED
         self._failures = 0
         self._openings = 0
         self._outdone = True
 
     def forget(self) -> None:
-        """What was found so far holds no longer: the next probe may pass at once, and no failure counts twice."""
+        """Forgets earlier failures: the next probe is allowed at once."""
         self._failures = self._openings = 0
         self._retry_at_s = self._clock.monotonic_s()
 
     def failed(self) -> None:
-        """A request failed by the link's fault. Those that were under way when it opened change nothing."""
+        """Records a failure of the link. Requests that were in progress when the breaker opened change nothing."""
         if self._state is not State.CLOSED:
             return
         self._failures += 1

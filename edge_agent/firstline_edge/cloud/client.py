@@ -1,6 +1,6 @@
-"""Asking the gateway: which rows travel, who shares the journey, and whether what comes back is kept.
+"""The client of the gateway: sends rows to the full model, shares equal requests, and checks and caches the answers.
 
-What the gateway is for a request, and what its failure means for the caller, is decided in `cascade.py`.
+`cascade.py` decides when to ask the gateway, and what a failure means for the caller.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ _LATE = "The full model's answer did not come before the request's deadline."
 
 
 class Contracts(Protocol):
-    """How this device's certificates stand, for whoever asks the gateway; `audits/standing.py` is it."""
+    """The state of this device's certificates; `audits/standing.py` implements it."""
 
     def alarm_of(self, model: HeldModel) -> str:
-        """The edge variant to name in requests: the one whose promise this device's own audits broke; "" for none."""
+        """Returns the edge variant whose certificate this device's own audits refuted; "" for none."""
         ...
 
     def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
-        """Takes up what the gateway says of the model's contract."""
+        """Applies the gateway's notice about the model's contract."""
         ...
 
 
 class CloudClient:
-    """The full models, over whichever link works.
+    """Asks the full models, over whichever link works.
 
     Args:
         cloud: None on a device without links.
-        cache: keeps what a full model said under its digest.
-        complaints: gains what the gateway says against a model.
-        contracts: how they stand, which the gateway is told, and tells.
-        traffic: counts the escalations under way.
+        cache: stores the full models' outputs by digest.
+        complaints: records the gateway's refusals of a model.
+        contracts: the state of certificates, exchanged with the gateway.
+        traffic: counts the escalations in progress.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CloudClient:
         self._contracts = contracts
         self._traffic = traffic
         self.punctuality = Punctuality()
-        # One row's output travels with the digest of the model that gave it: callers who join did not see it come.
+        # The digest of the model accompanies a row's output, for callers that joined a request in progress.
         self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
 
     @property
@@ -89,15 +89,15 @@ class CloudClient:
         return self._cloud is not None
 
     async def close(self) -> None:
-        """Ends the journeys of callers who left."""
+        """Cancels requests whose callers have left."""
         await self._flights.close()
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
-        """Seconds within which most questions about so many of its rows are answered; None where nobody can tell."""
+        """Returns the seconds within which most requests with so many rows are answered; None if unknown."""
         return self._cloud.predicted_s(request.size_bytes * rows // request.rows) if self._cloud is not None else None
 
     def check_time(self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float) -> None:
-        """Holds back what would hardly be answered in time; what is on its way already may be waited for.
+        """Refuses rows that would probably be answered too late; rows already in progress may be awaited.
 
         Args:
             request: of which these are rows.
@@ -106,7 +106,7 @@ class CloudClient:
             deadline_s: on the monotonic clock.
 
         Raises:
-            DeadlineExceededError: it would not; nothing was sent.
+            DeadlineExceededError: the answer would come too late; nothing was sent.
         """
         left_s = deadline_s - self._clock.monotonic_s()
         if self._cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
@@ -121,7 +121,7 @@ class CloudClient:
     async def answer_rows(
         self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float, attempts: list[Attempt]
     ) -> None:
-        """Answers the rows with what the full model says of them. Equal rows, of whichever request, travel once.
+        """Fills the rows with the full model's answers. Equal rows, of whichever request, travel once.
 
         Args:
             request: of which these are rows.
@@ -147,7 +147,7 @@ class CloudClient:
         *,
         keep: bool = True,
     ) -> list[tuple[ModelOutput, str]]:
-        """What the full model says of each row, and its digest.
+        """Returns the full model's output for each row, and the model's digest.
 
         Args:
             request: of which these are rows.
@@ -155,7 +155,7 @@ class CloudClient:
             rows: to travel.
             deadline_s: on the monotonic clock.
             attempts: gains what was tried.
-            keep: whether to go on where the caller leaves and nobody else asked the same.
+            keep: continue if the caller leaves and no other caller waits for the same rows.
 
         Raises:
             FirstlineError: see `Cascade.infer`.
@@ -198,7 +198,7 @@ class CloudClient:
         """A model that this device knows nothing of: the gateway's answer as it comes, all rows or none.
 
         Raises:
-            UnknownModelError: nobody can be asked.
+            UnknownModelError: this device has no link.
             FirstlineError: see `Cascade.infer`.
         """
         if self._cloud is None:

@@ -1,4 +1,4 @@
-"""What the gateway says against a model of this device, such as that it holds another bundle under that name."""
+"""The gateway's refusals of this device's models, e.g. because it holds another bundle with that name."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class Complaints:
             log.info("the gateway serves this model again", model=model, version=version)
 
     def of(self, model: str, version: str) -> str:
-        """The sentence, "" where there is none."""
+        """Returns the refusal as a sentence; "" for none."""
         error = self._said.get((model, version))
         return error.message if error is not None else ""

@@ -225,12 +225,12 @@ class HttpLink:
         return self._settings.url
 
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
-        """Nothing to do: connections are made when they are needed, and lost without a word."""
+        """Does nothing: connections are made on demand, and their loss is not reported."""
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Link.infer`."""
         now_s = self._clock.monotonic_s()
-        # What the gateway is told is what is granted here, and the answer comes back in binary.
+        # The gateway gets the time that is granted here as the deadline, and answers in binary.
         granted = replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=())
         encoded = encode_request(granted, binary=True, now_s=now_s)
         path = f"/v2/models/{quote(request.model, safe='')}"
@@ -261,7 +261,7 @@ class HttpLink:
         return response
 
     async def probe(self, timeout_s: float) -> None:
-        """Asks `GET /v2/health/live`; a captive portal's friendly page is not an answer."""
+        """Requests `GET /v2/health/live`; the page of a captive portal is not an answer."""
         reply = await self._probing_pool.exchange("GET", "/v2/health/live", self._authorization(), b"", timeout_s)
         try:
             live = orjson.loads(reply.body)
@@ -273,7 +273,7 @@ class HttpLink:
             )
 
     async def renewed(self) -> None:
-        """Makes new connections from now on; returns once what is under way on the old ones has ended."""
+        """Uses new connections from now on; returns once the requests on the old ones have ended."""
         old = (self._pool, self._probing_pool)
         self._pool, self._probing_pool = self._make_pools()
         for pool in old:
@@ -294,7 +294,7 @@ class HttpLink:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _found_other_token(self, refused: str) -> bool:
-        """Whether there is another token than the refused one: somebody may have put a new one into the file."""
+        """Returns whether there is another token than the refused one: the file may have a new one."""
         if self._token == refused and self._settings.token_file:
             try:
                 self._token = read_secret(self._settings.token_file, "links.token_file")
@@ -304,11 +304,10 @@ class HttpLink:
 
 
 def _refusal(reply: HttpReply) -> FirstlineError:
-    """What a status other than 200 says.
+    """Returns the error of an answer with a status other than 200.
 
-    A proxy or a captive portal also says 404: without one of our codes that is no judgement of the request, and
-    must not end a promise that the outbox keeps. Nor must a key that may do something else only: for this device it
-    is as good as none, and its operator's to mend.
+    A proxy or a captive portal also answers 404. Without an error code of Firstline it does not concern the request,
+    and must not end a promise in the outbox. Neither must an API key with another scope: the operator can replace it.
     """
     error = error_from(reply.status, reply.body, reply.headers)
     if isinstance(error, ForbiddenError):

@@ -1,4 +1,4 @@
-"""What a link to the gateway is, and which failures are the link's own."""
+"""The protocol of a link to the gateway, its status for people, and which errors are the link's fault."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from firstline_core.types import Attempt, InferRequest, InferResponse
 
 
 class LinkBusyError(RemoteTimeoutError):
-    """The link's own connections were all busy until the time was over: nothing was sent, the far side is unknown."""
+    """All connections of the link were busy until the timeout: nothing was sent, and the gateway's state is unknown."""
 
 
 class LinkStatus(StrEnum):
-    """How a link is, for people."""
+    """The status of a link, for people."""
 
-    UNKNOWN = "unknown"  # nothing has been heard of it yet
+    UNKNOWN = "unknown"  # no answer yet
     UP = "up"
-    REFUSED = "refused"  # the gateway is there, and does not take this device's credentials
+    REFUSED = "refused"  # the gateway answers, but refuses this device's credentials
     DOWN = "down"
-    PROBING = "probing"  # down, and being tried
+    PROBING = "probing"  # down, with a probe in progress
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """How a link is.
+    """The status of a link.
 
     Args:
-        address: where it leads.
-        problem: its last failure in a sentence, "" while nothing is wrong.
+        address: URL, or host and port of the broker.
+        problem: the last failure as a sentence; "" if there is none.
     """
 
     state: LinkStatus
@@ -43,20 +43,20 @@ class Uplink(Protocol):
     """The connection to the gateway, over whichever link works; `LinkChain` implements it."""
 
     async def infer(self, request: InferRequest, deadline_s: float | None, attempts: list[Attempt]) -> InferResponse:
-        """The gateway's answer; each try is appended to `attempts` as it ends, also where this raises."""
+        """Returns the gateway's answer; appends each try to `attempts` as it ends, even if this raises."""
         ...
 
     def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
-        """Seconds within which this share of such requests is answered; None where nobody can tell now."""
+        """Returns the seconds within which this share of such requests is answered; None if unknown."""
         ...
 
 
 def ignore() -> None:
-    """Whom nobody listens to."""
+    """Does nothing: the default listener."""
 
 
 class Link(Protocol):
-    """One way to the gateway. Both ways raise the same tree, so that whoever asks need not know which it was."""
+    """One way to the gateway. Every link raises the same errors, so callers need not know which link it was."""
 
     @property
     def name(self) -> str:
@@ -70,31 +70,31 @@ class Link(Protocol):
 
     @property
     def in_turn(self) -> bool:
-        """Whether payloads go each after the other, as by one connection, rather than side by side."""
+        """Whether payloads are sent one after the other over one connection, rather than in parallel."""
         ...
 
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
-        """Makes the link usable; returns without waiting for the far side.
+        """Starts the link; returns without waiting for the other side.
 
         Args:
-            on_lost: called when the link learns by itself that the far side is gone.
+            on_lost: called when the link itself notices that the connection is lost.
         """
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
-        """Has the gateway answer, within `timeout_s`; the request's own deadline is not looked at.
+        """Asks the gateway and waits up to `timeout_s`; ignores the request's own deadline.
 
         Raises:
             LinkDownError, RemoteTimeoutError, ProtocolError: the link's fault.
-            RequestError, CapacityError, RuntimeFailure: what the gateway said.
+            RequestError, CapacityError, RuntimeFailure: the gateway's error.
         """
         ...
 
     async def probe(self, timeout_s: float) -> None:
-        """Finds out cheaply whether the far side is there.
+        """Checks cheaply whether the other side answers.
 
         Raises:
-            FirstlineError: it is not.
+            FirstlineError: it does not.
         """
         ...
 
@@ -102,9 +102,9 @@ class Link(Protocol):
 
 
 def is_link_fault(error: FirstlineError) -> bool:
-    """Whether an error says that the link does not work, rather than how the gateway judged one request.
+    """Returns whether an error means that the link does not work, rather than that the gateway refused one request.
 
-    A refused token, an unknown model or a full queue are the gateway's own words: the link brought them. A
-    gateway that is not ready, and a bare 503 (a proxy with nobody behind it), are no better than a dead line.
+    A refused token, an unknown model or a full queue are answers of the gateway, so the link works. A gateway that is
+    not ready, and a 503 of a proxy without a server behind it, count as a dead link.
     """
     return isinstance(error, LinkError | NotReadyError) or type(error) is CapacityError

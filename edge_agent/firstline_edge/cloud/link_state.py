@@ -1,4 +1,4 @@
-"""One link as the chain sees it: its breaker, what was heard of it last, and how long it takes."""
+"""The state of one link in the chain: its breaker, its last failure, and its response times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from firstline_edge.cloud.link import Link, LinkReport, LinkStatus
 
 log = logger(__name__)
 
-# Either side waited for the answer, in vain.
+# The answer did not come in time, on either side.
 _LATE = (RemoteTimeoutError, DeadlineExceededError)
 
 
 @dataclass(slots=True)
 class LinkState:
-    """A link, its breaker, what wakes its prober (`hurry`: out of a wait), what was heard of it last, and its times."""
+    """A link with its breaker, its last failure and its response times.
+
+    Attributes:
+        wake: wakes the prober of a link whose breaker is closed.
+        hurry: ends the prober's wait for an open breaker.
+        up: whether requests were allowed at the last check.
+        heard: whether the link has worked or failed at all.
+        refused: whether the gateway refuses this device's credentials.
+        problem: the last failure as a sentence; "" for none.
+    """
 
     link: Link
     breaker: CircuitBreaker
@@ -39,26 +48,26 @@ class LinkState:
         self.heard, self.refused, self.problem = True, False, ""
 
     def failed(self, error: FirstlineError) -> None:
-        """A fault, or a refusal of this device."""
+        """Records a fault, or a refusal of this device."""
         refused = isinstance(error, UnauthorizedError)
         if refused and not self.refused:  # once, not for each request
             log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
         self.heard, self.refused, self.problem = True, refused, error.message
 
     def renewed(self) -> None:
-        """The device shows another certificate: a refusal of the old one, and a wait after it, are over."""
+        """Forgets earlier failures, because the device has a new certificate."""
         self.breaker.forget()
         self.wake.set()
         self.hurry.set()
 
     def timed(self, flight: Flight, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
-        """Learns from a call that ended: by an answer, or because nobody waits any longer.
+        """Records the duration of a call that was answered, or whose caller stopped waiting.
 
-        Any other failure says nothing of how long an answer takes, nor does a call that an outage had in it.
+        Other failures do not measure the time of an answer, nor do calls during an outage.
 
         Args:
             flight: the call.
-            seconds: that it lasted.
+            seconds: duration of the call.
             now_s: on a monotonic clock.
             outcome: how it ended.
         """
@@ -81,6 +90,6 @@ class LinkState:
 
 
 def service_s_of(response: InferResponse) -> float | None:
-    """What the gateway says that it took; None where it does not."""
+    """Returns the gateway's own processing time (seconds); None if it does not say."""
     attempts = response.answer.attempts if response.answer is not None else ()
     return next((tried.ms / 1000 for tried in reversed(attempts) if tried.tier is Tier.CLOUD), None)

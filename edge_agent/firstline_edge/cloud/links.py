@@ -1,4 +1,4 @@
-"""The links that the settings ask for, as parts that fit."""
+"""Creates the links from the settings."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Birth = Callable[[], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What leads away from this device.
+    """The links of this device.
 
     Args:
         chain: None on a device without links.
-        mqtt: those that also announce corrections to local applications.
-        joined: those that show the device's certificate.
+        mqtt: links that also announce corrections to local applications.
+        joined: links that present the device's certificate.
     """
 
     chain: LinkChain | None
@@ -56,23 +56,23 @@ class Links:
         return self.chain is not None and self.chain.available
 
     def timings(self) -> dict[str, TimingReport | None]:
-        """How long each link takes, by its name; None where nothing is known of late."""
+        """Returns the response times of each link, by name; None without recent measurements."""
         return self.chain.timings() if self.chain is not None else {}
 
     def reports(self) -> dict[str, LinkReport]:
-        """How each link is, by its name."""
+        """Returns the status of each link, by name."""
         return self.chain.reports() if self.chain is not None else {}
 
     async def wait_connected(self) -> None:
-        """Returns once one of the brokers is connected; at once if so already."""
+        """Waits until one of the brokers is connected."""
         await first_of(*(link.wait_connected() for link in self.mqtt))
 
     async def publish(self, correction: InferResponse) -> None:
-        """Announces a correction over every broker that is connected; returns once one of them has acknowledged it.
+        """Announces a correction over every connected broker; at least one of them must acknowledge it.
 
         Raises:
             LinkDownError: none is connected.
-            FirstlineError: none took it.
+            FirstlineError: each broker refused it.
         """
         error: FirstlineError = LinkDownError("No MQTT broker is connected.")
         told = False
@@ -88,7 +88,7 @@ class Links:
             raise error
 
     async def renewed(self) -> None:
-        """Has every link that shows the device's certificate show the one that the credentials hold now."""
+        """Reconnects every link that presents the device's certificate, with the current certificate."""
         try:
             await asyncio.gather(*(link.renewed() for link in self.joined))
         finally:
@@ -109,10 +109,10 @@ async def open_links(
     *,
     credentials: Credentials | None = None,
 ) -> Links:
-    """Makes the links and starts them; none is waited for.
+    """Creates and starts the links, without waiting for connections.
 
     Raises:
-        ConfigError: a link that cannot be made: a URL, a certificate or a secret that cannot be used.
+        ConfigError: a URL, a certificate or a secret cannot be used.
     """
     if not settings.links:
         return Links(None)
@@ -146,7 +146,7 @@ async def open_links(
 def make_http_link(
     section: LinkSection, limits: Limits, clock: Clock, credentials: Credentials | None = None
 ) -> HttpLink:
-    """One link, not started.
+    """Creates one link, not started.
 
     Raises:
         ConfigError: see `open_links`.
@@ -177,12 +177,12 @@ def make_mqtt_link(
     *,
     credentials: Credentials | None = None,
 ) -> MqttLink:
-    """One link, not started.
+    """Creates one link, not started.
 
     Raises:
         ConfigError: see `open_links`.
     """
-    # paho is 6 MB of memory, which a device that speaks HTTP alone need not spend.
+    # paho takes 6 MB of memory, which a device without MQTT need not spend.
     from firstline_edge.cloud.mqtt_link import MqttLink
 
     return MqttLink(
@@ -195,11 +195,11 @@ def make_mqtt_link(
 
 
 def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials | None = None) -> MqttSettings:
-    """How to reach the link's broker.
+    """Returns the broker's settings.
 
     Args:
         section: of an MQTT link.
-        client_id: the broker ends an older connection of the same one.
+        client_id: the broker closes an older connection with the same id.
         credentials: of a device that has joined.
 
     Raises:
@@ -218,7 +218,7 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
         tls_key_file=_path(section.tls_key_file),
         tls=credentials.context if credentials is not None and section.shows_identity else None,
     )
-    tls_context(found)  # the connection is made in the background, where nobody would hear of a wrong file
+    tls_context(found)  # the connection is made in the background, where a wrong file would not be reported
     return found
 
 

@@ -1,4 +1,4 @@
-"""Who uses the links now: what can wait lets those pass that somebody waits for."""
+"""Counts the escalations in progress: background transfers wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MQTT 5 link: request and response, and what the device says of itself (birth, state, corrections)."""
+"""The MQTT 5 link: requests and responses, and the device's messages (birth, state, corrections)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _RENEWAL_S = 2.0
 
 
 class MqttLink:
-    """Asks the gateway through a broker, one response topic for all requests of this device.
+    """Asks the gateway through a broker; all responses to this device come on one topic.
 
     Args:
         settings: of the broker.
         topics: of this device.
-        birth: what the retained birth message says (capabilities, model digests), asked anew at each connection.
+        birth: returns the content of the retained birth message (capabilities, model digests), for each connection.
         clock: for deadlines.
         limits: for answers.
 
     Attributes:
         topics: of this device.
-        session_id: of this process, in its state, its birth and its last will.
-        connections: how many there have been.
+        session_id: of this process, part of its state, birth and last will.
+        connections: number of connections so far.
     """
 
     name = "mqtt"
@@ -59,17 +59,17 @@ class MqttLink:
         self._birth = birth
         self._clock = clock
         self._limits = limits
-        # The fleet tells the offline of an old process from the online of a new one by this.
+        # Distinguishes the "offline" of an old process from the "online" of a new one.
         self.session_id = new_request_id()
         self.connections = 0
         self._awaited: dict[bytes, asyncio.Future[Message]] = {}
         self._introduced = asyncio.Event()
-        self._open = asyncio.Event()  # not while the connection is exchanged for another
+        self._open = asyncio.Event()  # cleared while the connection is replaced
         self._open.set()
-        self._quiet = asyncio.Event()  # nothing is under way
+        self._quiet = asyncio.Event()  # set while no request is in progress
         self._quiet.set()
         self._on_lost: Callable[[], None] = ignore
-        # No session is kept for us: an answer that finds us gone is of no use, the request will be sent again.
+        # The broker keeps no session: an answer to a lost connection is useless, because the request is sent again.
         self._client = MqttClient(
             settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._note_loss
         )
@@ -85,15 +85,15 @@ class MqttLink:
 
     @property
     def awaited(self) -> int:
-        """Requests under way."""
+        """Number of requests in progress."""
         return len(self._awaited)
 
     async def wait_connected(self) -> None:
-        """Returns once there is a connection; at once if so already."""
+        """Waits until there is a connection."""
         await self._introduced.wait()
 
     async def start(self, on_lost: Callable[[], None] = ignore) -> None:
-        """Starts to connect; attempts go on by themselves."""
+        """Starts to connect, and retries in the background."""
         self._on_lost = on_lost
         await self._client.listen(self.topics.response, self._on_response)
         self._client.start()
@@ -124,14 +124,14 @@ class MqttLink:
                 f"No answer came through the MQTT broker at {self._address} within {timeout_s:.3g} s."
             ) from error
         finally:
-            # From here on its answer is late, and ignored.
+            # A later answer is ignored.
             self._awaited.pop(correlation_data, None)
             if not self._awaited:
                 self._quiet.set()
             answer.cancel()
 
     async def probe(self, timeout_s: float) -> None:
-        """One round trip to the broker, by saying again that this device is online; waits for a connection."""
+        """Makes one round trip to the broker by publishing the state "online" again; waits for a connection."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.connect(timeout_s)
@@ -143,7 +143,7 @@ class MqttLink:
         """Publishes a corrected answer for applications near the device; JSON where its outputs allow.
 
         Raises:
-            LinkDownError: not connected; the answer can still be had by its id.
+            LinkDownError: not connected; the answer is still available by its id.
             FirstlineError: the broker refused it.
         """
         request_id = "" if response.answer is None else response.answer.request_id
@@ -151,16 +151,16 @@ class MqttLink:
         topic, data = self.topics.results, request_id.encode()
         try:
             publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
-        except InvalidTensorError:  # a NaN, or bytes that are no text
+        except InvalidTensorError:  # NaN, or bytes that are not text
             asked = replace(asked, binary_output=True)
             publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
     async def tell(self, facts: Mapping[str, object]) -> None:
-        """Tells the fleet what has just happened, and renews the retained birth message, which says how things are.
+        """Publishes an event of this device, and updates the retained birth message.
 
         Args:
-            facts: JSON-able; no payload.
+            facts: JSON-compatible; without inputs of users.
 
         Raises:
             LinkDownError: not connected.
@@ -170,7 +170,7 @@ class MqttLink:
         await self._client.publish(self._introduction())
 
     async def listen(self, topic: str, hear: Callable[[Message], None]) -> None:
-        """Has `hear` called with each message of a topic, from now on and over reconnections.
+        """Subscribes to a topic, also after reconnections, and calls `hear` with each message.
 
         Raises:
             FirstlineError: the broker refused it.
@@ -180,7 +180,7 @@ class MqttLink:
     async def say(self, topic: str, content: bytes, *, retain: bool = False) -> None:
         """Publishes a document about this device; returns when the broker has acknowledged it.
 
-        What a device has to say as it starts waits to know whether there is a broker.
+        While the device starts, waits until the first connection attempt has ended.
 
         Raises:
             LinkDownError: not connected.
@@ -190,14 +190,14 @@ class MqttLink:
         await self._client.publish(Publication(topic, content, retain=retain))
 
     async def renewed(self) -> None:
-        """Exchanges the connection for one with newer credentials, and loses no request by it.
+        """Replaces the connection by one with newer credentials, without losing a request.
 
-        A broker ends the older of two connections of one device, so the new one cannot be made beside it. New
-        requests wait for it, some hundredths of a second; what is under way is waited for, and where that never
-        ends within a minute, new requests wait for it too.
+        A broker closes the older of two connections of one device, so both cannot be open at the same time. New
+        requests wait for the new connection, some 10 ms. The exchange waits up to a minute for requests in progress;
+        after that, new requests wait as well.
         """
         if not self._client.connected:
-            return  # the next connection is made with them anyway
+            return  # the next connection uses them anyway
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_QUIET_S):
                 await self._quiet.wait()
@@ -215,7 +215,7 @@ class MqttLink:
             self._open.set()
 
     async def close(self) -> None:
-        """Says offline, then goodbye: a clean end publishes no will."""
+        """Publishes the state "offline" and disconnects; after a clean end the broker publishes no will."""
         if self._client.connected:
             try:
                 async with asyncio.timeout(1):
@@ -225,10 +225,10 @@ class MqttLink:
         await self._client.close()
 
     async def _publish_to_gateway(self, publication: Publication) -> None:
-        # A request that comes while the device starts waits to know whether there is a broker.
+        # While the device starts, a request waits until the first connection attempt has ended.
         await self._client.first_attempt()
         self._check_connected()
-        count(self.name, sent=_size_bytes(publication))  # sent in vain is sent, too
+        count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
         if not await self._client.publish(publication):
             raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
 
@@ -269,7 +269,7 @@ class MqttLink:
 
 
 def _size_bytes(message: Publication | Message) -> int:
-    """Bytes on the wire, but for the few of the packet's own head."""
+    """Returns the bytes on the wire, without the packet's fixed header."""
     properties = sum(len(name) + len(value) + 5 for name, value in message.properties.items())
     beside = len(message.topic) + len(message.response_topic) + len(message.correlation_data)
     return len(message.payload) + properties + beside

@@ -1,8 +1,7 @@
-"""Probes, sent in the background and never by a request.
+"""Probes links in the background, never within a request.
 
-A half-open breaker that lets the next user's request through makes that user pay for the finding, up to a whole
-deadline, again and again while the link stays dead. So a request only ever meets a breaker that is closed, or passes
-it by in no time.
+A half-open breaker that lets the next request through costs that request up to its whole deadline, again and again
+while the link stays dead. Here a request either meets a closed breaker, or skips the link at once.
 """
 
 from __future__ import annotations
@@ -17,46 +16,46 @@ from firstline_edge.cloud.link_state import LinkState
 log = logger(__name__)
 
 
-async def keep_probing(way: LinkState, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
-    """Finds out whether a link works, whenever it is woken or its breaker lets it, until cancelled.
+async def keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
+    """Probes a link whenever it is woken or its breaker allows it, until cancelled.
 
     Args:
-        way: the link.
+        state: the link.
         clock: for waits and times.
         timeout_s: of a probe.
-        note_states: told whenever the breaker may have changed.
+        note_states: called whenever the breaker may have changed.
     """
     while True:
-        if way.breaker.allows_requests:
-            await way.wake.wait()
-        way.wake.clear()
-        if not way.breaker.allows_requests:
-            await first_of(clock.sleep(way.breaker.retry_in_s), way.hurry.wait())
-            way.hurry.clear()
-        if way.breaker.try_probe():
+        if state.breaker.allows_requests:
+            await state.wake.wait()
+        state.wake.clear()
+        if not state.breaker.allows_requests:
+            await first_of(clock.sleep(state.breaker.retry_in_s), state.hurry.wait())
+            state.hurry.clear()
+        if state.breaker.try_probe():
             note_states()
-            await _probe(way, clock, timeout_s)
+            await _probe(state, clock, timeout_s)
             note_states()
 
 
-async def _probe(way: LinkState, clock: Clock, timeout_s: float) -> None:
+async def _probe(state: LinkState, clock: Clock, timeout_s: float) -> None:
     started_s = clock.monotonic_s()
     try:
-        await way.link.probe(timeout_s)
+        await state.link.probe(timeout_s)
     except FirstlineError as error:
-        log.debug("link probe failed", link=way.link.name, error=error.message)
-        way.failed(error)
-        way.breaker.probe_failed()
-    except Exception:  # this task's outermost loop: without it the link would never come back
-        log.exception("link probe broke", link=way.link.name)
-        way.heard, way.problem = True, "Its probe broke; the agent's log has the trace."
-        way.breaker.probe_failed()
+        log.debug("link probe failed", link=state.link.name, error=error.message)
+        state.failed(error)
+        state.breaker.probe_failed()
+    except Exception:  # the outermost loop of this task: without it the link would never recover
+        log.exception("link probe broke", link=state.link.name)
+        state.heard, state.problem = True, "Its probe broke; the agent's log has the trace."
+        state.breaker.probe_failed()
     else:
-        # A gateway takes probes without credentials; where a probe was refused, the next one proves them.
-        if not way.refused or not way.breaker.allows_requests:
-            way.worked()
+        # A gateway answers probes without credentials, so a probe does not end a refusal.
+        if not state.refused or not state.breaker.allows_requests:
+            state.worked()
         now_s = clock.monotonic_s()
-        way.timing.probed(now_s - started_s, now_s)
-        if not way.breaker.allows_requests:
-            way.timing.returned()
-        way.breaker.probe_succeeded()
+        state.timing.probed(now_s - started_s, now_s)
+        if not state.breaker.allows_requests:
+            state.timing.returned()
+        state.breaker.probe_succeeded()

@@ -24,7 +24,7 @@ class Punctuality:
         """Whether to ask; counts what is held back.
 
         Args:
-            predicted_s: within which most such requests are answered; None where nobody knows.
+            predicted_s: within which most such requests are answered; None if unknown.
             left_s: until the answer is worth nothing.
         """
         if predicted_s is None or predicted_s <= left_s:

@@ -1,12 +1,11 @@
-"""The budget for asking again, so that a gateway in trouble gets little more load than one that is well.
+"""The retry budget: it limits the additional load on a gateway in trouble.
 
-It is the one of Finagle (`com.twitter.finagle.service.RetryBudget`): each call earns a share of a retry, a few are free
-each second so that a quiet device may retry at all, and what was not used is kept up to a limit. gRPC's retry
-throttling (proposal A6) serves the same end. One budget for all links: it is one gateway that they lead to.
+It follows Finagle (`com.twitter.finagle.service.RetryBudget`): each call adds a share of a retry, a few retries are
+free each second so that a quiet device can retry at all, and unused retries accumulate up to a limit. gRPC's retry
+throttling (proposal A6) serves the same purpose. All links share one budget, because they lead to one gateway.
 
-What draws on it: the next link of a request whose first link failed, and the outbox's redelivery of what failed before.
-What need not: probes, of which there is one at a time, and links whose breaker is open, which are not asked at all; nor
-does the outbox for what was promised meanwhile.
+Two kinds of retries use it: the next link of a request whose first link failed, and redeliveries of the outbox. Probes
+    do not use it, because there is one at a time; nor do first deliveries of the outbox.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from firstline_core.routing.token_bucket import TokenBucket
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """How much may be asked again.
+    """The limits of retries.
 
     Args:
         share: retries for each call.
-        per_second: retries beside those.
-        burst: retries kept for later.
+        per_second: additional free retries.
+        burst: the most retries that accumulate.
     """
 
     share: float = 0.2
@@ -36,7 +35,7 @@ class RetryBudget:
     """Counts calls and allows retries.
 
     Args:
-        clock: for what is free each second.
+        clock: for the free retries.
         settings: how much.
 
     Attributes:
@@ -51,11 +50,11 @@ class RetryBudget:
         self.retries = self.denied = 0
 
     def called(self) -> None:
-        """Something is asked for the first time."""
+        """Counts a first try."""
         self._bucket.earn(self._share)
 
     def may_retry(self) -> bool:
-        """Whether something may be asked again; counts it."""
+        """Returns whether a retry is allowed, and counts it."""
         allowed = self._bucket.take(self._clock.monotonic_s())
         self.retries += allowed
         self.denied += not allowed
@@ -63,5 +62,5 @@ class RetryBudget:
 
     @property
     def wait_s(self) -> float:
-        """Seconds after which a retry is allowed for certain."""
+        """Seconds after which a retry is certainly allowed."""
         return self._bucket.wait_s(self._clock.monotonic_s())

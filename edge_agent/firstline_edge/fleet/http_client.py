@@ -1,4 +1,4 @@
-"""The fleet's own connections to the gateway. Requests of applications never wait behind a model's bytes."""
+"""HTTP connections to the gateway for fleet documents and downloads, separate from those of inference requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 
 _TIMEOUT_S = 20.0
-# Of silence: a byte in so many seconds keeps a download alive.
+# A download continues as long as a byte arrives within this time.
 _SILENCE_S = 30.0
 _PART_BYTES = 16 * 1024
 _BLOCKING_TIMEOUT_S = 5.0
@@ -28,14 +28,14 @@ _CONNECTIONS, _IDLE_S = 4, 5.0
 
 
 class FleetHttp:
-    """Asks one gateway, as the device that this is.
+    """Sends this device's fleet requests to one gateway.
 
     Args:
-        section: the http link whose address, token, authorities and proxy are used.
+        section: the HTTP link whose address, token, authorities and proxy are used.
         credentials: of a device that has joined.
 
     Raises:
-        ConfigError: authorities or a token that cannot be read.
+        ConfigError: authorities or a token cannot be read.
     """
 
     def __init__(self, section: LinkSection, credentials: Credentials | None) -> None:
@@ -72,10 +72,10 @@ class FleetHttp:
     async def ask(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
     ) -> tuple[int, httpx.Headers, bytes]:
-        """One exchange of small documents: status below 400, headers, body.
+        """Exchanges small documents; returns the status (below 400), headers and body.
 
         Raises:
-            FirstlineError: there was no answer, or a refusal.
+            FirstlineError: no answer, or the gateway's error.
         """
         try:
             async with asyncio.timeout(_TIMEOUT_S), self.streaming(method, path, headers, content) as response:
@@ -89,10 +89,10 @@ class FleetHttp:
             raise RemoteTimeoutError(f"{self._section.url} did not answer within {_TIMEOUT_S:g} s.") from error
 
     async def send(self, path: str, content: bytes) -> None:
-        """PUTs a document, in parts: a link may take as long as it likes for all of them.
+        """Sends a document with PUT in parts, without a time limit for the whole document.
 
         Raises:
-            FirstlineError: there was no answer, or a refusal.
+            FirstlineError: no answer, or the gateway's error.
         """
 
         async def parts() -> AsyncIterator[bytes]:
@@ -112,10 +112,10 @@ class FleetHttp:
         headers: Mapping[str, str] | None = None,
         content: bytes | AsyncIterator[bytes] = b"",
     ) -> AsyncIterator[httpx.Response]:
-        """An answer whose body is still to come.
+        """Opens an answer whose body the caller reads.
 
         Raises:
-            FirstlineError: as `ask`, also while the body is read.
+            FirstlineError: see `ask`; also while the body is read.
         """
         url = self._section.url
         own = {**self._authorization(), **(headers or {})}

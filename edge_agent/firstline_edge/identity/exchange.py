@@ -1,4 +1,4 @@
-"""What a device and its gateway say to each other of identities, over HTTP: see `protocol/enrolment.py`."""
+"""Enrolment and renewal of a device's certificate over HTTP; see `protocol/enrolment.py`."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ _LIMITS = Limits(body_bytes=1 << 20)
 
 
 async def fetch_authority(url: str, token: JoinToken, *, proxy: str = "") -> str:
-    """The authority that the token names, from a server that nobody vouches for yet. Nothing secret is sent.
+    """Fetches the authority's certificate that the token names, from a server that is not verified yet.
+
+    Sends no secret.
 
     Raises:
         LinkDownError: no answer.
-        ProtocolError: no gateway.
-        UnauthorizedError: a gateway, but another one than the token's.
+        ProtocolError: the server is not a gateway.
+        UnauthorizedError: it is another gateway than the token's.
     """
     from firstline_edge.identity.keys import authority_with
 
@@ -62,13 +64,13 @@ async def fetch_authority(url: str, token: JoinToken, *, proxy: str = "") -> str
 
 
 async def enrol(url: str, token: JoinToken, csr: str, authority_pem: str, *, proxy: str = "") -> EnrolAnswer:
-    """Asks for the first certificate, of a gateway that the authority vouches for.
+    """Requests the first certificate, from a gateway that the authority verifies.
 
     Raises:
         UnauthorizedError: the token is used, expired or unknown.
-        LinkDownError: no answer, or from somebody whom the authority does not vouch for.
-        ProtocolError: an answer that makes no sense.
-        FirstlineError: what else the gateway said.
+        LinkDownError: no answer, or from a server that the authority does not verify.
+        ProtocolError: a malformed answer.
+        FirstlineError: the gateway's error.
     """
     times: list[tuple[float, float]] = []
 
@@ -86,10 +88,10 @@ async def enrol(url: str, token: JoinToken, csr: str, authority_pem: str, *, pro
 
 
 async def renew(url: str, csr: str, context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
-    """Asks for the next certificate, with the present one that `context` shows.
+    """Requests the next certificate; `context` presents the current one.
 
     Raises:
-        UnauthorizedError: the present one is revoked, or ended too long ago.
+        UnauthorizedError: the current one is revoked, or expired too long ago.
         LinkDownError, ProtocolError, FirstlineError: see `enrol`.
     """
     async with _client(url, context, proxy) as client:
@@ -107,7 +109,7 @@ async def _client(url: str, context: ssl.SSLContext, proxy: str) -> AsyncIterato
 async def _said(
     client: httpx.AsyncClient, method: str, path: str, request: EnrolRequest | RenewRequest | None = None
 ) -> bytes:
-    """The body of a 200."""
+    """Returns the body of an answer with status 200."""
     url = str(client.base_url).rstrip("/")
     content = None if request is None else msgspec.json.encode(request)
     headers = {} if request is None else {"Content-Type": JSON_TYPE}

@@ -147,7 +147,7 @@ class HttpReply(NamedTuple):
 
 
 class _Progress:
-    """What the transport has done for one try: a listener for its `trace` extension."""
+    """The progress of one try, reported by the transport's `trace` extension."""
 
     def __init__(self) -> None:
         self.connecting = self.sent = False

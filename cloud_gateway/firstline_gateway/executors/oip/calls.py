@@ -1,7 +1,7 @@
-"""One batch to the servers behind: choose one, ask another where it fails or is slow, take the first answer.
+"""Sends one batch to the servers behind the gateway: retries on another server, hedges, and takes the first answer.
 
-To ask twice has no effect but work: servers are asked for plain inference, without an id that would be remembered, an
-audit that would be counted or a promise that would be kept. All of that is done once, by this gateway.
+A batch may be sent twice, because servers run plain inference: ids, audits and promises are handled by this gateway
+    alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.hedging import Hedging
 
-# A server says itself that a deadline has passed; one that does not even say that has failed.
+# A server reports itself that a deadline has passed; one that does not has failed.
 _GRACE_S = 0.25
 _MOST_SERVERS = 3
 _RETRY_AFTER_S = 1.0
@@ -48,7 +48,7 @@ log = logger(__name__)
 
 
 class Transport(Protocol):
-    """The way to one server."""
+    """Sends requests to one server."""
 
     async def exchange(
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float
@@ -61,7 +61,7 @@ class Transport(Protocol):
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of this process for a batch: until it is sent, and since its answer is here."""
+    """Processing time of this process for a batch, before sending and after the answer (seconds)."""
 
     input_s: float = 0.0
     output_s: float = 0.0
@@ -69,11 +69,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be asked.
+    """A batch to be sent.
 
     Args:
         deadline_s: on the calls' clock; None means none.
-        spent: gains what writing the request and reading the answer took here.
+        spent: gains the time for writing the request and reading the answer.
     """
 
     key: ModelKey
@@ -85,17 +85,17 @@ class Work:
 
 class _Failure(NamedTuple):
     error: FirstlineError
-    elsewhere: bool  # whether another server may do better
+    elsewhere: bool  # whether to try another server
 
 
 class Calls:
-    """Asks servers. Belongs to one event loop.
+    """Sends batches to servers. Belongs to one event loop.
 
     Args:
         endpoints: the servers.
-        transports: the way to each.
-        hedging: when to ask a second one.
-        timeout_s: the longest that one may take.
+        transports: one for each server.
+        hedging: when to send a batch to a second server.
+        timeout_s: the longest that one server may take.
         clock: for all durations.
 
     Attributes:
@@ -121,11 +121,11 @@ class Calls:
         self._tasks: set[asyncio.Task[Probabilities | _Failure]] = set()
 
     async def ask(self, work: Work) -> Probabilities:
-        """The first answer of a server.
+        """Returns the first answer of a server.
 
         Raises:
-            EngineUnavailableError: no server that has the model is there.
-            FirstlineError: what the last server said.
+            EngineUnavailableError: no server with the model answers.
+            FirstlineError: the last server's error.
         """
         self._hedging.asked()
         asked: dict[asyncio.Task[Probabilities | _Failure], Endpoint] = {}
@@ -171,7 +171,7 @@ class Calls:
         raise self._refusal(work, failures)
 
     async def close(self) -> None:
-        """Returns once nothing is under way; cuts it off."""
+        """Cancels all batches in progress and waits for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -224,7 +224,7 @@ class Calls:
         return found
 
     def _failed(self, endpoint: Endpoint, key: ModelKey, error: FirstlineError) -> _Failure:
-        """What a failure says of the server, and whether it is worth asking another one."""
+        """Records a failure of a server, and decides whether to try another one."""
         now_s = self._clock.monotonic_s()
         match error:
             case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
@@ -240,7 +240,7 @@ class Calls:
             case CapacityError():
                 return _Failure(error, elsewhere=True)
             case LinkDownError() if not endpoint.answers:
-                return _Failure(error, elsewhere=True)  # one event, however many requests were cut off by it
+                return _Failure(error, elsewhere=True)  # one event, however many requests it cut off
             case LinkDownError():
                 self._endpoints.lost(endpoint, f"{endpoint.url} is away: {error.message}.")
         was_ejected = self._endpoints.outliers.ejected(endpoint, now_s)
@@ -251,12 +251,12 @@ class Calls:
         return _Failure(error, elsewhere=True)
 
     def _refusal(self, work: Work, failures: list[tuple[Endpoint, FirstlineError]]) -> FirstlineError:
-        """What the caller is told once nobody is left to ask."""
+        """Returns the caller's error once all servers have failed."""
         if self._late(work):
             return DeadlineExceededError("The request's deadline passed before a server answered; allow more time.")
         for _, error in failures:
             if isinstance(error, CapacityError) and not isinstance(error, NotReadyError):
-                return error  # it is there, and busy: with the time to come back
+                return error  # the server is busy, and says when to retry
         for endpoint, error in failures:
             if not isinstance(error, LinkError | CapacityError | RequestError):
                 return InferenceError(f"{endpoint.url} failed on this request: {error.message}")

@@ -1,8 +1,8 @@
-"""What is sent to a server, and what is read from its answer, in the two ways in which a server can be asked.
+"""Requests and answers of servers behind the gateway, in two dialects.
 
-A Firstline gateway is given what the client gave: the input in its cheapest form, the bundle's name and version, and
-the digest of the full model, which covers the processing too, so that it refuses to answer by anything else. Any other
-server of V2 is given what the model itself takes: the bundle's processing is done here, around it.
+A Firstline gateway gets the client's input in its smallest form, the bundle's name and version, and the digest of the
+full model, which also covers the processing: it refuses to answer with another model. Any other V2 server gets the
+model's own inputs; the bundle's processing is done here.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ _ERROR_CHARS = 300
 
 
 class FarModel(Protocol):
-    """One model as the servers behind have it."""
+    """One model on the servers behind the gateway."""
 
     @property
     def path(self) -> str:
-        """Of its requests."""
+        """Path of its requests."""
         ...
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """What to `GET` to know whether a server has it."""
+        """Paths whose replies show whether a server has it."""
         ...
 
     def check(self, replies: Mapping[str, HttpReply]) -> str:
-        """What is wrong with the model of a server that answered the questions so; "" where nothing is."""
+        """Returns what is wrong with the model of a server with these replies; "" if nothing is."""
         ...
 
     def costly(self, tensor: Tensor) -> bool:
-        """Whether `prepare` may take milliseconds, and belongs on a thread."""
+        """Returns whether `prepare` may take milliseconds, and needs a thread."""
         ...
 
     def prepare(self, tensor: Tensor) -> Array:
-        """The rows to send for a request's input.
+        """Returns the rows to send for a request's input.
 
         Raises:
             RequestError: they cannot be made of it.
@@ -90,7 +90,7 @@ class FarModel(Protocol):
         """The probabilities of an answer to so many rows.
 
         Raises:
-            FirstlineError: it says why there are none, or is none.
+            FirstlineError: the server's error, or a malformed answer.
         """
         ...
 
@@ -218,7 +218,7 @@ class V2Model:
 
 
 class _Elsewhere:
-    """What a model takes and gives, as its server says; the runtime is there."""
+    """A model's inputs and outputs, as its server describes them; the server runs it."""
 
     ranges: Mapping[str, tuple[float, float]] = {}
     provider = "oip"

@@ -1,4 +1,4 @@
-"""The servers behind, what is known of each, and which one to ask. No I/O."""
+"""The servers behind the gateway, the state of each, and the choice of one. No I/O."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Endpoint:
 
     Attributes:
         url: as configured, without a slash at its end.
-        answers: whether it takes requests.
-        problem: why it does not, as a sentence; "" where it does.
-        in_flight: batches that it has now.
-        outcomes: of batches that it had: see `EngineReport`.
+        answers: whether it accepts requests.
+        problem: why it does not, as a sentence; "" if it does.
+        in_flight: number of its current batches.
+        outcomes: of its earlier batches; see `EngineReport`.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,36 +31,36 @@ class Endpoint:
         self._lacks: dict[ModelKey, str] = {}
 
     def lost(self, problem: str) -> None:
-        """Nobody is there, or wants no requests: until a probe says otherwise."""
+        """Marks the server as unavailable until a probe succeeds."""
         self.answers, self.problem = False, problem
 
     def found(self) -> None:
-        """It takes requests."""
+        """Marks the server as available."""
         self.answers, self.problem = True, ""
 
     def lacks(self, key: ModelKey, problem: str) -> bool:
-        """It has not that model: an error of whoever put the models there, not an outage. Whether that is news."""
+        """Records that the server lacks a model, an error of the operator; returns whether that is new."""
         news = self._lacks.get(key) != problem
         self._lacks[key] = problem
         return news
 
     def has(self, key: ModelKey) -> None:
-        """It has that model."""
+        """Records that the server has a model."""
         self._lacks.pop(key, None)
 
     def lack(self, key: ModelKey) -> str:
-        """Why it cannot answer for a model, as a sentence; "" where it can."""
+        """Returns why it cannot answer for a model, as a sentence; "" if it can."""
         return self._lacks.get(key, "")
 
 
 class Endpoints:
-    """All of them.
+    """All servers.
 
     Args:
-        urls: one for each.
-        in_flight: batches that each is to have at the same moment.
+        urls: one for each server.
+        in_flight: the most batches at a server at the same time.
         clock: for ejections.
-        rng: for the choice.
+        rng: draws the candidates.
     """
 
     def __init__(self, urls: Iterable[str], in_flight: int, clock: Clock, rng: random.Random) -> None:
@@ -72,24 +72,24 @@ class Endpoints:
 
     @property
     def slots(self) -> int:
-        """Batches that can be under way at the same moment, at least 1."""
+        """Number of batches that can run at the same time, at least 1."""
         now_s = self._clock.monotonic_s()
         return self._in_flight * max(1, sum(self._usable(endpoint, now_s) for endpoint in self.all))
 
     def usable(self, endpoint: Endpoint) -> bool:
-        """Whether it is asked at all at the moment."""
+        """Returns whether a server may be used at the moment."""
         return self._usable(endpoint, self._clock.monotonic_s())
 
     def choose(self, key: ModelKey, passed_over: Collection[Endpoint] = (), *, free: bool = False) -> Endpoint | None:
-        """The one to ask for a model: of two drawn at random, the one with less to do.
+        """Chooses a server for a model: of two drawn at random, the one with fewer batches.
 
-        Two choices are nearly as even as the least of all, and gateways that see the same do not all run to the same
-        one (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+        Two choices balance nearly as well as the minimum of all, and several gateways do not all choose the same server
+        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
         Args:
             key: the model.
-            passed_over: what was asked already.
-            free: take none that has as much to do as it is to have.
+            passed_over: servers that were tried already.
+            free: choose only a server with fewer batches than it may have.
         """
         now_s = self._clock.monotonic_s()
         worth = [
@@ -103,14 +103,14 @@ class Endpoints:
         return min(drawn, key=_in_flight, default=None)
 
     def trouble(self, key: ModelKey) -> str:
-        """Why a model cannot run at the moment, as a sentence; "" where it can."""
+        """Returns why a model cannot run at the moment, as a sentence; "" if it can."""
         now_s = self._clock.monotonic_s()
         if any(self._usable(each, now_s) and not each.lack(key) for each in self.all):
             return ""
-        return " ".join(each.problem or each.lack(key) or f"{each.url} failed too often of late." for each in self.all)
+        return " ".join(each.problem or each.lack(key) or f"{each.url} failed too often recently." for each in self.all)
 
     def lost(self, endpoint: Endpoint, problem: str) -> None:
-        """A request found nobody there. The last one is given up by its probes alone."""
+        """Marks a server that did not answer a request as unavailable, unless it is the last usable one."""
         now_s = self._clock.monotonic_s()
         if any(each is not endpoint and self._usable(each, now_s) for each in self.all):
             endpoint.lost(problem)

@@ -48,7 +48,7 @@ class OipExecutor:
         threads: that prepare inputs side by side.
         max_batch_rows: the most rows in one request to a server.
         make: a model as the servers have it, of one that is put in later.
-        clock: what deadlines are on.
+        clock: for deadlines.
         rng: for the choice of servers.
     """
 
@@ -169,7 +169,7 @@ class OipExecutor:
         self._models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
-        """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
+        """See `Executor.close`; longer batches are cut off, because they run in other processes."""
         await self._probing.close()
         await self._under_way.end(timeout_s)
         await self.calls.close()

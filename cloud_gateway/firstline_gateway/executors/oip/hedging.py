@@ -1,4 +1,4 @@
-"""When a batch is worth a second server: it takes longer than most of its kind do. Pure: times are handed in.
+"""Decides when to send a batch to a second server: when it takes longer than most batches like it. Pure.
 
 Dean and Barroso, "The Tail at Scale" (CACM 2013): a second request that is sent once the first one has taken longer
 than the 95th percentile cuts the tail for a few percent more work. The share of all batches that may be sent twice is
@@ -52,7 +52,7 @@ class Hedging:
         self._seconds[key, _size_of(rows)].add(seconds, now_s, censored=True)
 
     def after_s(self, key: ModelKey, rows: int, now_s: float) -> float | None:
-        """How long to wait for the first server; None where nobody can tell, or none is to be asked twice."""
+        """Returns how long to wait for the first server; None if unknown, or without hedging."""
         seconds = self._seconds.get((key, _size_of(rows)))
         if not self._share or seconds is None or seconds.weight(now_s) < _LEAST_WEIGHT:
             return None

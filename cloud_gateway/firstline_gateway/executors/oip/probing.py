@@ -99,7 +99,7 @@ class Probing:
             await self._clock.sleep(_EVERY_S if endpoint.answers else _WHILE_AWAY_S)
 
     async def _problem_of(self, endpoint: Endpoint) -> tuple[str, float]:
-        """What is wrong with it, and how much of a proof that is that it is gone."""
+        """Returns what is wrong with a server, and the weight of that evidence against it."""
         try:
             reply = await self._get(endpoint, "/v2/health/ready")
         except RemoteTimeoutError as error:

@@ -467,11 +467,11 @@ class TestTiming:
         for _ in range(10):
             asking = [asyncio.create_task(house.infer()) for _ in range(4)]
             await settle()
-            assert house.chain._ways[0].timing.ahead_bytes(size_bytes) == 4 * size_bytes
+            assert house.chain._links[0].timing.ahead_bytes(size_bytes) == 4 * size_bytes
             for _ in range(4):
                 await house.clock.advance(0.1)
             await asyncio.gather(*asking)
-        assert house.chain._ways[0].timing.ahead_bytes(size_bytes) == 0
+        assert house.chain._links[0].timing.ahead_bytes(size_bytes) == 0
         assert house.chain.predicted_s(size_bytes, 0.5) == pytest.approx(0.1, rel=0.1)
         asking = [asyncio.create_task(house.infer()) for _ in range(4)]
         await settle()
@@ -498,7 +498,7 @@ class TestTiming:
         house.first.answer = after_the_outage
         asking = asyncio.create_task(house.infer())
         await settle()
-        timing = house.chain._ways[0].timing
+        timing = house.chain._links[0].timing
         assert timing.ahead_bytes(size_bytes) == size_bytes
         house.first.probe_error = DOWN
         house.first.on_lost()
@@ -544,7 +544,7 @@ class TestTiming:
         assert (house.chain.predicted_s(7) or 0) > 3.0
 
     async def test_where_none_fits_its_share_of_the_time_the_quicker_one_is_asked_first(self, house: House) -> None:
-        for way, seconds in zip(house.chain._ways, (2.0, 0.8), strict=True):
+        for way, seconds in zip(house.chain._links, (2.0, 0.8), strict=True):
             way.timing.answered(7, seconds, house.clock.monotonic_s())
         await house.infer(timeout_s=1.0)
         assert (len(house.first.calls), len(house.second.calls)) == (0, 1)
