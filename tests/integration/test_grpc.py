@@ -281,7 +281,7 @@ async def test_an_agent_answers_with_its_tokens(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", grpc__enabled=True, grpc__port=port, api__token_file=str(tokens))
     async with (
         serving_agent(settings) as (agent, _),
-        edge_server._grpc(agent, access_of(settings.api), BodyBudget(1 << 20)),
+        edge_server.serving_grpc(agent.data_plane, access_of(settings.api), BodyBudget(1 << 20)),
         calling(port, key="k" * 40) as call,
     ):
         assert (await call("ServerMetadata")).name == "firstline-edge"
