@@ -105,10 +105,7 @@ class LoadedModel:
 
     def predict(self, tensor: Tensor) -> Probabilities:
         """Returns `run(prepare(tensor))`: (n, classes) float32."""
-        rows = self.prepare(tensor)
-        found = self._probabilities(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
-        self._check_finite(found)
-        return found
+        return self.run(self.prepare(tensor))
 
     def predict_with_logits(self, tensor: Tensor) -> Prediction:
         """Like `predict`, with the logits before the softmax step, if there is one."""
@@ -130,33 +127,26 @@ class LoadedModel:
         return self._finite(self.compute(rows))
 
     def _finite(self, found: Prediction) -> Prediction:
-        self._check_finite(found.probabilities)
-        return found
-
-    def _check_finite(self, probabilities: Probabilities) -> None:
-        if not all_finite(probabilities):
-            finite = np.isfinite(probabilities)
+        if not all_finite(found.probabilities):
+            finite = np.isfinite(found.probabilities)
             raise InferenceError(
                 f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
                 f"{len(finite)} rows; such an input is outside of what it computes."
             )
+        return found
 
     def compute(self, rows: Array) -> Prediction:
         """Like `run`, without the check for finite numbers, for inputs of zeros."""
         return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
 
     def _post_processed(self, found: Array, rows: int) -> Prediction:
-        probabilities = self._probabilities(found, rows)
-        return Prediction(probabilities, self._to_logits(found) if self._to_logits is not None else None)
-
-    def _probabilities(self, found: Array, rows: int) -> Probabilities:
         probabilities: Probabilities = self._post(found)
         if probabilities.shape != (rows, len(self.labels)):
             raise InferenceError(
                 f"Model '{self.model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has "
                 f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
             )
-        return probabilities
+        return Prediction(probabilities, self._to_logits(found) if self._to_logits is not None else None)
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -168,10 +158,6 @@ class LoadedModel:
             raise InvalidTensorError(f"The model's input is '{spec.name}', not '{tensor.name}'.")
         if tensor.array.ndim == 0 or tensor.array.shape[0] == 0:
             raise InvalidTensorError(f"Input '{spec.name}' has no rows; send at least one.")
-        if tensor.array.dtype is self._dtype and tensor.array.shape[1:] == spec.shape[1:]:
-            if self._floats and not all_finite(tensor.array):
-                raise self._not_finite(tensor)
-            return  # the usual case
         if self._pixels_pass and spec.datatype == "BYTES" and tensor.datatype == "UINT8":
             return  # pixels of any size: preprocessing checks their axes
         if tensor.datatype != spec.datatype:

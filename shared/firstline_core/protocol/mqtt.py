@@ -11,7 +11,7 @@ from functools import partial
 from firstline_core.clock import SYSTEM_CLOCK, Clock, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.protocol.mqtt_connection import Connection
+from firstline_core.protocol.mqtt_connection import Connection, matches
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.telemetry.logs import logger
 
@@ -291,20 +291,3 @@ class MqttClient:
         self._held_back.append(message)
         if len(self._held_back) > self._settings.receive_maximum // 2:
             self._held_back.popleft().ack()
-
-
-def matches(topic_filter: str, topic: str) -> bool:
-    """Returns whether a topic matches a filter, including wildcards and shared subscriptions (MQTT 5, section 4.7)."""
-    if topic_filter.startswith("$share/"):
-        topic_filter = topic_filter.split("/", 2)[2]
-    if topic_filter == topic:
-        return True
-    wanted, levels = topic_filter.split("/"), topic.split("/")
-    if topic.startswith("$") and wanted[0] in ("+", "#"):
-        return False
-    for position, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if position >= len(levels) or level not in ("+", levels[position]):
-            return False
-    return len(wanted) == len(levels)

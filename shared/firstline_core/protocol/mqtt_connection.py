@@ -388,6 +388,13 @@ class Connection:
             )
 
 
+def matches(topic_filter: str, topic: str) -> bool:
+    """Returns whether a topic matches a filter, including wildcards and shared subscriptions (MQTT 5, section 4.7)."""
+    if topic_filter.startswith("$share/"):
+        topic_filter = topic_filter.split("/", 2)[2]
+    return paho.topic_matches_sub(topic_filter, topic)
+
+
 def _properties(packet_type: int) -> Properties:
     return Properties(packet_type)  # type: ignore[no-untyped-call]
 

@@ -161,11 +161,8 @@ class Account:
         return ""
 
     def affords(self, cost: Cost, now_s: float) -> bool:
-        """Returns whether all budgets can pay this; faster than `short`."""
-        if not self._since_s <= now_s < self._until_s:
-            self._look(now_s)
-        left = self._left
-        return cost[0] <= left[0] and cost[1] <= left[1] and cost[2] <= left[2]
+        """Returns whether all budgets can pay this."""
+        return not self.short(cost, now_s)
 
     def spares(self, cost: Cost, now_s: float) -> bool:
         """Returns whether all budgets can spare this, see `Meter.spares`."""

@@ -28,8 +28,6 @@ _ESCALATE = Decision(Tier.CLOUD, Reason.UNCERTAIN)
 _ESCALATE_BLINDLY = Decision(Tier.CLOUD, Reason.POLICY)
 _ESCALATE_IF_WORTH = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
-_FEW = 32  # up to this many numbers, a loop is faster than numpy
-
 
 @dataclass(slots=True)
 class Seen:
@@ -174,16 +172,10 @@ class Random:
 
 def _certainty(probabilities: NDArray[np.float32]) -> float:
     """Returns 1 + sum(p * log p) / log(classes), with 0 log 0 = 0; NaN if a probability is outside 0 to 1."""
-    classes = len(probabilities)
-    if classes <= _FEW:
-        shares: list[float] = probabilities.tolist()
-        if not all(0 <= share <= 1 for share in shares):
-            return math.nan
-        return 1 + sum([share * math.log(share) for share in shares if share > 0]) / math.log(classes)
     if not (probabilities.min() >= 0 and probabilities.max() <= 1):
         return math.nan
     positive = probabilities[probabilities > 0]
-    return 1 + float(positive @ np.log(positive)) / math.log(classes)
+    return 1 + float(positive @ np.log(positive)) / math.log(len(probabilities))
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,12 +143,6 @@ class DecayedQuantiles:
         at_risk = self._ended + self._censored
         surviving = 1.0
         indices = sorted(self._bins)
-        if not self._censored:  # the same, from the end that is closer to the quantile
-            tail = beyond * at_risk
-            for index in reversed(indices):
-                tail -= self._bins[index][0]
-                if tail < 0:
-                    return _middle_of(index)
         for index in indices:
             ended, censored = self._bins[index]
             surviving *= 1 - ended / at_risk

@@ -15,7 +15,6 @@ from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"
 _LOG_ERRORS_ONLY = 3
-_NO_ROWS = (0,)
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",
@@ -136,7 +135,6 @@ class OnnxRuntime:
         if not self.inputs or not self.outputs or any(not spec.shape for spec in self.inputs):
             raise ModelLoadError(f"{path}: a model needs inputs with rows on the first axis, and a tensor as output.")
         self._output_names = [spec.name for spec in self.outputs]
-        self._only = self.inputs[0] if len(self.inputs) == 1 else None
         self._dtypes = {spec.name: DATATYPES[spec.datatype] for spec in self.inputs}
         self._batch = _fixed_batch(self.inputs, path)
 
@@ -155,26 +153,9 @@ class OnnxRuntime:
         return session
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        if self._is_ready(feeds):
-            return self._run(feeds)
         check_feeds(feeds, self.inputs)
         ready = {name: cast_feed(name, feeds[name], dtype) for name, dtype in self._dtypes.items()}
         return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)
-
-    def _is_ready(self, feeds: Mapping[str, Array]) -> bool:
-        """Returns whether the feeds need no conversion: one array with the model's dtype and shape, and rows."""
-        spec = self._only
-        if spec is None or self._batch is not None:
-            return False
-        array = feeds.get(spec.name)
-        return (
-            array is not None
-            and len(feeds) == 1
-            and array.dtype == self._dtypes[spec.name]
-            and array.shape[1:] == spec.shape[1:]
-            and array.shape[:1] > _NO_ROWS
-            and array.flags.c_contiguous
-        )
 
     def _run(self, feeds: Feeds) -> dict[str, Array]:
         session = self._session
@@ -182,8 +163,6 @@ class OnnxRuntime:
             raise InferenceError("The model was closed; load it again.")
         try:
             outputs = session.run(self._output_names, feeds)
-            if len(outputs) == 1:
-                return {self._output_names[0]: outputs[0]}
         except self._failures as error:
             raise InferenceError(f"ONNX Runtime failed: {error}") from error
         return dict(zip(self._output_names, outputs, strict=True))
