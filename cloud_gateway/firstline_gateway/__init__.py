@@ -4,7 +4,6 @@ The packages, from the highest layer to the lowest; a package imports only packa
 
 Process
     commands/       the commands of `firstline-gateway`
-    server          the HTTP server: binds, announces itself, and ends without dropping a request
     app             builds every part from the settings, and starts and stops them in order
 
 Transports

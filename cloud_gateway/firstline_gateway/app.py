@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import LIMIT_BYTES
-from firstline_core.protocol.http_server import OverloadGuard
+from firstline_core.protocol.http_server import OverloadGuard, ServerLimits, connections_within_descriptors
+from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
 from firstline_gateway.api.bodies import BodyBudget
 from firstline_gateway.api.overload import OVERLOADED
+from firstline_gateway.api.server import http_server, listen, open_grpc
 from firstline_gateway.audit_log.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
@@ -68,6 +75,10 @@ if TYPE_CHECKING:
 
 # A batch whose clients have left may run as long, before the process ends with it.
 _CLOSE_S = 5.0
+# For writing the last answers; their requests have had `api.drain_s`.
+_SERVER_STOP_S = 2
+# Requests leave no cycles, and are many: the default would run a collection every ten requests.
+_GC_THRESHOLDS = (10_000, 20, 20)
 # How late a replica learns of an alarm or a quota that came by another, at most.
 _REFRESH_INTERVAL_S = 5.0
 _CLEANUP_INTERVAL_S = 3600.0
@@ -435,6 +446,66 @@ def open_gateway(settings: Settings) -> Gateway:
                 store=gateway.database.shown,
             )
     return gateway
+
+
+async def run_gateway(gateway: Gateway, bound: socket.socket, announce: Callable[[], None]) -> bool:
+    """Serves until SIGTERM or SIGINT, then answers the requests in flight, for at most `api.drain_s`.
+
+    Requests that take longer are answered with `NotReadyError`.
+
+    Args:
+        gateway: started and closed here.
+        bound: from `api.server.bind`; closed here.
+        announce: called once requests are answered.
+
+    Returns:
+        False if a batch or the store is still at work: its thread would keep the interpreter from ending.
+
+    Raises:
+        CapacityError: an address is in use.
+    """
+    try:
+        listen(bound)
+        grpc = open_grpc(gateway)
+    except FirstlineError:
+        bound.close()
+        await gateway.close()
+        raise
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    limits = ServerLimits(idle_s=gateway.settings.api.keep_alive_s, pending=connections_within_descriptors())
+    server = http_server(gateway, limits)
+    ended = True
+    await gateway.start()
+    if grpc is not None:
+        await grpc.start()
+    await server.start([bound])
+    try:
+        gc.collect()
+        gc.freeze()  # objects of the start live as long as the process: later collections skip them
+        gc.set_threshold(*_GC_THRESHOLDS)
+        keep_freed_memory()
+        announce()
+        await stop.wait()
+        log.info("draining")
+        # It still listens: load balancers see that `ready` has changed, and new requests are refused with a reason.
+        if not await gateway.drain(gateway.settings.api.drain_s):
+            log.warning("gave up on requests in flight", after_s=gateway.settings.api.drain_s)
+            await gateway.abandon()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        if grpc is not None:
+            await grpc.stop(_SERVER_STOP_S)
+        await server.stop(_SERVER_STOP_S)
+        ended = await gateway.close()
+        if ended:
+            log.info("stopped")
+        else:
+            log.error("stopped while a batch runs, or the store says nothing")
+    return ended
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:

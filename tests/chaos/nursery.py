@@ -20,7 +20,7 @@ from pathlib import Path
 
 _IMPORTED = {
     "firstline_edge": ("firstline_edge.cli.run", "firstline_edge.cloud.mqtt_link", "firstline_core.runtime.onnx"),
-    "firstline_gateway": ("firstline_gateway.server", "firstline_gateway.app", "uvloop"),
+    "firstline_gateway": ("firstline_gateway.api.server", "firstline_gateway.app", "uvloop"),
 }
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 20.0

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -24,9 +23,9 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.http_body import HEADER_LENGTH
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_gateway import server
+from firstline_gateway.api import server
 from firstline_gateway.api.app import create_app
-from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.app import Gateway, open_gateway, run_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.load import load
@@ -344,7 +343,7 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
     bound = server.bind("127.0.0.1", 0)
     url = server.url_of(bound)
     up = asyncio.Event()
-    served = asyncio.create_task(server.serve(gateway, bound, up.set))
+    served = asyncio.create_task(run_gateway(gateway, bound, up.set))
     await up.wait()
     async with httpx.AsyncClient(base_url=url) as client:
         in_flight = asyncio.create_task(client.post(V2, content=_json_pixels()))
@@ -362,22 +361,6 @@ async def test_sigterm_turns_ready_and_finishes_what_is_in_flight(gated: tuple[G
         await httpx.AsyncClient().get(url)
 
 
-async def test_no_answer_waits_for_an_acknowledgement() -> None:
-    accepted: list[socket.socket] = []
-
-    class Server(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            accepted.append(transport.get_extra_info("socket"))
-
-    bound = server.bind("127.0.0.1", 0)
-    listening = await asyncio.get_running_loop().create_server(Server, sock=bound)
-    _, writer = await asyncio.open_connection(*bound.getsockname())
-    await until(lambda: bool(accepted))
-    assert accepted[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    writer.close()
-    listening.close()
-
-
 async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gateway, GatedExecutor]) -> None:
     gateway, executor = gated
     first = server.bind("127.0.0.1", 0)
@@ -386,7 +369,7 @@ async def test_of_two_that_bound_one_address_the_later_says_so(gated: tuple[Gate
     with first, second:
         first.listen()
         with pytest.raises(CapacityError, match=f"Cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            await server.serve(gateway, second, lambda: None)
+            await run_gateway(gateway, second, lambda: None)
     assert executor.closed
 
 
@@ -395,7 +378,7 @@ async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -
     gateway = gateway_of(load(None, overrides={"auth.mode": "off", "api.drain_s": 0.05}), repository, executor)
     bound = server.bind("127.0.0.1", 0)
     up = asyncio.Event()
-    served = asyncio.create_task(server.serve(gateway, bound, up.set))
+    served = asyncio.create_task(run_gateway(gateway, bound, up.set))
     await up.wait()
     async with httpx.AsyncClient(base_url=server.url_of(bound)) as client:
         asked = [asyncio.create_task(client.post(V2, content=_json_pixels())) for _ in range(3)]

@@ -27,7 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.bodies import BodyBudget
-from firstline_gateway import server
+from firstline_gateway.api import server
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load

@@ -116,7 +116,7 @@ async def test_nothing_is_lost_while_models_are_exchanged(tier: tuple[Asking, Pa
 
 
 async def test_over_grpc_the_gateway_wants_an_operators_key(tmp_path: Path) -> None:
-    from firstline_gateway import server
+    from firstline_gateway.api import server
 
     put(tmp_path / "models" / "small")
     gateway = gateway_of(tmp_path, auth__mode="tokens", grpc__enabled=True, grpc__port=0)
@@ -152,7 +152,7 @@ async def test_over_grpc_the_agent_wants_a_caller_on_the_device(tmp_path: Path) 
     settings = edge_settings(tmp_path / "state", grpc__enabled=True, grpc__port=port)
     async with (
         EdgeAgent(settings) as agent,
-        edge_server._grpc(agent, access_of(settings.api), BodyBudget(1 << 20)),
+        edge_server.serving_grpc(agent.data_plane, access_of(settings.api), BodyBudget(1 << 20)),
         calling(port) as call,
     ):
         assert (

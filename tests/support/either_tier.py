@@ -14,7 +14,7 @@ from support.small_models import gateway_of
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_edge.api.bodies import BodyBudget
-from firstline_gateway import server
+from firstline_gateway.api import server
 
 
 @asynccontextmanager
@@ -39,5 +39,5 @@ async def either_tier(name: str, folder: Path) -> AsyncIterator[tuple[str, int]]
             settings = edge_settings(folder / "state", models__directories=models, grpc__enabled=True, grpc__port=port)
             agent, url = await opened.enter_async_context(serving_agent(settings))
             access = access_of(settings.api)
-            await opened.enter_async_context(edge_server._grpc(agent, access, BodyBudget(1 << 20)))
+            await opened.enter_async_context(edge_server.serving_grpc(agent.data_plane, access, BodyBudget(1 << 20)))
         yield url, port

@@ -18,7 +18,7 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, InferRequest, ModelKey, Tensor
-from firstline_gateway import server
+from firstline_gateway.api import server
 from firstline_gateway.app import Gateway
 from firstline_gateway.executors.base import Executor, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single

@@ -23,8 +23,8 @@ def add_commands(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import uvloop
 
-    from firstline_gateway import server
-    from firstline_gateway.app import open_gateway
+    from firstline_gateway.api import server
+    from firstline_gateway.app import open_gateway, run_gateway
 
     found = settings_of(arguments, api__host=arguments.host, api__port=arguments.port)
     logs.configure(found.log.level, found.log.format)
@@ -33,7 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
     server.raise_descriptor_limit()
     gateway = open_gateway(found)
     ended = uvloop.run(
-        server.serve(
+        run_gateway(
             gateway,
             bound,
             lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),

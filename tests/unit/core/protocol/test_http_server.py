@@ -156,6 +156,14 @@ async def test_every_answer_has_a_date() -> None:
         assert re.search(rb"\r\ndate: \w{3}, \d\d \w{3} \d{4} [\d:]{8} GMT\r\n", await reader.readuntil(b"\r\n\r\n"))
 
 
+async def test_no_answer_waits_for_an_acknowledgement() -> None:
+    async with served(echo) as (server, port), connected(port) as (reader, writer):
+        writer.write(asking(b"x"))
+        await answered(reader)
+        (connection,) = connections(server)
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def test_connection_close_ends_the_connection() -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"xy", "Connection: close") + b"what comes after it counts for nothing")
