@@ -62,6 +62,7 @@ class Site:
                     issued_s=found.not_valid_before_utc.timestamp(),
                     not_after_s=found.not_valid_after_utc.timestamp(),
                     changed=version,
+                    kept_service_s=0.0,
                 )
             )
 

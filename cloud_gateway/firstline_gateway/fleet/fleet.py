@@ -6,7 +6,6 @@ Whatever people do is in the audit trail, in the transaction that does it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -73,12 +72,12 @@ class Fleet:
             found = devices.find(connection, device)
             return found.desired if found is not None and found.accepted_s is not None else Desired(0)
 
-        return await self._write(asked)
+        return await self._writer.write(asked)
 
     async def report(self, device: str, reported: Reported) -> bool:
         """Takes what a device says of itself; False where it said something newer before."""
         now_s = self._clock.wall_s()
-        return await self._write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
+        return await self._writer.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
 
     async def count(self, device: str, telemetry: Telemetry) -> bool:
         """Takes what a device counted; likewise."""
@@ -89,7 +88,7 @@ class Fleet:
                 return None
             return totals.count(connection, device, telemetry, now_s)
 
-        found = await self._write(counted)
+        found = await self._writer.write(counted)
         if found is not None:
             self._tally.add(found.before, found.after, now_s)
         return found is not None
@@ -98,8 +97,8 @@ class Fleet:
         """A device's process has come, or has ended; False for the late word of an earlier one."""
         now_s = self._clock.wall_s()
         if online:
-            return await self._write(lambda on: devices.seen(on, device, session, now_s, accept=self._accept))
-        return await self._write(lambda on: devices.left(on, device, session))
+            return await self._writer.write(lambda on: devices.seen(on, device, session, now_s, accept=self._accept))
+        return await self._writer.write(lambda on: devices.left(on, device, session))
 
     async def page(
         self, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
@@ -151,7 +150,7 @@ class Fleet:
                 said(action="device.accept", details={})
             return _known(devices.find(connection, name), name)
 
-        found = await self._write(changed)
+        found = await self._writer.write(changed)
         if change.accepted:
             self._on_desired()
         return _shown(found, now_s)
@@ -174,7 +173,7 @@ class Fleet:
             )
             return True
 
-        if not await self._write(forgotten):
+        if not await self._writer.write(forgotten):
             raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
@@ -200,7 +199,7 @@ class Fleet:
             )
             return len(told)
 
-        told = await self._write(braked)
+        told = await self._writer.write(braked)
         self._on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=told)
         return told
@@ -208,7 +207,7 @@ class Fleet:
     async def desire(self, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
         """Changes what devices are to run; those for which that is something new."""
         now_s, wanted = self._clock.wall_s(), list(names)
-        changed = await self._write(lambda on: devices.desire(on, wanted, change, now_s))
+        changed = await self._writer.write(lambda on: devices.desire(on, wanted, change, now_s))
         if changed:
             self._on_desired()
         return changed
@@ -219,7 +218,7 @@ class Fleet:
 
     async def published(self, revisions: dict[str, int]) -> None:
         """Notes what lies there now."""
-        await self._write(lambda on: devices.published(on, revisions))
+        await self._writer.write(lambda on: devices.published(on, revisions))
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Who answered, over time."""
@@ -236,7 +235,7 @@ class Fleet:
         if not counted:
             return
         try:
-            await self._write(lambda on: tiers.keep(on, counted))
+            await self._writer.write(lambda on: tiers.keep(on, counted))
         except BaseException:
             self._tally.put_back(counted)
             raise
@@ -249,10 +248,7 @@ class Fleet:
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
 
-        await self._write(forgotten)
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
+        await self._writer.write(forgotten)
 
 
 def _shown(device: devices.Device, now_s: float) -> FleetDevice:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -115,7 +114,7 @@ class Devices:
         kept = [(name, enrolment.secret_hash(secret)) for name, secret in made.items()]
         await self._authorities()  # made by the first invitation
         trusted = public_key_hash(await self.authorities_pem())
-        await self._write(lambda on: enrolment.invite(on, kept, by=by, now_s=now_s, expires_s=expires_s))
+        await self._writer.write(lambda on: enrolment.invite(on, kept, by=by, now_s=now_s, expires_s=expires_s))
         for name in names:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
@@ -147,7 +146,9 @@ class Devices:
             # What nobody invited costs no write.
             if await self._readers.ask(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
-                enrolled = await self._write(lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s))
+                enrolled = await self._writer.write(
+                    lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s)
+                )
         except CapacityError:
             self._attempts.give_back(address)  # the store's fault, not the device's
             raise
@@ -188,7 +189,7 @@ class Devices:
             enrolment.forget_expired(on, now_s, kept_s)
             return renewed
 
-        certificate = await self._write(renew)
+        certificate = await self._writer.write(renew)
         if certificate is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
         log.info("certificate renewed", device=device, before=presented.serial)
@@ -203,7 +204,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        if not await self._write(lambda on: enrolment.revoke(on, device, now_s)):
+        if not await self._writer.write(lambda on: enrolment.revoke(on, device, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here.")
         log.warning("device revoked", device=device, principal=by)
         await self._gatekeeper.refreshed()
@@ -261,6 +262,3 @@ class Devices:
         except ConfigError as error:
             log.error("certificate authority not opened", error=error.message)
             raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))

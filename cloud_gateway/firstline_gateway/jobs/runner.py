@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -103,7 +102,7 @@ class JobRunner:
         """Begins to run what waits, what was left by this gateway's last life included."""
         if self._readers.database.dialect == "sqlite":  # nobody else works on it
             with contextlib.suppress(CapacityError):  # told by the writer; then the leases run out
-                await self._write(records.put_back_all)
+                await self._writer.write(records.put_back_all)
         for task in self._tasks:
             task.start()
         self._started = True
@@ -119,7 +118,7 @@ class JobRunner:
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):
-                await self._write(lambda connection: records.leave(connection, self._holder))
+                await self._writer.write(lambda connection: records.leave(connection, self._holder))
 
     async def _take_up(self) -> None:
         free = self._settings.in_flight - len(self._running)
@@ -139,7 +138,7 @@ class JobRunner:
             came_by_s=came_by_s,
             lease_s=_LEASE_S,
         )
-        claimed = await self._write(claim)
+        claimed = await self._writer.write(claim)
         for found in claimed:
             if isinstance(found, str):
                 error = FirstlineError("The disk has damaged what was asked; hand it in again.")
@@ -180,7 +179,7 @@ class JobRunner:
                 return
             wait_s = max(_BACK_S, error.retry_after_s or 0.0)
             with contextlib.suppress(CapacityError):
-                await self._write(
+                await self._writer.write(
                     lambda connection: records.put_back(
                         connection, self._holder, [job.job_id], self._service.now_s() + wait_s
                     )
@@ -224,7 +223,7 @@ class JobRunner:
 
     async def _end(self, job_id: str, ended: Ended) -> None:
         service_s = self._service.now_s()
-        if await self._write(lambda connection: records.end(connection, job_id, ended, service_s)):
+        if await self._writer.write(lambda connection: records.end(connection, job_id, ended, service_s)):
             self._counter.labels("answered" if ended.status == 200 else "failed").inc()
             log.info("job ended", request_id=job_id, status=ended.status)
         self._endings.tell(job_id)
@@ -232,18 +231,15 @@ class JobRunner:
     async def _keep(self) -> None:
         """Counts what is kept, then renews the leases, and forgets what is old."""
         if not self._recounted:
-            await self._write(usage.recount)
+            await self._writer.write(usage.recount)
             self._recounted = True
-        await self._write(partial(self._renewed, list(self._running)))
+        await self._writer.write(partial(self._renewed, list(self._running)))
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()
         if running:
             records.renew(connection, self._holder, running, now_s, _LEASE_S)
         records.forget(connection, now_s - self._settings.age_s)
-
-    def _write(self, operation: Callable[[Connection], T]) -> Awaitable[T]:
-        return asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _refused(error: FirstlineError) -> Ended:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -67,7 +65,7 @@ class Profiles:
             records.put(connection, entry, brought.content)
             _note(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
-        await self._write(kept)
+        await self._writer.write(kept)
         return entry
 
     async def check_asked(self, device: str, bundle: str, version: int) -> None:
@@ -100,7 +98,7 @@ class Profiles:
             )
             return entry, True
 
-        entry, new = await self._write(kept)
+        entry, new = await self._writer.write(kept)
         if new:
             log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
@@ -118,10 +116,7 @@ class Profiles:
                 raise _unknown(place)
             _note(connection, now_s, by, "profile.remove", place)
 
-        await self._write(removed)
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
+        await self._writer.write(removed)
 
 
 def _note(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:

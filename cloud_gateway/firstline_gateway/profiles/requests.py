@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -104,7 +103,7 @@ class Requests:
             audit_log.add(connection, at_s=now_s, actor=by, action="profile.request", subject=subject, details=details)
             return replace(request_of(_known(connection, device), new, now_s), new=True)
 
-        found = await self._write(made)
+        found = await self._writer.write(made)
         if found.new:
             self._on_desired()
         return found
@@ -127,7 +126,7 @@ class Requests:
             details = {"bundle": bundle, "request": gone.wanted.id}
             audit_log.add(connection, at_s=now_s, actor=by, action="profile.cancel", subject=subject, details=details)
 
-        await self._write(cancelled)
+        await self._writer.write(cancelled)
         self._on_desired()
 
     async def expire(self) -> int:
@@ -143,14 +142,11 @@ class Requests:
             def expired(connection: Connection, names: Sequence[str] = due) -> int:
                 return sum(_expire(connection, name, now_s) for name in names)
 
-            count += await self._write(expired)
+            count += await self._writer.write(expired)
         if count:
             log.info("requests for profiles ended", requests=count)
             self._on_desired()
         return count
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _expire(connection: Connection, device: str, now_s: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from sqlalchemy import Connection
@@ -73,7 +72,7 @@ class Aliases:
                 raise _unknown(model, alias)
             return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
 
-        return await asyncio.wrap_future(self._writer.submit(put))
+        return await self._writer.write(put)
 
     async def revert(self, model: str, alias: str, by: str) -> AliasChange:
         """Has an alias stand for what it stood for before its last change.
@@ -98,7 +97,7 @@ class Aliases:
                 raise ConflictError(f"{alias} stood for {model} version {version}, which is no longer in the registry.")
             return _changed(connection, AliasChange(model, alias, version, by, now_s), "alias.revert")
 
-        return await asyncio.wrap_future(self._writer.submit(put))
+        return await self._writer.write(put)
 
 
 def _changed(connection: Connection, change: AliasChange, action: str) -> AliasChange:

@@ -154,7 +154,7 @@ class Registry:
             )
             return {role: version for role, (version, _) in records.heads(connection).items()}
 
-        return await self._write(put)
+        return await self._writer.write(put)
 
     async def renew(self, least_s: float) -> bool:
         """Signs a new snapshot and a new timestamp where one of the present ones ends within `least_s`.
@@ -180,7 +180,7 @@ class Registry:
             records.put(connection, signing.signed_online(targets.content, signer, versions, now_s))
             return True
 
-        return await self._write(put)
+        return await self._writer.write(put)
 
     @staticmethod
     def _ends_soon(heads: dict[str, tuple[int, float]], until_s: float) -> bool:
@@ -232,9 +232,6 @@ class Registry:
 
     async def _ask(self, read: Callable[[Connection], _T]) -> _T:
         return await self._readers.ask(read)
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _versions(catalogue: Catalogue) -> set[SignedVersion]:

@@ -87,7 +87,7 @@ class Engine:
             async with asyncio.timeout(_CLOSE_S):
                 await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         with contextlib.suppress(FirstlineError):
-            await self._write(lambda connection: records.release(connection, self._holder))
+            await self._writer.write(lambda connection: records.release(connection, self._holder))
 
     async def drive(self) -> int:
         """Steps every rollout once that something is to be done for, and again where one has more to do at once.
@@ -126,7 +126,7 @@ class Engine:
     async def _leads(self) -> bool:
         """Takes or renews the right to step."""
         now_s = self._service.now_s()
-        return await self._write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
+        return await self._writer.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
 
     async def _step(self, make: partial[_Made]) -> bool:
         """One step of one rollout; whether the next is due at once."""
@@ -142,7 +142,7 @@ class Engine:
                 return None
             return apply(connection, before, made, now.wall_s)
 
-        if await self._write(carried_out) is None:
+        if await self._writer.write(carried_out) is None:
             return True  # somebody was faster
         if made.told:
             self._on_told()
@@ -156,9 +156,6 @@ class Engine:
                 return read(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, reading)
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _stepped(connection: Connection, rollout_id: str, mirrors: dict[str, Mirror], now: Now) -> _Made:

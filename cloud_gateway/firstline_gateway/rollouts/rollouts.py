@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -103,7 +102,7 @@ class Rollouts:
             )
             return kept
 
-        kept = await self._write(created)
+        kept = await self._writer.write(created)
         if kept.definition != definition:
             raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
         return _shown(kept, {})
@@ -182,7 +181,7 @@ class Rollouts:
                 shown = replace(shown, warnings=for_nobody(found.definition, len(_meant(connection, found.definition))))
             return shown
 
-        shown = await self._write(commanded)
+        shown = await self._writer.write(commanded)
         self._on_change()
         return shown
 
@@ -229,9 +228,6 @@ class Rollouts:
                 f"The registry's signed targets list {wanted.brought} with the sha256 {listed}, and this rollout "
                 f"offers {wanted.manifest_sha256}, which no device would take; make it anew."
             )
-
-    async def _write(self, operation: Callable[[Connection], _T]) -> _T:
-        return await asyncio.wrap_future(self._writer.submit(operation))
 
 
 def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import orjson
@@ -26,7 +25,7 @@ async def test_a_batch_that_hangs_is_told_with_its_age() -> None:
     async with site({"only": 0.01}) as made:
         await made.until(made.ask(1.0))
         made.executors["only"].stop()
-        asked = asyncio.ensure_future(made.dispatcher._run_on(made.members["only"], M, [row(1.0)], [None]))
+        asked = made.dispatcher.run_on(made.members["only"], M, [row(1.0)], [None]).ended
         for _ in range(200):
             await made.clock.advance(0.1)
         (line,) = lines_of(made.dispatcher)
@@ -44,11 +43,11 @@ async def test_a_model_that_an_executor_is_left_alone_with_is_told_beside_those_
     async with site({"only": 0.01}) as made:
         made.add(model("n"))
         for _ in range(3):
-            made.members["only"].standing(M).failed(0.0)
+            made.members["only"].models[M].health.failed(0.0)
         (line,) = lines_of(made.dispatcher)
         assert re.search(r"only: up .*m at 1 times its usual seconds: It failed; it is tried again in 0\.5 s\.", line)
         for _ in range(3):
-            made.members["only"].standing(model("n").key).failed(0.0)
+            made.members["only"].models[model("n").key].health.failed(0.0)
         assert lines_of(made.dispatcher)[0].count("It failed") == 1
 
 

@@ -11,7 +11,7 @@ from firstline_gateway.settings.check import is_loopback
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 
-EXAMPLE = Path(__file__).parents[3] / "cloud_gateway" / "gateway.toml"
+EXAMPLE = Path(__file__).parents[4] / "cloud_gateway" / "gateway.toml"
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:
