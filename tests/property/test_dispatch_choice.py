@@ -15,7 +15,7 @@ from firstline_gateway.executors.dispatch.choice import Candidate, choose, wait_
 seconds = st.floats(0, 100)
 candidate = st.builds(
     Candidate,
-    name=st.integers(0, 9),
+    executor=st.integers(0, 9),
     wait_s=seconds,
     run_s=st.none() | seconds,
     under_way=st.integers(0, 20),
@@ -71,7 +71,7 @@ def test_many_at_once_do_not_run_to_the_same_one(run_s: list[float], slots: int,
         chosen = choose(candidates)
         assert chosen is not None
         ends_s.append(chosen.done_s)
-        given_to[chosen.name].append(run_s[chosen.name])
+        given_to[chosen.executor].append(run_s[chosen.executor])
     rate = sum(slots / each for each in run_s)
     assert max(ends_s) <= batches / rate + max(run_s) + 1e-9
     assert ends_s == sorted(ends_s), "later ones are done later: none was passed by"
@@ -82,7 +82,7 @@ def test_equals_have_equal_parts() -> None:
     for _ in range(9):
         chosen = choose(Candidate(name, wait_s([0.01] * given_to[name], 2), 0.01, given_to[name]) for name in range(3))
         assert chosen is not None
-        given_to[chosen.name] += 1
+        given_to[chosen.executor] += 1
     assert set(given_to.values()) == {3}
 
 

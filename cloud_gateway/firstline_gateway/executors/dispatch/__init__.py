@@ -6,8 +6,8 @@ One batch, from its start to its answer
     refusals        why no executor may run a batch now, and until when; pure
     batch_run       one batch: retried on another executor if it fails or is late
     attempts        some requests of a batch on one executor, and what is learned from them
-    member          one executor: its models, its running batches, what a batch would take there
-    running_batch   a batch on an executor, and how long it still takes; pure
+    member          one executor: its models, its running batches, and predictions for a batch there
+    running_batch   a batch on an executor, and the time that is left; pure
     choice          the earliest predicted completion within the budgets; pure
     forecast        how long a model's batches take on an executor: measured times, times its pace; pure
     health          ejection after errors, and probes that end it; pure

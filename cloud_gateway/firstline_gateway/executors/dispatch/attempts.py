@@ -105,7 +105,7 @@ class Attempts:
         if found is None:
             return None
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
-        return found.name if done_s <= within_s and self._repeats.take(now_s) else None
+        return found.executor if done_s <= within_s and self._repeats.take(now_s) else None
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
         """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""

@@ -53,7 +53,7 @@ class BatchRun:
             self._wait_for(attempt)
 
     def take(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
-        """Takes the outcomes of an attempt on the event loop; what failed there goes to another executor."""
+        """Takes the outcomes of an attempt on the event loop; failed requests go to another executor."""
         self._tried.append(attempt.member)
         self._take(attempt, outcomes)
 
@@ -157,7 +157,7 @@ class BatchRun:
             self.ended.set_result(found)
 
     def _give_up(self, _ended: object) -> None:
-        """Ends what still runs: another executor was faster, or nobody waits for it."""
+        """Gives up the attempts that still run: another executor was faster, or the caller has left."""
         if self._late is not None:
             self._late.cancel()
         running, self._running = self._running, {}

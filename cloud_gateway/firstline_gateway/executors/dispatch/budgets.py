@@ -12,7 +12,7 @@ class Energy:
     """The energy budget of an executor, as an average over a window.
 
     Args:
-        budget_w: in watts; 0 is no budget.
+        budget_w: in watts, or 0 for no budget.
 
     Attributes:
         is_limited: whether there is a budget.
@@ -62,7 +62,7 @@ class Memory:
     """The memory budget of an executor, for its models and running batches.
 
     Args:
-        budget_bytes: 0 is no budget.
+        budget_bytes: 0 for no budget.
 
     Attributes:
         is_limited: whether there is a budget.
@@ -78,7 +78,7 @@ class Memory:
 
     @property
     def free_bytes(self) -> float:
-        """What is left; infinite without a budget."""
+        """Bytes that are left; infinite without a budget."""
         if not self._budget_bytes:
             return math.inf
         return self._budget_bytes - self.models_bytes - self.batches_bytes

@@ -4,7 +4,7 @@ The usual seconds come from a profile, or from the measurement when the model wa
 first batches tell. The pace is observed to expected time: 1 as usual, 3 where everything takes three times as long. It
 is one number for all sizes, so that one batch of any size shows a machine that has become slow.
 
-What the pace leaves over is the size's own: the profile's machine may have gained less by batches than this one does.
+The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
 That is learned by each size as from a sample of which what was known before is a few batches, so that it outweighs a
 wrong profile, while a slow moment, which all sizes share and which ends, leaves little behind.
 """
@@ -47,11 +47,11 @@ class Forecast:
 
     @property
     def pace(self) -> float:
-        """What batches take now, to what is usual."""
+        """Present batch times as a multiple of the usual ones."""
         return math.exp(self._log_pace)
 
     def seconds(self, rows: int) -> float | None:
-        """What a batch would take that began now; None where nothing is known."""
+        """Returns the expected seconds of a batch that starts now, or None if nothing is known."""
         return self._usual.seconds(rows) * self.pace if self.known else None
 
     def worthwhile_rows(self, max_rows: int) -> int:

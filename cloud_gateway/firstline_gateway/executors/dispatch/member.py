@@ -1,4 +1,4 @@
-"""One executor of the pool: its models, its running batches, and what a batch would take there. No I/O."""
+"""One executor of the pool: its models, its running batches, and predictions for a batch there. No I/O."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Member:
         name: in the settings.
         executor: runs the batches.
         costs: returns what a model costs there; reads files and may query the store.
-        sessions: batches that really run at the same moment there; 0 is as many as it is given.
+        sessions: batches that really run at the same moment there; 0 if that is unknown.
         memory: its budget.
         energy: its budget.
         takes: whether a model, by name, may run there at all.
@@ -135,8 +135,8 @@ class Member:
     def slots(self) -> int:
         """Batches that it is worth giving at the same moment.
 
-        A remote executor with an unknown number of sessions is given fewer as it slows down: what waits there cannot be
-        taken back.
+        A remote executor with an unknown number of sessions is given fewer as it slows down: the batches that wait
+        there cannot be taken back.
         """
         if not self.usable:
             return 0
@@ -191,7 +191,7 @@ class Member:
         return self.in_process.loop_times(key)
 
     def has_memory(self, key: ModelKey, rows: int) -> bool:
-        """Returns whether there is room for a batch beside what runs."""
+        """Returns whether there is room for one more batch."""
         return self.models[key].costs.memory_of(rows) <= self.memory.free_bytes
 
     def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
@@ -230,7 +230,7 @@ class Member:
         if run_s is not None:
             run_s *= self.overdue(now_s)
         return Candidate(
-            name=self,
+            executor=self,
             wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *reserved_s], self.side_by_side),
             run_s=run_s,
             under_way=len(self.running),

@@ -2,7 +2,7 @@
 
 An executor that is idle and slow is worth it only if it completes a batch before the busy ones would complete the whole
 backlog (the "slow server problem": Lin and Kumar, IEEE TAC 1984). It takes the rows after those that the busy ones
-complete earlier. What waits for a busy executor grows into a larger batch meanwhile. A batch for an idle executor
+complete earlier. Requests that wait for a busy executor form a larger batch meanwhile. A batch for an idle executor
 leaves rows to another one if both parts together complete notably earlier.
 """
 
@@ -41,7 +41,7 @@ class Times(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorTimes:
-    """What batches of one model take on one executor; see `Times`.
+    """Times of batches of one model on one executor; see `Times`.
 
     Args:
         member: the executor.
@@ -75,7 +75,7 @@ class Placement:
 
     Args:
         member: the executor with the earliest predicted completion.
-        times: what the batch takes there.
+        times: of batches there.
         is_free: whether it can start there now; else it waits for that executor.
         is_ahead: whether it is queued behind the batches that run there.
         again_s: seconds after which to look again, if it waits and nothing happens meanwhile.
@@ -95,7 +95,7 @@ class Lane(NamedTuple):
 
     Args:
         wait_s: seconds until it is free.
-        times: what batches of the model take there.
+        times: of batches there.
     """
 
     wait_s: float
@@ -151,24 +151,24 @@ class ExecutorSnapshot:
         if best is None:
             now = [self._candidate(member, key, least_rows) for member in there]
             return refusals.over_budget(self._members, now, key, least_rows, self._now_s)
-        most = sizes[best.name]
-        if self._is_free(best, key, is_full=rows >= best.name.worthwhile_rows(key, max_rows)):
-            if may_split and best.run_s is not None and least_rows < rows == most and best.name.room():
+        most = sizes[best.executor]
+        if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
+            if may_split and best.run_s is not None and least_rows < rows == most and best.executor.room():
                 most = self._part(best, key, (least_rows, rows), sizes)
-            return Placement(best.name, ExecutorTimes(best.name, key, most), is_ahead=not best.name.room())
-        idle = [each for each in sizes if each is not best.name and each.takes_now(key) and self._has_room(each)]
+            return Placement(best.executor, ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
+        idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
         busy_rows_per_s = sum(
             each.rows_per_s(key, most, self._now_s) for each in sizes if each.takes_now(key) and each not in idle
         )
         soonest_s = min((self._candidate(each, key, least_rows).done_s for each in idle), default=math.inf)
         return Placement(
-            best.name,
-            ExecutorTimes(best.name, key, most),
+            best.executor,
+            ExecutorTimes(best.executor, key, most),
             is_free=False,
             again_s=_again_s(best, soonest_s),
             idle=self._idle_part(
                 best,
-                ExecutorTimes(best.name, key, most),
+                ExecutorTimes(best.executor, key, most),
                 {each: sizes[each] for each in idle},
                 rows=rows,
                 least_rows=least_rows,
@@ -179,8 +179,8 @@ class ExecutorSnapshot:
     def _is_free(self, best: Candidate[Member], key: ModelKey, *, is_full: bool) -> bool:
         """Whether a batch can start there now. One as large as it can be gains nothing by waiting, and may go ahead."""
         if not best.trusted:  # an ejected executor runs a model that no other one runs, one batch at a time
-            return best.name.room_for_a_trial(key)
-        return self._has_room(best.name, best.run_s if is_full else None)
+            return best.executor.room_for_a_trial(key)
+        return self._has_room(best.executor, best.run_s if is_full else None)
 
     def _idle_part(
         self,
@@ -213,17 +213,17 @@ class ExecutorSnapshot:
         least, most = between
         found, done_s = most, best.done_s / GAIN
         for other in among:
-            if other is best.name or not other.takes_now(key):
+            if other is best.executor or not other.takes_now(key):
                 continue
             fewest, enough = least, found
             while fewest < enough:
                 part = (fewest + enough) // 2
-                rest, mine = self._candidate(other, key, most - part), self._candidate(best.name, key, part)
+                rest, mine = self._candidate(other, key, most - part), self._candidate(best.executor, key, part)
                 if rest.fits and rest.done_s <= mine.done_s:
                     enough = part
                 else:
                     fewest = part + 1
-            if enough < found and self._candidate(best.name, key, enough).done_s <= done_s:
+            if enough < found and self._candidate(best.executor, key, enough).done_s <= done_s:
                 found = enough
         return found
 

@@ -1,4 +1,4 @@
-"""What batches cost, read from a profile that was made on the executor's machine (`firstline_core.profile`)."""
+"""Costs of batches from a profile of the executor's machine (`firstline_core.profile`)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logger(__name__)
 
 
 def no_priors(_bundle: str, _model_digest: str, _fingerprint: str) -> list[profile.Profile]:
-    """Where nobody keeps any."""
+    """Returns no profile: there is no store of profiles."""
     return []
 
 
 def read(files: tuple[str, ...]) -> list[profile.Profile]:
-    """The profiles of an executor: one for each bundle.
+    """Reads the profiles of an executor, one for each bundle.
 
     Raises:
-        ConfigError: a file cannot be read, or is no profile.
+        ConfigError: a file cannot be read or is not a profile.
     """
     found = []
     for file in files:
@@ -41,8 +41,8 @@ def read(files: tuple[str, ...]) -> list[profile.Profile]:
     return found
 
 
-def beside(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[profile.Profile]:
-    """The profile of this machine that lies with a bundle or beside it. What cannot be read is left out, and told.
+def profiles_near(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[profile.Profile]:
+    """Returns the profile of this machine in or next to a bundle's folder; logs and skips unreadable ones.
 
     Args:
         bundle: its folder.
@@ -61,28 +61,28 @@ def beside(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[prof
 def of_this_machine(
     bundle: Path, name: str, model_digest: str, fingerprint: Callable[[], str], priors: Priors
 ) -> list[profile.Profile]:
-    """The profile that a bundle brings of this machine; where the model is in none of that, what is kept elsewhere.
+    """Returns the bundle's own profile of this machine, or that of the store if it lacks the model.
 
     Args:
         bundle: its folder.
         name: of the bundle.
         model_digest: `Model.digest`.
-        fingerprint: see `beside`.
-        priors: what is kept elsewhere.
+        fingerprint: see `profiles_near`.
+        priors: reads the store of profiles.
     """
-    brought_ = beside(bundle, name, fingerprint)
+    brought_ = profiles_near(bundle, name, fingerprint)
     if any(point.key.model_digest == model_digest for one in brought_ for point in one.points):
         return brought_
     return priors(name, model_digest, fingerprint())
 
 
 def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, power_w: float) -> Costs:
-    """What batches of one model cost there.
+    """Returns the costs of batches of one model.
 
     Args:
         profiles: of the executor's machine; where two have the same point, the latter's holds.
         model_digest: `Model.digest`; points of other models say nothing of this one.
-        provider: that runs it there; "" where nobody knows, and any one's points count.
+        provider: that runs it there; "" if it is unknown, which accepts the points of every provider.
         power_w: stated; holds where the profile has no energy.
     """
     points = {

@@ -67,7 +67,9 @@ def over_budget(
     if most_rows < rows:
         return NoPlacement(_never(key, rows, most_rows), math.inf)
     waits_s = [
-        each.name.energy.wait_s(each.energy_j, now_s) for each in candidates if each.name.memory.fits(each.memory_bytes)
+        each.executor.energy.wait_s(each.energy_j, now_s)
+        for each in candidates
+        if each.executor.memory.fits(each.memory_bytes)
     ]
     again_s = min(waits_s, default=math.inf)
     error = BudgetExceededError(

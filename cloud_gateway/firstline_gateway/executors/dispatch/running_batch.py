@@ -1,4 +1,4 @@
-"""A batch on an executor: what was expected of it, and how long it will still take. Pure."""
+"""A batch on an executor: its expected times, and the time that is left. Pure."""
 
 from __future__ import annotations
 

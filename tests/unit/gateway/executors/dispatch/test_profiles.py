@@ -23,7 +23,7 @@ from firstline_gateway.app import open_gateway
 from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.profiles import beside, costs_of, of_this_machine, read
+from firstline_gateway.executors.dispatch.profiles import costs_of, of_this_machine, profiles_near, read
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.priors import priors_in
 from firstline_gateway.settings.load import load
@@ -116,9 +116,9 @@ def test_of_the_profiles_that_lie_with_a_bundle_those_of_this_machine_count(tmp_
     (tmp_path / "profiles" / "m@other.json").write_bytes(encode(msgspec.structs.replace(mine, fingerprint="e" * 64)))
     (tmp_path / "profiles" / "m@torn.json").write_bytes(encode(mine)[:100])
     for bundle in (tmp_path, tmp_path / "bundle"):  # with it, and beside it
-        assert beside(bundle, "m", lambda: "f" * 64) == [mine]
-        assert beside(bundle, "m", lambda: "d" * 64) == []
-    assert beside(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
+        assert profiles_near(bundle, "m", lambda: "f" * 64) == [mine]
+        assert profiles_near(bundle, "m", lambda: "d" * 64) == []
+    assert profiles_near(tmp_path, "n", lambda: pytest.fail("nobody needs to know the machine")) == []
 
 
 def test_what_is_kept_elsewhere_is_asked_for_models_of_which_the_bundle_brings_nothing(tmp_path: Path) -> None:
