@@ -1,4 +1,4 @@
-"""The device agent: answers with its own model where that is safe, and asks the gateway otherwise.
+"""The device agent: answers with its own model if that is safe, and asks the gateway otherwise.
 
 A request
     api/            HTTP and gRPC: the Open Inference Protocol, files, answers by id and as events

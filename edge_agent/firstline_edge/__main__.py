@@ -1,6 +1,6 @@
 """`edge-agent`: the commands that run on a device. Imports little until a command is known.
 
-What a device lacks must be told by `doctor`, so nothing here may need numpy or any other wheel.
+`doctor` must be able to report missing packages, so nothing here may need numpy or any other wheel.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from firstline_edge.state import standing_path
 
 
 def contract_findings(settings: EdgeSettings) -> list[Finding]:
-    """What the audits found of the certificates in use; nothing where there is nothing to say."""
+    """Returns the findings of the audits about the certificates in use; empty if there are none."""
     path = standing_path(settings.state_dir)
     try:
         known = records.read(path)

@@ -1,4 +1,4 @@
-"""What doctor finds: a subject, how it is, and what to type."""
+"""The findings of `doctor`: a subject, how it is, and what to type."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Finding:
     """One fact about this device.
 
     Args:
-        subject: what was looked at.
+        subject: the part that was checked.
         state: how it is.
-        detail: what was found, with figures.
+        detail: the finding, with figures.
         advice: what to type, or "" where nothing needs to be done.
     """
 

@@ -10,7 +10,7 @@ from firstline_edge.settings.settings import EdgeSettings
 
 
 def fleet_findings(settings: EdgeSettings) -> list[Finding]:
-    """Whether models can come, and whose; nothing of a device that is none of a fleet."""
+    """Checks whether models can come from the fleet; no findings on a device that is not a member of one."""
     if not settings.fleet.enabled:
         return []
     found = []

@@ -70,7 +70,7 @@ async def link_findings(
 
 
 class _FarSide(Protocol):
-    """Whom doctor calls on."""
+    """The server that `doctor` calls."""
 
     async def probe(self, timeout_s: float) -> None: ...
 

@@ -7,7 +7,7 @@ import sys
 
 
 def say(text: str) -> None:
-    """One line on stdout, at once: whoever waits for it may read from a pipe."""
+    """One line on stdout, at once: a program may read it from a pipe."""
     print(text, flush=True)  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""The command line: what may be typed, and what the exit codes mean. Imports nothing that may be absent."""
+"""The command line and its exit codes. Imports nothing that may be absent."""
 
 from __future__ import annotations
 

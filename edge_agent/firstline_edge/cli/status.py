@@ -49,7 +49,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def running(settings: EdgeSettings, url: str | None = None) -> tuple[str, dict[str, Any]]:
-    """The running agent's address, and what it says of itself.
+    """The address and the status of the running agent.
 
     Args:
         settings: the agent's.
@@ -162,7 +162,7 @@ def _kept(threshold: float | None) -> str:
 
 
 def _contract_lines(contract: dict[str, Any]) -> list[str]:
-    """What the audits found, and what an alarm made of it."""
+    """Returns the findings of the audits and the effect of an alarm."""
     audits = contract["audits"]
     lines = [
         f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} disagreed, "
@@ -197,7 +197,7 @@ def _link_line(name: str, link: dict[str, Any]) -> str:
 
 
 def _pace(link: dict[str, Any]) -> str:
-    """How long it takes of late, and how much of that is the gateway's."""
+    """Returns the recent times of a link, and the gateway's share."""
     timing = link.get("timing")
     if timing is None:
         return ""

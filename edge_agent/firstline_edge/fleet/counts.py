@@ -1,4 +1,4 @@
-"""What each model's answers were, in sums of fixed size: a `recorder.Listener`, so never of a local_only request."""
+"""Counts each model's answers in sums of fixed size; a `recorder.Listener`, so it never sees a local_only request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FleetCounts:
 
     Args:
         models: those held.
-        alarmed: whether the contract's alarm stands for one.
+        alarmed: returns whether a model's contract has an alarm.
     """
 
     def __init__(self, models: Models, alarmed: Callable[[HeldModel], bool]) -> None:
@@ -124,7 +124,7 @@ class FleetCounts:
 
 
 def _is_callers(error: FirstlineError) -> bool:
-    """Whether the request was wrong; that the tiers disagree about the model is no caller's doing."""
+    """Returns whether the caller made the error; the tiers may also disagree about the model."""
     return isinstance(error, RequestError) and not isinstance(error, ModelMismatchError | UnknownModelError)
 
 

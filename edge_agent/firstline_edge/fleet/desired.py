@@ -1,4 +1,4 @@
-"""What was desired of this device last, on disk: it holds before, and without, any word of the gateway."""
+"""The latest desired state on disk: it holds before, and without, any word of the gateway."""
 
 from __future__ import annotations
 

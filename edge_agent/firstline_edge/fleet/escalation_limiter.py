@@ -1,8 +1,8 @@
-"""The fleet's brake: so many rows may this device have the full model answer in an hour, over all links together.
+"""The fleet's brake: limits the rows that the full model answers for this device in an hour, over all links.
 
 It stands at the gate of the links, before the budgets: live escalations, hedges, redeliveries and audits alike pass
-there. Hours are those of UTC, and nothing is carried over. What was used is on disk, so that who restarts gains
-nothing; a process that is killed forgets at most the last `SAVE_EVERY_S`.
+there. Hours are those of UTC, and nothing is carried over. The used rows are stored, so that a restart gains nothing; a
+killed process forgets at most the last `SAVE_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Used(Struct, frozen=True):
 
 
 class EscalationLimiter:
-    """What holds this device back, if anything does.
+    """Limits escalations while the fleet is braked.
 
     Args:
         path: keeps what was used.
         clock: hours are by the wall.
 
     Attributes:
-        brake: None where the fleet is not braked.
+        brake: None if the fleet is not braked.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -109,7 +109,7 @@ class EscalationLimiter:
             self._saved = used
 
     def status(self) -> dict[str, Any] | None:
-        """For people; None where nothing is braked."""
+        """Returns the brake for `status`; None if the fleet is not braked."""
         brake = self.holds
         if brake is None:
             return None

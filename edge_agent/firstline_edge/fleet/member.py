@@ -56,16 +56,16 @@ _LAST_REPORT_S = 2.0
 
 
 class FleetMember:
-    """What makes an agent a member of a fleet.
+    """The parts that make an agent a member of a fleet.
 
     Args:
-        start: what was decided before the models were opened.
+        start: the decisions before the models were opened.
         state: where the fleet's files and models are stored.
         models: the models held.
         reloading: exchanges models.
         hold: opens, loads and measures one bundle.
         adoption: exchanges settings.
-        counts: what was answered, by model.
+        counts: answers by model.
         recorder: brings the counts up to date.
         outbox: the promises that wait.
         sampler: sensor readings, for profiles.

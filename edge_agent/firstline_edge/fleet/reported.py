@@ -1,4 +1,4 @@
-"""What runs here, as the fleet is told: digests of what really was loaded, and what bundles' needs are held against."""
+"""The report to the fleet: digests of the loaded models, and the capacity that bundles' needs are compared with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runt
 
 
 def running(models: Models) -> tuple[RunningModel, ...]:
-    """Every bundle that answers."""
+    """Returns each bundle that answers."""
     return tuple(_running(held) for held in models.all[:_LIMIT])
 
 
@@ -39,7 +39,7 @@ def _running(held: HeldModel) -> RunningModel:
 
 
 def hardware(state_dir: Path, *, several: bool = False) -> Hardware:
-    """What this device offers a bundle; blocks for milliseconds.
+    """Returns the runtimes and the capacity of this device; blocks for milliseconds.
 
     Args:
         state_dir: on the disk that bundles come to.
@@ -64,7 +64,7 @@ def capabilities(found: Hardware) -> dict[str, Any]:
 
 
 def catalogue(found: Catalogue | None) -> Catalogue | None:
-    """What the device is, for `Reported`: what changes by itself is left out, lest it is reported again and again."""
+    """Returns the hardware catalogue for `Reported`, without values that change by themselves."""
     if found is None or found.storage is None:
         return found
     return replace(found, storage=replace(found.storage, free_bytes=found.storage.free_bytes >> 30 << 30))

@@ -1,4 +1,4 @@
-"""What the fleet decides before the agent opens its models: the configuration, the installed models, the limits."""
+"""Reads the fleet's state before the agent opens its models: configuration, installed models, limits."""
 
 from __future__ import annotations
 

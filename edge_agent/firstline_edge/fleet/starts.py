@@ -1,4 +1,4 @@
-"""How often this device's agent was started, and how many of its processes ended without a word."""
+"""Counts the starts of this device's agent, and the processes that ended uncleanly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Starts(Struct, frozen=True):
 
 
 def begin(path: Path) -> Starts:
-    """A process starts; what is known with it."""
+    """Notes that a process starts; returns the new counts."""
     before = _read(path)
     now = Starts(before.starts + 1, before.unclean + before.running, running=True)
     _write(path, now)
@@ -37,7 +37,7 @@ def begin(path: Path) -> Starts:
 
 
 def end(path: Path, starts: Starts) -> None:
-    """It ends as it should."""
+    """Notes that the process ends cleanly."""
     _write(path, msgspec.structs.replace(starts, running=False))
 
 

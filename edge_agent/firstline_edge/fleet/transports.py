@@ -29,10 +29,10 @@ _SPREAD = 0.2
 
 
 class TwinTransport(Protocol):
-    """To whoever keeps this device's twin.
+    """The transport to the gateway, which stores this device's twin.
 
     Attributes:
-        connections: how many there have been; what was said on an earlier one may have been lost with its other end.
+        connections: number of connections so far; messages of an earlier one may be lost.
     """
 
     @property
@@ -56,7 +56,7 @@ class TwinTransport(Protocol):
 
 
 class HttpTransport:
-    """Asks every `poll_s`, a little sooner or later, lest a fleet asks together; less often where nobody answers."""
+    """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer."""
 
     connections = 0  # each word is answered, and kept once it is
 

@@ -1,7 +1,7 @@
-"""This device's half of its twin: takes up what is desired, and says what is so whenever that has changed.
+"""The device's side of its twin: takes up the desired state, and reports the actual state whenever it changes.
 
-And again now and then, and on each new connection: what a broker drops from a full queue, or loses with its disk, is
-lost without a word to either side. A report says which word of the fleet is known here; a lost one is said again.
+It repeats its report now and then, and on each new connection: a broker may drop a message without notice to either
+    side. A report names the latest known revision of the desired state, so that the gateway repeats a lost one.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Twin:
     Args:
         path: where what is desired is kept.
         transport: to the gateway.
-        take_up: told of what is desired; called at once with what is known from before.
-        describe: what is so now; session, sequence and revision are filled in here.
-        count: what was counted; session and sequence are filled in here.
+        take_up: receives the desired state; called at once with the one from the disk.
+        describe: returns the actual state; session, sequence and revision are filled in here.
+        count: returns the counts; session and sequence are filled in here.
         session: of this process.
-        changes: set by whoever changes what `describe` returns.
+        changes: set when the result of `describe` changes.
         telemetry_s: between two reports of counts.
 
     Attributes:
-        desired: what holds; None where nothing was ever said.
-        problem: why the gateway does not hear this device, "" where it does.
+        desired: the desired state; None if the fleet never sent one.
+        problem: why no report reaches the gateway; "" if reports do.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Twin:
             take_up(self.desired)
 
     def look(self) -> None:
-        """Something may have changed: what is so is looked at now."""
+        """Has the actual state compared with the latest report now."""
         self._changes.set()
 
     async def run(self) -> None:
@@ -120,7 +120,7 @@ class Twin:
 
     async def _tell_counts(self) -> None:
         while True:
-            # From the first on they are spread, lest a fleet that was started together speaks together.
+            # Random delays from the first report on prevent a thundering herd.
             await self._clock.sleep(self._telemetry_s * self._rng.uniform(0.5, 1.0))
             try:
                 await self.tell_counts()
@@ -128,10 +128,10 @@ class Twin:
                 self._failed(error)
 
     async def tell_counts(self) -> None:
-        """Tells what was counted so far.
+        """Reports the counts.
 
         Raises:
-            FirstlineError: nobody heard.
+            FirstlineError: the report did not arrive.
         """
         await self._transport.count(replace(self._count(), session=self._session, sequence=self._next()))
 

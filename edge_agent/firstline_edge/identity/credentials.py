@@ -16,7 +16,7 @@ log = logger(__name__)
 
 
 class Credentials:
-    """What an agent that has joined shows, and whom it believes.
+    """The certificate that an agent shows, and the authorities that it trusts.
 
     A file that is damaged costs the links and never the agent: they are refused then, and `problem` says why.
 
@@ -30,7 +30,7 @@ class Credentials:
         identity: of the certificate that new connections show.
         written: which writing of the files that was, `IdentityFiles.written`: certificates of one second say the same.
         context: one for the whole process: a renewed certificate is loaded into it, connections go on with the old.
-        problem: what is wrong, "" for nothing.
+        problem: in a sentence; "" if there is none.
     """
 
     def __init__(self, files: IdentityFiles, identity: Identity, written: Written, clock: Clock) -> None:

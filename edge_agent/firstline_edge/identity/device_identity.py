@@ -46,7 +46,7 @@ class DeviceIdentity:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, in sentences."""
+        """The problems, in sentences."""
         found = [self._damage]
         if self.credentials is not None:
             found.append(self.credentials.problem)
@@ -90,7 +90,7 @@ class CredentialUpkeep:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, in sentences."""
+        """The problems, in sentences."""
         return [problem for problem in (self.renewal.problem, self._rejoining.problem) if problem]
 
     async def look(self) -> None:

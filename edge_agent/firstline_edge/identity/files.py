@@ -54,7 +54,7 @@ class IdentityFiles:
         return read_identity(self.state_dir)
 
     def written(self) -> Written:
-        """Differs once an identity was written; None where there is none."""
+        """Returns a value that differs once an identity was written; None if there is none."""
         try:
             return _writing(self._identity.stat())
         except OSError:
@@ -78,7 +78,7 @@ class IdentityFiles:
             over: the writing that this one may take the place of; any that cannot be read it takes the place of, too.
 
         Returns:
-            What `written` says until somebody writes another one.
+            The result of `written` until another identity is written.
 
         Raises:
             CapacityError: the disk refuses.

@@ -1,4 +1,4 @@
-"""The device's key, what it asks a certificate for, and whether what comes back is that certificate.
+"""The device's key, its signing request, and the check of the certificate that comes back.
 
 The only room of the agent that needs `cryptography`, 15 MB of memory: imported while it enrols or renews, and not
 before.
@@ -47,7 +47,7 @@ def signing_request(key_pem: str) -> str:
 
 
 def authority_with(pem: str, key_hash: bytes) -> str | None:
-    """Of several certificates, the one whose public key has this SHA-256; None where there is none.
+    """Returns the certificate whose public key has this SHA-256; None if there is none.
 
     Raises:
         ValueError: something there is no certificate.

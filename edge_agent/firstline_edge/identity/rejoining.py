@@ -35,7 +35,7 @@ class Rejoining:
         clock: for waits.
 
     Attributes:
-        problem: what to do about an identity that cannot be taken up; "" where there is none.
+        problem: what to do about an identity that cannot be taken up; "" if there is none.
     """
 
     def __init__(self, renewal: Renewal, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""What time it is, on a device whose clock may never have been set. Certificates are judged by this and nothing else.
+"""The time on a device whose clock may never have been set. Certificates are judged by this and nothing else.
 
 A gateway that TLS has authenticated says what time it is; the newest such time, kept over restarts and carried on by
 the monotonic clock, is a floor: it is certainly not earlier. The wall clock is believed from the floor up to the end

@@ -43,7 +43,7 @@ class DeviceContext(ssl.SSLContext):
 
 
 def device_context(judge: Judge) -> DeviceContext:
-    """A context that trusts nobody yet; load authorities, and the device's own certificate where it has one."""
+    """Returns a context that trusts no authority yet; the caller loads authorities and the device's certificate."""
     context = DeviceContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # An operator's own authority may be another's intermediate, and is believed all the same.

@@ -1,4 +1,4 @@
-"""What can be set on the device itself. What the fleet sets over it is in `fleet/configuration/`.
+"""The settings of the device. The fleet's configuration over them is in `fleet/configuration/`.
 
 Rooms
     settings        all that can be set, section by section

@@ -1,4 +1,4 @@
-"""What one key of the agent's settings alone cannot say: whether they make sense together."""
+"""Checks that involve several settings: whether they make sense together."""
 
 from __future__ import annotations
 

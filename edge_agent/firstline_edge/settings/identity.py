@@ -17,7 +17,7 @@ from firstline_core.types import Name
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """What this device received when it joined or renewed its certificate. It contains no secret.
+    """The data that this device received when it joined or renewed its certificate. It contains no secret.
 
     Args:
         device: its name, the same in certificates and topics.

@@ -65,7 +65,7 @@ def load_or_last_good(
 
 
 def keep(state_dir: Path, found: Configuration) -> None:
-    """Remembers what an agent has started with; a disk that refuses is told."""
+    """Stores the configuration that an agent has started with; a disk error is logged."""
     path = state_dir / _NAME
     try:
         if _read(path) != found:

@@ -1,4 +1,4 @@
-"""What can be set of the agent, section by section; `edge-agent.toml` shows it all, `load.py` reads it.
+"""The settings of the agent by section; `edge-agent.toml` shows all of them, `load.py` reads them.
 
 Secrets are named by file here, never written here, so a configuration can be shown and logged.
 """
@@ -48,15 +48,15 @@ class ApiSection(Section, frozen=True, kw_only=True):
     port: Port = 8070
     """TCP port; 0 lets the system choose, and the ready line says which."""
     socket: Annotated[str, Meta(max_length=100)] = ""
-    """A Unix socket to listen on too, for programs on this device; empty is none."""
+    """A Unix socket to listen on too, for programs on this device; empty for no socket."""
     socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "660"
-    """Who may write to that, as for chmod: its owner and group."""
+    """File mode of the socket, as for chmod: owner and group may write."""
     token_file: str = ""
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
     body_limit_bytes: Positive = 64 * _MIB
     """Largest request body that is read."""
     bodies_limit_bytes: Positive = 128 * _MIB
-    """Bodies of all requests under way together; what does not fit is answered with 503."""
+    """Total size of the bodies of all requests in progress; a request that does not fit is answered with 503."""
     waiting_limit: Positive = 1024
     """Requests that may wait for their turn; one more, or one that would be answered too late, gets 503."""
     streams_limit: Positive = 64
@@ -89,11 +89,12 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     as_planned: bool = False
     """Run each variant in the way (provider, threads) that this device's profile, where it has one, finds quickest."""
     workers: Positive = 2
-    """Runs that may go on at once, for models too slow for the event loop."""
+    """Concurrent runs of models that are too slow for the event loop."""
     copies_limit_bytes: NotNegative = 64 * _MIB
-    """Largest bundle of which a copy is kept, to answer with where its files are damaged; 0 keeps none."""
+    """Largest bundle of which a copy is stored for when its files are damaged; 0 stores no copies."""
     queue_limit: NotNegative = 1024
-    """Runs that may wait for those; when as many wait, or for too long, what may leave the device goes to the cloud."""
+    """Runs that may wait for a worker; if more wait, or for too long, requests that may leave the device go to the
+    cloud."""
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -107,25 +108,25 @@ class CacheSection(Section, frozen=True, kw_only=True):
 
 class PolicySection(Section, frozen=True, kw_only=True):
     kind: Kind = "certified"
-    """Who decides which answers are kept: "certified", "value", or a baseline; see docs/policies.md."""
+    """Policy that accepts edge answers: "certified", "value", or a baseline; see docs/policies.md."""
     least_value: Share = 0.0
-    """For value: P(edge wrong and full right) below which an answer is kept, however low the price."""
+    """For value: P(edge wrong and full right) below which an edge answer is accepted, however low the price."""
     threshold: float = 0.9
-    """For threshold and groundlight: the score from which an answer is kept, instead of the bundle's."""
+    """For threshold and groundlight: the score from which an edge answer is accepted, instead of the bundle's."""
     rate: Share = 0.3
     """For random: the part that is escalated."""
     threshold_cross_entropy: float = 0.5
-    """For sedna: the certainty (one minus the entropy over its maximum) from which an answer is kept."""
+    """For sedna: the certainty (one minus the entropy over its maximum) from which an edge answer is accepted."""
     min_time_between_escalations_s: Amount = 2.0
     """For groundlight: the pause after each escalation of a model."""
     limit_bytes: Positive = 8 * _MIB
-    """Largest payload that this device takes on itself; a larger one is `heavy` and goes to the cloud."""
+    """Largest payload that this device computes itself; a larger one is `heavy` and goes to the cloud."""
     min_threshold: float = -math.inf
-    """Raises a bundle's threshold where that is lower; it can only make this device more careful."""
+    """Raises a bundle's threshold if that is lower; it can only make this device more careful."""
     default_timeout_ms: Positive = 2_000
-    """Deadline of a request that brings none."""
+    """Deadline of a request without one."""
     deadline_reserve_ms: NotNegative = 20
-    """Kept back of a deadline, at most a quarter of it, to store the promise and write the edge answer in time."""
+    """Reserved of a deadline, at most a quarter of it, to store the promise and write the edge answer in time."""
 
 
 class BudgetSection(Section, frozen=True, kw_only=True):
@@ -145,23 +146,23 @@ class BudgetSection(Section, frozen=True, kw_only=True):
 
 class CostsSection(Section, frozen=True, kw_only=True):
     worth: Annotated[float, Meta(gt=0)] = 1.0
-    """What a corrected answer is worth, in money: an escalation is worth this times the chance that it corrects one."""
+    """Value of a corrected answer, in money: an escalation is worth this times the probability that it corrects one."""
     money_per_request: Amount = 0.0
-    """What the gateway's answer to one request costs."""
+    """Price of the gateway's answer to one request."""
     money_per_mib: Amount = 0.0
-    """What a MiB over a link with `metered = true` costs."""
+    """Price of a MiB over a link with `metered = true`."""
     money_per_joule: Amount = 0.0
-    """What a joule is worth to you, for which nobody sends a bill."""
+    """Value of a joule, although it is not billed."""
     joules_per_run: Amount = 0.0
-    """What running the edge model on one row takes."""
+    """Energy of running the edge model on one row."""
     joules_per_core_second: Amount = 0.0
-    """What a busy core takes in a second beyond the idle device, where nothing measures power; 0 is not stated."""
+    """Energy of a busy core per second in addition to the idle device, if no sensor measures power; 0 if unknown."""
     watts_idle: Amount = 0.0
     """What the idle device takes; 0 is not stated. It comes off what sensors measured of a model's run."""
     metered_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
-    """How many times as dear bytes and money are over a metered link."""
+    """Factor by which bytes and money cost more over a metered link."""
     heat_limit_c: float = 80.0
-    """Degrees Celsius that the device should stay below; from 5 below, joules become dearer."""
+    """Degrees Celsius that the device should stay below; from 5 below, joules cost more."""
 
 
 class HardwareSection(Section, frozen=True, kw_only=True):
@@ -239,7 +240,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
 
 class BreakerSection(Section, frozen=True, kw_only=True):
     failure_threshold: Positive = 3
-    """Failures in a row that open a link's circuit breaker, so that a dead link costs nothing."""
+    """Consecutive failures that open a link's circuit breaker."""
     open_ms: Positive = 1_000
     """Wait before an open breaker's link is probed; it doubles each time that the link fails again, with jitter."""
     open_max_ms: Positive = 30_000
@@ -248,48 +249,48 @@ class BreakerSection(Section, frozen=True, kw_only=True):
 
 class HedgeSection(Section, frozen=True, kw_only=True):
     enabled: bool = True
-    """Asks the full model while the edge model runs, where one after the other would miss the deadline."""
+    """Ask the full model while the edge model runs, if one after the other would miss the deadline."""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """Of the requests that a slow edge model runs for, how many may be asked early."""
+    """Share of the requests to a slow edge model that may be sent early."""
     burst: Annotated[float, Meta(ge=1)] = 5.0
     """Early calls that were not needed and are kept for later."""
     min_escalation_rate: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    """Only for models of which at least this share was escalated of late."""
+    """Only for models with at least this share of recent escalations."""
 
 
 class RetriesSection(Section, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Of all calls, how many may be asked again that were asked in vain: over the next link, or from the outbox."""
+    """Share of all calls that may be retried after a failure: over the next link, or from the outbox."""
     per_second: Annotated[float, Meta(gt=0)] = 1.0
-    """Retries beside those, so that a quiet device may retry too."""
+    """Additional retries per second, so that a quiet device may retry too."""
     burst: Annotated[float, Meta(ge=1)] = 10.0
     """Retries that were not needed and are kept for later."""
 
 
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
-    """Promised corrections kept at once; when full, a new one is refused and none is dropped."""
+    """Promised corrections stored at the same time; a full outbox refuses new ones and drops none."""
     limit_bytes: Positive = 256 * _MIB
-    """Payload kept at once."""
+    """Payload stored at the same time."""
     max_age_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Age at which a promise ends as `expired`."""
     answers_limit_bytes: Positive = 64 * _MIB
-    """Final answers kept for those who ask by request id; the oldest make room."""
+    """Final answers stored for requests by id; the oldest are deleted first."""
     answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
-    """Age at which a kept answer is forgotten."""
+    """Age at which a stored answer is deleted."""
 
 
 class AuditSection(Section, frozen=True, kw_only=True):
     per_hour: Annotated[float, Meta(ge=0)] = 60.0
-    """Kept answers that the full model checks in an hour, at most; 0 switches the audits off."""
+    """Most edge answers that the full model checks in an hour; 0 switches the audits off."""
     bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
     """Payload that they may send in an hour."""
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    """Largest share of kept answers that is audited, however much the budgets allow."""
+    """Largest share of edge answers that is audited, however much the budgets allow."""
     on_alarm: Literal["tighten", "escalate"] = "tighten"
-    """What an alarm does: keep fewer answers, those that the audits still find good, or keep none."""
+    """Effect of an alarm: accept only edge answers that the audits still find good, or accept none."""
     escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
-    """How many answers more an alarm may send to the gateway in an hour, unless the gateway says how many."""
+    """Additional escalations that an alarm may cause in an hour, unless the gateway sets a number."""
     fleet_devices: Positive = 1
     """Devices that audit the same promise, at least: each alarms by itself at the certificate's delta over this number,
     or over the one that the gateway tells, if that is larger."""
@@ -299,25 +300,26 @@ class AuditSection(Section, frozen=True, kw_only=True):
 
 class FleetSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
-    """Run what the gateway's fleet desires of this device, and tell it what runs and how well; see docs/fleet.md."""
+    """Run what the gateway's fleet desires of this device, and report what runs and how well; see docs/fleet.md."""
     poll_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
-    """Without a broker: seconds between two questions for what is desired."""
+    """Without a broker: seconds between two polls of the desired state."""
     telemetry_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 300.0
     """Seconds between two reports of counts, at most."""
     root_file: str = ""
-    """The root metadata (root.json) that says whose signatures count; without it no model comes from the fleet."""
+    """Root metadata (root.json) with the trusted signing keys; without it no model comes from the fleet."""
     download_bytes_per_s: Amount = 0.0
-    """How fast models may come, on average, so that the line is left to requests; 0 is as fast as they can."""
+    """Average download speed of models, which leaves bandwidth to requests; 0 means no limit."""
     download_jitter_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
-    """A download begins up to so many seconds later than it could, lest a fleet asks together."""
+    """Longest random delay before a download, which prevents a thundering herd."""
     trial_tries: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Starts of the agent that a trial may take; then what ran before runs again."""
+    """Starts of the agent that a trial may take before it is rolled back."""
     trial_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
     """Seconds that a new model, or a new configuration, answers requests before it stays."""
     profiling: bool = True
-    """Measure bundles that are here beside the requests, where the fleet asks for it; see docs/profiles.md."""
+    """Measure bundles of this device while it answers requests, if the fleet asks for it; see docs/profiles.md."""
     profiling_battery: Share = 0.5
-    """Charge (0 to 1) below which nothing is measured for the fleet, where no power comes in; 0 measures always."""
+    """Battery charge (0 to 1) below which nothing is measured for the fleet without external power; 0 measures
+    always."""
     locked: tuple[str, ...] = ()
     """Settings that no configuration of the fleet changes: sections or keys, such as "policy" or "audit.per_hour"."""
 

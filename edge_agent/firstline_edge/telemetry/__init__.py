@@ -1,4 +1,4 @@
-"""What the agent records about itself.
+"""Counters, logs and the decision log of the agent.
 
 Files
     recorder        of each answer: counters, log lines, the decision log

@@ -1,4 +1,4 @@
-"""What works beside the requests for as long as the agent does. What ends by itself is logged, and is a problem."""
+"""Tasks that run as long as the agent. A task that ends unexpectedly is logged, and is a problem in `status`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Background:
     """One agent's.
 
     Attributes:
-        problems: what does not work any more, each with why, in a sentence; by its name.
+        problems: tasks that ended, by name, each with the reason in a sentence.
     """
 
     def __init__(self) -> None:
@@ -29,24 +29,24 @@ class Background:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str, *works: Work) -> None:
-        """Begins something that goes on until `close`, or returns when it has nothing more to do.
+        """Starts a task that runs until `close`, or ends when it has nothing more to do.
 
         Args:
-            name: of what it does, for people.
+            name: of its purpose, for people.
             works: run together; an error of one, which is always unexpected, ends all.
         """
         task = self._tasks[name] = asyncio.create_task(_together(works), name=name)
         task.add_done_callback(partial(self._look, name))
 
     async def close(self, name: str) -> None:
-        """Ends it, and raises what it had failed with before: a process that lost a part does not end well."""
+        """Cancels a task, and raises its earlier error: a process that lost a part does not end cleanly."""
         task = self._tasks.pop(name)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
     def _look(self, name: str, task: asyncio.Task[None]) -> None:
-        """At once, and not when the agent is stopped, which may be in a year."""
+        """Reports an error at once, not when the agent is stopped."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         why = _first(error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Traffic:
-    """What crossed the links for one call, in the order in which it did.
+    """The traffic of one call over the links, in order.
 
     Args:
         crossed: (name of the link, bytes sent, bytes received).

@@ -1,7 +1,7 @@
-"""What the agent says of its answers: counters, log lines and the decision log. Never of a local_only request.
+"""Records the agent's answers: counters, log lines and the decision log. Never a local_only request.
 
-An answer is counted and written down a moment after it went out, those of that moment together: nobody waits for that,
-and many lines cost little more than one. Whoever asks for the numbers has them counted first.
+Answers are counted and written a moment after they went out, several at a time: no caller waits, and many lines cost
+    little more than one. Reading the numbers counts pending answers first.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Listener(Protocol):
 
 
 class Recorder:
-    """Tells each answer once, to everyone who may know.
+    """Records each answer once.
 
     Args:
         decisions_path: the decision log.
@@ -164,13 +164,13 @@ class Recorder:
         seconds: float,
         facts: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        """An answer went out.
+        """Records an answer that went out.
 
         Args:
-            request: what was asked.
+            request: as the caller sent it.
             response: the answer.
             seconds: from arrival to answer.
-            facts: JSON-able; what else the decision log is to say of it.
+            facts: further fields for the decision log; JSON-able.
         """
         if request.privacy is _LOCAL_ONLY or response.answer is None:
             return
@@ -218,7 +218,7 @@ class Recorder:
         )
 
     def corrected(self, response: InferResponse, cause: str = "", trace: TraceContext | None = None) -> None:
-        """A promise was kept, or ended as expired; `cause` is why the gateway will not keep it."""
+        """Records the end of a promise: corrected or expired; `cause` is why the gateway refuses the correction."""
         answer = response.answer
         if answer is None:
             return
@@ -230,7 +230,7 @@ class Recorder:
         self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | told | traced)
 
     def drawn(self) -> None:
-        """A kept answer is to be audited."""
+        """Counts an edge answer that was drawn for an audit."""
         self._audits.labels("drawn").inc()
 
     def audited(self, finding: AuditFinding) -> None:
@@ -241,11 +241,11 @@ class Recorder:
         self._later({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
 
     def switched(self, facts: Mapping[str, object]) -> None:
-        """A model's variant is another one from now on; `facts` say from which to which, and why."""
+        """Records the switch of a model's variant; `facts` name both variants and the reason."""
         self._later({"at": self._clock.wall_s(), "event": "switched", **facts})
 
     def clear(self) -> list[Path]:
-        """Begins the decision log anew; returns the files that are still to be erased.
+        """Starts a new decision log; returns the files that are still to be erased.
 
         Raises:
             OSError: the disk refuses.

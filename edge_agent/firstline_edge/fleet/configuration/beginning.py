@@ -1,4 +1,4 @@
-"""What a start makes of the configuration on the disk: the settings that the agent starts with."""
+"""Reads the configuration from the disk when the agent starts, and returns the settings to start with."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logger(__name__)
 
 
 def configured(own: EdgeSettings, held: Held | None) -> EdgeSettings:
-    """The device's settings under a configuration; its own where there is none.
+    """Returns the device's settings under a configuration; its own if there is none.
 
     Raises:
-        ConfigError: it is none, or not for this device.
+        ConfigError: it is invalid, or not for this device.
     """
     if held is None:
         return own
@@ -32,7 +32,7 @@ def configured(own: EdgeSettings, held: Held | None) -> EdgeSettings:
 
 
 def begin(path: Path, own: EdgeSettings, clock: Clock) -> tuple[Kept, EdgeSettings]:
-    """What is kept, and what to start with: what cannot run here any more makes way for what ran before.
+    """Returns the state and the settings to start with; a configuration that cannot run any more is rolled back.
 
     Args:
         path: of the file.

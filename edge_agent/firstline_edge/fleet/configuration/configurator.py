@@ -42,12 +42,12 @@ class Configurator:
         ledger: which configuration runs, and how the latest update stands.
         own: the device's settings, which bound what may come.
         source: of what is signed.
-        adopt: has the agent go on with other settings, at once.
+        adopt: exchanges the agent's settings at once.
         failed: whether the agent fails so often since then that they cannot stay.
         clock: windows are by the wall.
         rng: jitter.
         trials: of trying.
-        jitter_s: the metadata is asked for up to so much later, lest a fleet asks together.
+        jitter_s: longest random delay before the metadata is fetched; it prevents a thundering herd.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Configurator:
 
     @property
     def kept(self) -> Kept:
-        """What holds."""
+        """The state that holds."""
         return self._ledger.kept
 
     def desire(self, wanted: DesiredConfiguration | None) -> None:
-        """What the fleet wants now; None leaves what runs."""
+        """Takes the configuration that the fleet desires now; None leaves the running one."""
         self._wanted, self._heard = wanted, True
         self._news.set()
 
@@ -110,7 +110,7 @@ class Configurator:
             return _RETRY_MAX_S
 
     async def roll_back(self) -> None:
-        """What ran before runs again, at somebody's word; what the fleet wants now is not tried again by itself.
+        """Rolls back on request; the agent does not retry what the fleet desires now by itself.
 
         Raises:
             RequestError: there is nothing to go back to.

@@ -14,7 +14,7 @@ from firstline_edge.fleet.configuration.kept import Held
 
 
 class Configurations(Protocol):
-    """What is signed, and its bytes."""
+    """The signed configurations and their bytes."""
 
     async def configuration(self, name: str, version: int) -> SignedFile:
         """A configuration as signed metadata lists it now.

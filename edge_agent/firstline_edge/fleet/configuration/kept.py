@@ -67,7 +67,7 @@ class Record(Struct, frozen=True):
         return replace(self, state=state, reason=reason, message=message, since_s=wall_s)
 
     def update(self) -> Update:
-        """The same as the fleet is told."""
+        """Returns the update as it is reported to the fleet."""
         return Update(
             self.target.name,
             self.target.version,
@@ -119,13 +119,13 @@ class Kept(Struct, frozen=True):
         return replace(self, record=record, staged=None if record.ended else self.staged)
 
     def fetched(self, held: Held, wall_s: float) -> Kept:
-        """What the update brings is here, verified; the same where somebody has ended it meanwhile."""
+        """Returns the state with the fetched and verified configuration; unchanged if the update ended meanwhile."""
         if self.record is None or self.record.state is not _S.DOWNLOADING:
             return self
         return replace(self.noted(_S.VERIFIED, wall_s).noted(_S.STAGED, wall_s), staged=held)
 
     def begin_trial(self, tries: int, wall_s: float) -> Kept:
-        """What is staged runs from now on, and has so many starts to prove itself."""
+        """Returns the state with the staged configuration on trial for this many starts."""
         if self.staged is None or self.in_trial or self.record is None or tries < 1:
             raise ValueError("nothing is staged that could be tried")
         record = replace(self.record.after(_S.TRIAL, wall_s), tries=self.record.tries + 1)
@@ -141,12 +141,12 @@ class Kept(Struct, frozen=True):
         return replace(self, tries_left=self.tries_left - 1, record=record)
 
     def committed(self, wall_s: float) -> Kept:
-        """What is tried stays; what ran before is kept to go back to."""
+        """Returns the state with the trial accepted; the previous configuration stays for a rollback."""
         record = self.record.after(_S.COMMITTED, wall_s) if self.record is not None else None
         return replace(self, tries_left=None, record=record)
 
     def given_up(self, reason: str, message: str, wall_s: float) -> Kept:
-        """What ran before runs again; what is given up is nothing to go back to."""
+        """Returns the state with the previous configuration; the rejected one is not kept for a rollback."""
         record = self.record
         if record is not None and record.state in (_S.TRIAL, _S.COMMITTED):
             record = record.after(_S.ROLLED_BACK, wall_s, reason, message)
@@ -155,7 +155,7 @@ class Kept(Struct, frozen=True):
 
 
 def read_kept(path: Path) -> Kept:
-    """What is on the disk; nothing where there is no file.
+    """Returns the state on the disk; an empty one if there is no file.
 
     Raises:
         IntegrityError: the file is damaged.

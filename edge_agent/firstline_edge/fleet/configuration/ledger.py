@@ -1,4 +1,4 @@
-"""What is kept, in this process and on the disk: one change after the other."""
+"""The state of the configuration in this process and on the disk, changed one step at a time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Ledger:
 
     Args:
         path: of the file.
-        kept: what is in it.
+        kept: the content of the file.
         clock: for when.
-        changed: told whenever something else holds.
-        off_loop: has a blocking call made elsewhere.
+        changed: called whenever the state changes.
+        off_loop: runs a blocking call in a thread.
 
     Attributes:
-        kept: what holds.
-        settled: whether the disk has it.
+        kept: the state that holds.
+        settled: whether the disk has the same state.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Ledger:
         """A change counts once it is on the disk; or at once, and is there as soon as the disk takes it.
 
         Raises:
-            OSError: the disk refuses a change that must be there first; what held before holds.
+            OSError: the disk refuses a change that must be stored first; the previous state holds.
         """
         async with self._writing:
             kept = change(self.kept)

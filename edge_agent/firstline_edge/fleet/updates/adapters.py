@@ -27,7 +27,7 @@ _LEAST_ROWS, _FAILED_SHARE = 20, 0.5
 
 
 class SignedCatalogue:
-    """A `Catalogue`: what The Update Framework's metadata names.
+    """A `Catalogue` of the targets in The Update Framework's metadata.
 
     Args:
         folder: where verified metadata is kept.

@@ -32,17 +32,17 @@ class Pace:
 
 
 async def fetch(source: ByteSource, file: SignedFile, path: Path, pace: Pace, came: Callable[[int], None]) -> None:
-    """Brings a file to its full size; whether it is the right one is for whoever puts it to use to see.
+    """Downloads a file to its full size; the caller verifies its content.
 
     Args:
         source: where it comes from.
         file: what is to come.
-        path: where it grows; what is there already is not asked for again.
+        path: the file on disk; bytes that it has are not downloaded again.
         pace: how fast.
-        came: told of each part's bytes.
+        came: receives the number of bytes of each part.
 
     Raises:
-        FirstlineError: the line broke, or what comes is too much; what came is kept, call again.
+        FirstlineError: the connection broke, or too many bytes came; the received bytes stay, call again.
         OSError: the disk refuses.
     """
     with path.open("ab") as stream:

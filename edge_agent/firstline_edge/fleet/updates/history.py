@@ -1,4 +1,4 @@
-"""What is on the disk of every model's updates, and what a start makes of it."""
+"""The state of all model updates on disk, and its evaluation at a start."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class History:
         self._hold(name, pointer.reverted() if pointer.previous != pointer.slot else Pointer(), record)
 
     def roll_back(self, name: str, wall_s: float) -> None:
-        """What ran before runs again at somebody's word, and what was to follow is not tried.
+        """Rolls a model back on request; the update that was to follow is not tried.
 
         Raises:
             UnknownModelError: the fleet never updated such a model.

@@ -59,7 +59,7 @@ class Needed(NamedTuple):
 
 
 def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Needed:
-    """What is to be in the slot.
+    """Returns the files that belong in the slot.
 
     Raises:
         IntegrityError: the fleet desires another manifest than the one that is signed.
@@ -78,7 +78,7 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
 
 
 class Installation:
-    """Fills one slot; goes on where it was cut off, in whichever process.
+    """Fills one slot; resumes after an interruption, also in another process.
 
     Args:
         slots: of the model.
@@ -88,7 +88,7 @@ class Installation:
         elsewhere: bundles on this device whose files are as good.
         free_bytes: on the disk, None where nobody knows.
         pace: how fast bytes may come.
-        jitter_s: the first byte is asked for up to so much later, lest a fleet asks together.
+        jitter_s: longest random delay before the first request; it prevents a thundering herd.
         off_loop: has a blocking call made elsewhere.
     """
 

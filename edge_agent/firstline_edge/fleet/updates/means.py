@@ -1,4 +1,4 @@
-"""What all updates of a device are made with, put together once."""
+"""The collaborators of all updates of a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Patience:
 
     Args:
         bytes_per_s: at most, of all models together; 0 for as fast as it comes.
-        jitter_s: the first byte is asked for up to so much later, lest a fleet asks together.
+        jitter_s: longest random delay before the first request; it prevents a thundering herd.
     """
 
     bytes_per_s: float = 0.0
@@ -53,15 +53,15 @@ class Means:
 
     Args:
         history: of each model: pointer, record and slots.
-        catalogue: what is signed.
+        catalogue: the signed bundles.
         source: of bytes.
-        serving: what answers.
+        serving: the models that answer.
         clock: how long things take.
-        now_s: what time it is (wall time, seconds), for windows and what expires.
+        now_s: wall time in seconds, for windows and expiry.
         rng: jitter.
         patience: of fetching.
         trials: of trying.
-        changed: told whenever an update stands otherwise.
+        changed: called whenever the state of an update changes.
         off_loop: has a blocking call made elsewhere; `asyncio.to_thread` but in simulations.
     """
 

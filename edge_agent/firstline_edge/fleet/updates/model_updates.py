@@ -1,7 +1,7 @@
 """The updates of one model, one after the other: every step is on the disk before it is done.
 
 One task alone changes anything here, so that nothing has to be guarded: what the fleet wants, and what somebody at the
-device asks for, are left for it to find. What ends on the way, whatever ends it, leaves the record of its last step.
+device asks for, are left for it to find. A step that is interrupted leaves the record of the last finished step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelUpdates:
         self._failures = 0
 
     def desire(self, wanted: DesiredModel | None) -> None:
-        """What the fleet wants now; None where it names this model no more."""
+        """Takes the version that the fleet desires now; None if it no longer names this model."""
         self._wishes.desire(wanted)
 
     def update(self) -> Update | None:
@@ -89,7 +89,7 @@ class ModelUpdates:
             return _RETRY_MAX_S
 
     async def roll_back(self) -> None:
-        """What ran before runs again, at somebody's word; what the fleet desires now is not tried again by itself.
+        """Rolls back on request; the agent does not retry what the fleet desires now by itself.
 
         Raises:
             UnknownModelError: the fleet never updated such a model.

@@ -3,7 +3,7 @@
 It is replaced whole and fsynced before anything that it says is done, as RAUC's and Mender's boot loaders have it. So
 a power cut at any moment leaves the old word or the new one, and both are true: a slot is no longer gone back to before
 anything in it is overwritten, a trial is on the disk before what is tried is loaded, and each start during a trial has
-spent a try before it loads anything. Without a try left the device goes back by itself, whoever it can or cannot reach.
+spent a try before it loads anything. Without a try left the device rolls back by itself, also without a connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Slot = Literal["", "a", "b"]
 
 
 class Pointer(Struct, frozen=True, forbid_unknown_fields=True):
-    """What runs.
+    """The slot that runs.
 
     Attributes:
         slot: runs now.
@@ -67,16 +67,16 @@ class Pointer(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self, tries_left=self.tries_left - 1) if self.tries_left else self.reverted()
 
     def committed(self) -> Pointer:
-        """What is tried stays; what ran before is kept to go back to."""
+        """Returns the pointer with the trial accepted; the previous slot stays for a rollback."""
         return replace(self, tries_left=None)
 
     def reverted(self) -> Pointer:
-        """What ran before runs again. The slot that is left is nothing to go back to."""
+        """Returns the pointer to the previous slot. The slot that is left is nothing to go back to."""
         return Pointer(self.previous, self.previous, None)
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """A model's pointer; the one of a device that never had an update where there is none.
+    """Reads a model's pointer; without a file, the pointer of a device that never had an update.
 
     Raises:
         IntegrityError: the file is damaged.

@@ -1,4 +1,4 @@
-"""What the updater needs of the world: simulations and tests implement it as `adapters.py` does."""
+"""The interfaces of the updater to its surroundings: simulations and tests implement it as `adapters.py` does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BYTES_NEED_HTTP = (
 
 
 class Catalogue(Protocol):
-    """What is signed."""
+    """The signed bundles."""
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """A bundle as signed metadata lists it now.
@@ -43,10 +43,10 @@ class ByteSource(Protocol):
 
 
 class Serving(Protocol):
-    """What answers requests on this device."""
+    """The models that answer requests on this device."""
 
     def place(self, name: str) -> Path | None:
-        """Where the bundle of this name lies that the device was set up with; None where there is none."""
+        """Returns the folder of the bundle that the device was set up with; None if there is none."""
         ...
 
     async def prepare(self, path: Path, *, trial: bool) -> Any:
@@ -58,7 +58,7 @@ class Serving(Protocol):
         ...
 
     async def exchange(self, name: str, prepared: Any | None) -> None:
-        """What was prepared answers from now on; None lets the model go. Requests under way keep what they have."""
+        """Has the prepared model answer from now on; None removes the model. Requests under way keep what they have."""
         ...
 
     def failed(self, name: str) -> bool:
@@ -66,5 +66,5 @@ class Serving(Protocol):
         ...
 
     async def hardware(self) -> Hardware:
-        """What this device offers."""
+        """Returns the runtimes and the capacity of this device."""
         ...

@@ -48,7 +48,7 @@ class Record(Struct, frozen=True):
         return self.state in ENDED
 
     def update(self, received_bytes: int = 0) -> Update:
-        """The same as the fleet is told; `received_bytes` counts until all is here."""
+        """Returns the update as it is reported to the fleet; `received_bytes` grows until the download is complete."""
         return Update(
             self.target.name,
             self.target.version,

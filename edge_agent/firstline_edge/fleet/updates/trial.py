@@ -35,7 +35,7 @@ class Trial:
 
         Raises:
             UpdateError: it does not pass.
-            OSError: the disk refuses; what ran before runs.
+            OSError: the disk refuses; the previous model runs.
         """
         means, name = self._means, self._name
         history = means.history
@@ -72,7 +72,7 @@ class Trial:
         return 0.0
 
     async def give_up(self, reason: str, message: str) -> None:
-        """What ran before answers again."""
+        """Rolls back to the previous model."""
         means = self._means
         try:
             await means.off_loop(means.history.give_up, self._name, reason, message, means.now_s())
@@ -81,7 +81,7 @@ class Trial:
         await self.answer_as_before()
 
     async def roll_back(self) -> None:
-        """The same at somebody's word.
+        """Rolls back on request.
 
         Raises:
             UnknownModelError, RequestError: see `History.roll_back`.
@@ -94,7 +94,7 @@ class Trial:
         await self.answer_as_before()
 
     async def answer_as_before(self) -> None:
-        """Has answer what the pointer says; where that cannot run, what the device was set up with."""
+        """Loads the model of the pointer; if it cannot run, the bundle that the device was set up with."""
         means, name = self._means, self._name
         self._since_s = None
         means.tell(name)

@@ -15,7 +15,7 @@ class Updater:
     """Of one device.
 
     Args:
-        means: what updates are made with.
+        means: the collaborators of updates.
     """
 
     def __init__(self, means: Means) -> None:
@@ -34,7 +34,7 @@ class Updater:
         return found
 
     def desire(self, models: Sequence[DesiredModel]) -> None:
-        """What the fleet wants now; a model that is not named stays as it is."""
+        """Takes the models that the fleet desires now; a model that is not named stays as it is."""
         wanted = {model.name: model for model in models}
         for name in sorted({*wanted, *self._models}):
             self.model(name).desire(wanted.get(name))
@@ -45,7 +45,7 @@ class Updater:
         return tuple(update for update in found if update is not None)
 
     async def roll_back(self, name: str) -> None:
-        """What ran before a model's latest update runs again; see `ModelUpdates.roll_back`.
+        """Rolls a model back; see `ModelUpdates.roll_back`.
 
         Raises:
             UnknownModelError: the fleet never updated such a model.

@@ -43,7 +43,7 @@ def verified(
     limit_s: float = _LIMIT_S,
     command: tuple[str, ...] = _COMMAND,
 ) -> dict[str, SignedFile]:
-    """What is signed now, by path; blocks.
+    """Returns the signed files by path; blocks.
 
     Args:
         folder: where verified metadata is kept, for this alone.

@@ -30,7 +30,7 @@ class Wishes:
     Attributes:
         wanted: by the fleet; None where it names this model no more, or was not heard yet.
         heard: whether the fleet was heard since the start.
-        asked: done once the model is gone back from; None where nobody asks for that.
+        asked: done once the model was rolled back; None if no rollback was requested.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class Wishes:
         self.asked: asyncio.Future[None] | None = None
 
     def desire(self, wanted: DesiredModel | None) -> None:
-        """What the fleet wants now; None where it names this model no more."""
+        """Takes the version that the fleet desires now; None if it no longer names this model."""
         self.wanted, self.heard = wanted, True
         self._news.set()
 
@@ -66,7 +66,7 @@ class Wishes:
             self.asked.set_exception(NotReadyError("The agent stops; roll back again."))
 
     async def while_wanted(self, work: Coroutine[Any, Any, _T], wanted: DesiredModel) -> _T:
-        """What the work gives; it is ended where that is not wanted any more.
+        """Returns the result of the work; the work is cancelled if its result is no longer wanted.
 
         Raises:
             SupersededError: the fleet wants something else, somebody goes back, or the time is over.
