@@ -23,7 +23,7 @@ from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, UpdateError
-from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
@@ -61,7 +61,7 @@ class Line:
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
         await self._trip()
-        return listed(self._trust.refresh(), name, version)
+        return find_bundle(self._trust.refresh(), name, version)
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         """See `ByteSource`."""

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from bench.support.signed_repository import DAY, SignedRepository
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
-from firstline_core.fleet.target import described, target_path
+from firstline_core.fleet.target import target_fields, target_path
 
 _RENEW = timedelta(hours=12)
 
@@ -39,7 +39,7 @@ class Shelf:
     def add(self, bundle: Bundle) -> None:
         """Signs for a bundle."""
         manifest = bundle.manifest
-        for inside, custom in described(manifest).items():
+        for inside, custom in target_fields(manifest).items():
             content = (bundle.path / inside).read_bytes()
             self.blobs[_sha256(content)] = content
             path = target_path(manifest.name, manifest.version, inside)

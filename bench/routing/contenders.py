@@ -15,7 +15,7 @@ from firstline.workbench.scores import choose_score, fit_value
 from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
-from firstline_core.routing.policies import Kind, Policy, Seen, State, make, value_of
+from firstline_core.routing.policies import Kind, Policy, RowEvidence, State, make, value_of
 from firstline_core.types import Tier
 
 Floats = NDArray[np.float64]
@@ -33,8 +33,8 @@ class Rows:
         certainty: of each, as Sedna's rule has it.
     """
 
-    declared: list[Seen]
-    chosen: list[Seen]
+    declared: list[RowEvidence]
+    chosen: list[RowEvidence]
     certainty: Floats
 
 
@@ -47,9 +47,9 @@ def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
         learned = [None] * len(measured.labels)
     choice = choose_score(fitted.edge, disagreement, seed=_SEED)
 
-    def seen(scores: NDArray[np.floating]) -> list[Seen]:
+    def seen(scores: NDArray[np.floating]) -> list[RowEvidence]:
         return [
-            Seen(sure, value_of(value, sure), DECLARED, False, probabilities, now_s)
+            RowEvidence(sure, value_of(value, sure), DECLARED, False, probabilities, now_s)
             for sure, value, probabilities, now_s in zip(
                 scores.tolist(), learned, measured.edge, times_s.tolist(), strict=True
             )
@@ -59,7 +59,7 @@ def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
     return Rows(seen(score("max_probability", measured.edge)), seen(scorer(choice.declared)(measured.edge)), certainty)
 
 
-def escalated(policy: Policy, rows: Sequence[Seen], state: State | None = None) -> NDArray[np.bool_]:
+def escalated(policy: Policy, rows: Sequence[RowEvidence], state: State | None = None) -> NDArray[np.bool_]:
     """Which of the rows a policy would have the full model answer."""
     state = State() if state is None else state
     return np.array([policy.decide(seen, state).tier is Tier.CLOUD for seen in rows])
@@ -118,7 +118,7 @@ CONTENDERS: dict[Kind, Callable[[Rows, int], NDArray[np.bool_]]] = {
 """By kind, from the rows and how many of them to escalate, which it escalates: as many, or as near as ties allow."""
 
 
-def _scores(rows: Sequence[Seen]) -> Floats:
+def _scores(rows: Sequence[RowEvidence]) -> Floats:
     return np.array([seen.score for seen in rows])
 
 

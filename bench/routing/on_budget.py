@@ -24,7 +24,7 @@ from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.confidence import score
-from firstline_core.routing.policies import Seen, State, make, value_of
+from firstline_core.routing.policies import RowEvidence, State, make, value_of
 from firstline_core.types import Tier
 
 RESOURCES = ("bytes", "joules", "money")
@@ -116,7 +116,9 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
         gained = 0.0
         for at, (passed_s, row) in enumerate(zip(times, drawn, strict=True)):
             now_s = _START_S + number * DAY_S + float(passed_s)
-            seen = Seen(float(scores[row]), values[row], threshold, certificate is not None, asked.edge[row], now_s)
+            seen = RowEvidence(
+                float(scores[row]), values[row], threshold, certificate is not None, asked.edge[row], now_s
+            )
             decision = policy.decide(seen, state)
             if decision.tier is not Tier.CLOUD:
                 continue

@@ -12,7 +12,7 @@ from firstline.cli.dates import date
 from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
 from firstline.cli.output import Output, OutputOption, print_json, print_table, table
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.audit_log import Head, check_trail
+from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.telemetry.wording import counted
 
 _HEAD_BYTES = 64 * 1024
@@ -64,7 +64,7 @@ def verify(
             typer.echo(
                 f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
             )
-        number, sha256 = check_trail(fleet.rollouts.trail(), [now, *([kept] if kept is not None else [])])
+        number, sha256 = verify_log(fleet.rollouts.trail(), [now, *([kept] if kept is not None else [])])
     if keep is not None:
         try:
             keep.write_bytes(msgspec.json.encode(now))

@@ -32,7 +32,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.fleet.registry import BundleEntry
-from firstline_core.fleet.target import Asked
+from firstline_core.fleet.target import ExtraNeeds
 from firstline_core.telemetry.wording import counted
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
@@ -185,8 +185,8 @@ def remove(
         typer.echo(f"{model} version {version} is no longer signed for.")
 
 
-def _asked(needs: Sequence[str]) -> dict[str, Asked]:
-    found: dict[str, Asked] = {}
+def _asked(needs: Sequence[str]) -> dict[str, ExtraNeeds]:
+    found: dict[str, ExtraNeeds] = {}
     for text in needs:
         match = _NEEDS.fullmatch(text)
         number = match["value"] if match is not None and match["what"] == "memory_mb" else "1"
@@ -194,7 +194,7 @@ def _asked(needs: Sequence[str]) -> dict[str, Asked]:
             raise ConfigError(
                 f"--needs {text[:80]!a} says nothing; write VARIANT:arch=aarch64 or VARIANT:memory_mb=256."
             )
-        before = found.get(match["variant"], Asked())
+        before = found.get(match["variant"], ExtraNeeds())
         if match["what"] == "arch":
             found[match["variant"]] = before._replace(architectures=tuple(match["value"].split(",")))
         else:

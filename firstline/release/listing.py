@@ -13,7 +13,7 @@ from tuf.api.metadata import TargetFile
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ConflictError, IntegrityError
-from firstline_core.fleet.target import FULL, Asked, Use, described, named_by, target_path
+from firstline_core.fleet.target import FULL, ExtraNeeds, Use, bundle_of_target, target_fields, target_path
 
 
 class File(NamedTuple):
@@ -25,7 +25,7 @@ class File(NamedTuple):
 
 
 def listing(
-    bundle: Bundle, asked: Mapping[str, Asked], *, with_full: bool = True
+    bundle: Bundle, asked: Mapping[str, ExtraNeeds], *, with_full: bool = True
 ) -> tuple[dict[str, TargetFile], list[File]]:
     """What is signed of a bundle, by target path, and the files that it is.
 
@@ -46,7 +46,7 @@ def listing(
     sizes = {artefact.file: (artefact.sha256, artefact.size_bytes) for artefact in manifest.artefacts}
     sizes[MANIFEST_NAME] = _measured(bundle.path / MANIFEST_NAME)
     targets, files = {}, []
-    for file, custom in described(manifest, asked).items():
+    for file, custom in target_fields(manifest, asked).items():
         if isinstance(custom, Use) and custom.models == (FULL,) and not with_full:
             continue
         if not (bundle.path / file).is_file():
@@ -65,8 +65,8 @@ def with_bundle(current: Mapping[str, TargetFile], new: Mapping[str, TargetFile]
     Raises:
         ConflictError: they list this version with other content, which devices may run.
     """
-    named = {named_by(path) for path in new}
-    present = {path: target for path, target in current.items() if named_by(path) in named}
+    named = {bundle_of_target(path) for path in new}
+    present = {path: target for path, target in current.items() if bundle_of_target(path) in named}
     if not present:
         return {**current, **new}
     if {path: target.to_dict() for path, target in present.items()} == {
@@ -82,7 +82,7 @@ def with_bundle(current: Mapping[str, TargetFile], new: Mapping[str, TargetFile]
 
 def without(current: Mapping[str, TargetFile], name: str, version: int) -> dict[str, TargetFile]:
     """The targets without a bundle."""
-    return {path: target for path, target in current.items() if named_by(path) != (name, version)}
+    return {path: target for path, target in current.items() if bundle_of_target(path) != (name, version)}
 
 
 def _measured(path: Path) -> tuple[str, int]:

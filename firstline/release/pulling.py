@@ -16,7 +16,7 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.fleet.target import listed
+from firstline_core.fleet.target import find_bundle
 
 _PART_BYTES = 1 << 20
 _UNFINISHED = ".part"
@@ -47,7 +47,7 @@ def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that is to be made.")
-    bundle = listed(trust.refresh(), name, version)
+    bundle = find_bundle(trust.refresh(), name, version)
     wanted = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
     unfinished = folder.with_name(folder.name + _UNFINISHED)
     total, done, fetched = sum(file.size_bytes for file in wanted.values()), 0, 0

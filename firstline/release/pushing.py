@@ -11,7 +11,7 @@ from firstline.release.publishing import publish
 from firstline.release.registry import Registry
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import NotFoundError
-from firstline_core.fleet.target import Asked
+from firstline_core.fleet.target import ExtraNeeds
 
 Told = Callable[[int, int], None]
 """Hears how many bytes are done, of how many."""
@@ -32,7 +32,7 @@ def push(
     keyring: Keyring,
     registry: Registry,
     bundle: Bundle,
-    asked: Mapping[str, Asked],
+    asked: Mapping[str, ExtraNeeds],
     now_s: float,
     *,
     with_full: bool = True,

@@ -10,7 +10,7 @@ from securesystemslib.signer import CryptoSigner, Key
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.key_material import duplicate_key
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.registry import OnlineKey
 
@@ -64,7 +64,7 @@ def check_keys(root: Root) -> None:
     Raises:
         ConfigError: one has, so that who holds it could sign for two.
     """
-    if said := named_twice(root):
+    if said := duplicate_key(root):
         raise ConfigError(f"It is not signed: {said}, and who holds it would sign for two. Name another key.")
 
 

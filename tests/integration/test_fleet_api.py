@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 
-from firstline_core.fleet.audit_log import check_trail
+from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.app import Gateway, open_gateway
@@ -160,7 +160,7 @@ async def test_what_people_did_is_in_the_trail(
     assert (await keeper.get("/fleet/v1/devices/cam")).status_code == 404
     with gateway.database.reading() as connection:
         entries = audit_log.page(connection, 0, 100)
-    check_trail(entries)
+    verify_log(entries)
     assert [(entry.actor, entry.action) for entry in entries] == [
         ("application:ops", "device.tag"),
         ("application:ops", "fleet.brake"),

@@ -44,7 +44,7 @@ from firstline_core.errors import (
     SignatureError,
 )
 from firstline_core.fleet.registry import REGISTRY_PATH
-from firstline_core.fleet.target import Asked, bundles, files_for, listed
+from firstline_core.fleet.target import ExtraNeeds, files_for, find_bundle, listed_bundles
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.registry.signing import ONLINE_LIFE
 from firstline_gateway.registry.tables import SIGNED
@@ -79,7 +79,7 @@ async def begin(site: RegistrySite) -> None:
     await site.with_registry(beginning)
 
 
-async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, Asked] | None = None) -> Pushed:
+async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, ExtraNeeds] | None = None) -> Pushed:
     return await site.with_registry(
         lambda registry: push(site.keyring, registry, open_bundle(bundle), asked or {}, site.now_s())
     )
@@ -92,7 +92,7 @@ def trust_of(site: RegistrySite, registry: Registry, name: str = "device") -> Tr
 
 async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: RegistrySite, tmp_path: Path) -> None:
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
-    found = listed(files, "digits", 1)
+    found = find_bundle(files, "digits", 1)
     assert [file.path for file in files_for(found, "edge-onnx")] == [
         "digits/1/manifest.json",
         "digits/1/edge-onnx.onnx",
@@ -119,7 +119,7 @@ async def test_files_that_are_there_are_not_sent_again(begun: RegistrySite, tmp_
     again = await pushed(begun, DIGITS)
     assert (again.sent_bytes, again.is_new) == (0, False)
     two = digits_bundle(tmp_path / "two", 2)
-    second = await pushed(begun, two.path, {"edge-onnx": Asked(("aarch64",), 64)})
+    second = await pushed(begun, two.path, {"edge-onnx": ExtraNeeds(("aarch64",), 64)})
     assert (second.sent_files, second.is_new) == (1, True)  # the manifest alone is new
     entry = await begun.with_registry(lambda registry: registry.bundle("digits", 2))
     assert entry.variants[0].needs.architectures == ("aarch64",)
@@ -331,7 +331,7 @@ async def test_each_key_is_exchanged_without_a_device_that_is_left_behind(begun:
     await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     await begun.with_registry(exchanging)
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
-    assert listed(files, "digits", 1)
+    assert find_bundle(files, "digits", 1)
     assert device is not None
     await pushed(begun, DIGITS)
 
@@ -357,7 +357,7 @@ async def test_two_holders_of_root_keys_sign_one_after_the_other(begun: Registry
 
 async def test_a_registry_that_went_back_is_noticed_and_published_anew(begun: RegistrySite, tmp_path: Path) -> None:
     def refreshed(registry: Registry) -> list[tuple[str, int]]:
-        return bundles(trust_of(begun, registry).refresh())
+        return listed_bundles(trust_of(begun, registry).refresh())
 
     with begun.gateway.database.reading() as connection:
         backup = connection.execute(select(SIGNED)).mappings().all()

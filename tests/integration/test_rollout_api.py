@@ -14,7 +14,7 @@ from support.keys import bearer, create_key
 from support.registry_site import digits_bundle, registry_site
 
 from firstline.release.pushing import push
-from firstline_core.fleet.audit_log import Head, check_trail
+from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
@@ -184,7 +184,7 @@ async def test_the_trail_is_a_chain_with_a_signed_head(keeper: httpx.AsyncClient
     page = msgspec.json.decode((await keeper.get("/fleet/v1/audit")).content, type=AuditPage)
     head = msgspec.json.decode((await keeper.get("/fleet/v1/audit/head")).content, type=Head)
     assert [entry.action for entry in page.entries] == ["rollout.create", "rollout.abort"]
-    assert check_trail(page.entries, [head])[0] == 2
+    assert verify_log(page.entries, [head])[0] == 2
     about = await keeper.get("/fleet/v1/audit", params={"subject": "fleet"})
     assert about.json()["entries"] == []
 

@@ -15,7 +15,7 @@ from support.databases import PostgreSql
 from bench.fleet.driven import HOUR_S, definition
 from bench.fleet.population import NEW, Device, population
 from firstline_core.clock import SimulatedClock
-from firstline_core.fleet.audit_log import check_trail
+from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices, totals
@@ -129,7 +129,7 @@ async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_t
         with second.database.reading() as connection:
             entries = audit_log.page(connection, 0, 1000)
             looks = records.looks(connection, made.id, (-1, 0), 1000)
-        check_trail(entries)
+        verify_log(entries)
         said = Counter(entry.action for entry in entries)
         assert said["rollout.stage"] == 3 and said["rollout.promote"] == 2 and said["rollout.completed"] == 1
         assert said["rollout.look"] == len({(look.stage, look.look) for look in looks}) == len(looks)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError
-from firstline_core.fleet.audit_log import FIRST, Entry, Head, check_trail, following
+from firstline_core.fleet.audit_log import FIRST, Entry, Head, next_entry, verify_log
 
 KEY = Ed25519PrivateKey.generate()
 PUBLIC = KEY.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
@@ -21,7 +21,7 @@ def trail_of(words: list[str]) -> list[Entry]:
     entries: list[Entry] = []
     head = 0, FIRST
     for word in words:
-        entries.append(following(head, at_s=1.5, actor=word, action="x", subject=word, details="{}"))
+        entries.append(next_entry(head, at_s=1.5, actor=word, action="x", subject=word, details="{}"))
         head = entries[-1].number, entries[-1].sha256
     return entries
 
@@ -33,7 +33,7 @@ def head_of(entries: list[Entry]) -> Head:
 @given(WORDS)
 def test_a_trail_that_was_left_alone_holds(words: list[str]) -> None:
     entries = trail_of(words)
-    assert check_trail(entries, [head_of(entries), head_of(entries[:1])]) == (len(words), entries[-1].sha256)
+    assert verify_log(entries, [head_of(entries), head_of(entries[:1])]) == (len(words), entries[-1].sha256)
 
 
 @given(WORDS, st.data())
@@ -51,18 +51,18 @@ def test_an_entry_that_was_changed_left_out_or_exchanged_is_found(words: list[st
     else:
         entries[at] = replace(entries[at], **{kind: "somebody else" if kind == "actor" else 3.5})
     with pytest.raises(IntegrityError, match=r"(?i)entry|trail"):
-        check_trail(entries, [head])
+        verify_log(entries, [head])
 
 
 @given(WORDS)
 def test_a_trail_that_was_written_anew_does_not_have_the_head_that_was_kept(words: list[str]) -> None:
     head = head_of(trail_of(words))
     with pytest.raises(IntegrityError, match="not the one that was signed"):
-        check_trail(trail_of([*words[:-1], words[-1] + "!"]), [head])
+        verify_log(trail_of([*words[:-1], words[-1] + "!"]), [head])
 
 
 def test_a_head_that_somebody_else_signed_is_refused() -> None:
     entries = trail_of(["a"])
     forged = replace(head_of(entries), sha256=FIRST)
     with pytest.raises(IntegrityError, match="not signed"):
-        check_trail(entries, [forged])
+        verify_log(entries, [forged])

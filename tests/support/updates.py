@@ -24,7 +24,7 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
-from firstline_core.fleet.target import Hardware, ListedBundle, described, listed, target_path
+from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle, target_fields, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_edge.fleet.updates.history import History
@@ -70,7 +70,7 @@ class Registry:
     def add(self, folder: Path, rollout: str = "") -> DesiredModel:
         """Publishes a bundle; what a fleet would desire."""
         manifest = open_bundle(folder).manifest
-        for inside, custom in described(manifest).items():
+        for inside, custom in target_fields(manifest).items():
             content = (folder / inside).read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
             path = target_path(manifest.name, manifest.version, inside)
@@ -96,7 +96,7 @@ class Registry:
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
-        return listed(self.files, name, version)
+        return find_bundle(self.files, name, version)
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         content = self.blobs.get(sha256)

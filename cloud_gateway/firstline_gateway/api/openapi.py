@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, refusals, short_infer, v2_infer
+from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, file_infer, refusals, v2_infer
 
 _PENDING = {"202": {"description": "A job that is kept, and not answered yet.", "content": {"application/json": {}}}}
 _PREFER = {
@@ -32,7 +32,7 @@ def describe(app: FastAPI) -> None:
                 "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
                 "/v2/models/{model}/versions/{version}/infer": {"post": v2_infer("Run a version.", MODEL, VERSION)},
                 "/firstline/v1/models/{model}/infer": {
-                    "post": short_infer(
+                    "post": file_infer(
                         route={"enum": ["auto", "cloud"]},
                         privacy={"enum": ["any"]},
                         wait={"enum": ["final", "first"]},

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, select, update
 
-from firstline_core.fleet.audit_log import FIRST, Entry, following
+from firstline_core.fleet.audit_log import FIRST, Entry, next_entry
 from firstline_gateway.audit_log.tables import ENTRIES, HEAD
 from firstline_gateway.store import statements
 
@@ -33,7 +33,7 @@ def add(
     row = {"id": 1, "number": 0, "sha256": FIRST}
     connection.execute(statements.insert(connection, HEAD).values(row).on_conflict_do_nothing())
     held = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
-    entry = following((held.number, held.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
+    entry = next_entry((held.number, held.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
     connection.execute(insert(ENTRIES).values(msgspec.structs.asdict(entry)))
     connection.execute(update(HEAD).values(number=entry.number, sha256=entry.sha256))
     return entry

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.loop_times import LoopTimes
-from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.models.repository import ServedModel
 
@@ -85,7 +85,7 @@ class EngineReport:
     up: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     batches: Mapping[tuple[str, ...], float] = field(default_factory=dict)
     repeats: Mapping[tuple[str, ...], float] = field(default_factory=dict)
-    apart: Mapping[ModelKey, Apart] = field(default_factory=dict)
+    apart: Mapping[ModelKey, OverheadTimes] = field(default_factory=dict)
     executors: tuple[ExecutorReport, ...] = ()
 
 

@@ -17,7 +17,7 @@ from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.loop_times import LoopTimes
-from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
 from firstline_gateway.executors.rows import run_batch
@@ -47,7 +47,7 @@ class LocalExecutor:
         self._slots = sessions
         self._clock = clock
         self._threads = ThreadPoolExecutor(sessions, thread_name_prefix="session")
-        self._apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
+        self._apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._learning = Lock()
         self._loop_times = {key: LoopTimes(model.batch_s, clock.monotonic_s()) for key, model in models.items()}
         self._running: dict[Future[list[Outcome]], ModelKey] = {}

@@ -11,7 +11,7 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.configuration import configuration_at
 from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
-from firstline_core.fleet.target import bundles, listed, named_by
+from firstline_core.fleet.target import bundle_of_target, find_bundle, listed_bundles
 from firstline_gateway.registry import signing
 
 
@@ -40,7 +40,7 @@ def catalogue_of(targets: Targets) -> Catalogue:
     files, parted = signing.files_of(targets), dict[tuple[str, int], dict[str, SignedFile]]()
     configurations = []
     for path, file in files.items():
-        if (key := named_by(path)) is not None:
+        if (key := bundle_of_target(path)) is not None:
             parted.setdefault(key, {})[path] = file
         elif (key := configuration_at(path)) is not None:
             configurations.append(ConfigurationEntry(*key, file.sha256, file.size_bytes))
@@ -50,7 +50,7 @@ def catalogue_of(targets: Targets) -> Catalogue:
                 "configurations/NAME@VERSION.toml."
             )
     ordered = sorted(configurations, key=lambda entry: (entry.name, entry.version))
-    return Catalogue(targets.version, files, {key: parted[key] for key in bundles(files)}, tuple(ordered))
+    return Catalogue(targets.version, files, {key: parted[key] for key in listed_bundles(files)}, tuple(ordered))
 
 
 def check_listed(catalogue: Catalogue) -> None:
@@ -61,7 +61,7 @@ def check_listed(catalogue: Catalogue) -> None:
     """
     try:
         for (name, version), files in catalogue.bundles.items():
-            listed(files, name, version)
+            find_bundle(files, name, version)
     except IntegrityError as error:
         raise RequestError(error.message) from error
 
@@ -72,7 +72,7 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...
     Raises:
         NotFoundError: it is not listed.
     """
-    found = listed(catalogue.bundles.get(key, {}), *key)
+    found = find_bundle(catalogue.bundles.get(key, {}), *key)
     sizes = {file.sha256: file.size_bytes for file, _ in found.files.values()}
     return BundleEntry(
         *key,

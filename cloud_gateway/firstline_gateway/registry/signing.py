@@ -10,7 +10,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
-from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.key_material import duplicate_key
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust import LIMITS_BYTES
 from firstline_core.errors import (
@@ -184,7 +184,7 @@ def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
         )
     if not found.signed.consistent_snapshot:
         raise RequestError("The root metadata has consistent_snapshot false; this registry serves true alone.")
-    if said := named_twice(found.signed):
+    if said := duplicate_key(found.signed):
         raise RequestError(
             f"Version {expected} cannot be the root: {said}; exchange one of them (`firstline keys rotate`)."
         )

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
-from firstline_core.fleet.target import ListedBundle, listed, target_path
+from firstline_core.fleet.target import ListedBundle, find_bundle, target_path
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
 from firstline_gateway.background import PeriodicTask
@@ -180,7 +180,7 @@ class FullModels:
         return self._repository.models[key].path == self._fetched.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
-        return listed((await self._bundles.catalogue()).bundles.get(key, {}), *key)
+        return find_bundle((await self._bundles.catalogue()).bundles.get(key, {}), *key)
 
     async def _fetch_and_serve(self, key: ModelKey) -> None:
         """Waits for a fetch that all waiting callers share and that continues when a caller leaves."""

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 
 from firstline_core.clock import Clock
-from firstline_core.telemetry.statistics import Apart, ModelStatistics
+from firstline_core.telemetry.statistics import ModelStatistics, OverheadTimes
 from firstline_core.types import ModelKey, Reason, Status, Tier
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
@@ -37,7 +37,7 @@ class Counting:
         self._last_s: dict[ModelKey, float] = {}
         metrics.before_reading = self.flush
 
-    def told(self, key: ModelKey, apart: Apart | None) -> ModelStatistics:
+    def told(self, key: ModelKey, apart: OverheadTimes | None) -> ModelStatistics:
         """Of one version, with all that was answered; see `Statistics.told`."""
         self.flush()
         return self._statistics.told(key, apart)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from firstline_core.telemetry.statistics import Apart, ModelStatistics
+from firstline_core.telemetry.statistics import ModelStatistics, OverheadTimes
 from firstline_core.types import ModelKey
 
 
@@ -21,7 +21,7 @@ class Statistics:
             found = self._models[key] = ModelStatistics(key.name, str(key.version))
         return found
 
-    def told(self, key: ModelKey, apart: Apart | None) -> ModelStatistics:
+    def told(self, key: ModelKey, apart: OverheadTimes | None) -> ModelStatistics:
         """As `of`, with what the engine measured apart."""
         found = self.of(key)
         if apart is not None:

@@ -9,9 +9,9 @@ from firstline_core.protocol.openapi import (
     PRIORITY,
     TIMEOUT,
     VERSION,
+    file_infer,
     refusals,
     repository_change,
-    short_infer,
     v2_infer,
 )
 from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
@@ -112,7 +112,7 @@ def description() -> dict[str, Any]:
         "/v2/repository/models/{model}/unload": {"post": repository_change("Unload a model; from the device itself.")},
         **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
         "/firstline/v1/models/{model}/infer": {
-            "post": short_infer(
+            "post": file_infer(
                 route={"enum": ["auto", "edge", "cloud"]},
                 privacy={"enum": ["any", "local_only"]},
                 wait={"enum": ["final", "first"]},

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock
-from firstline_core.routing.hedging import DecayedShare, Prospect, worth_hedging
+from firstline_core.routing.hedging import DecayedShare, HedgingEstimates, worth_hedging
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
@@ -147,7 +147,7 @@ class Hedging:
         left_s = deadline_s - now_s
         until_s = deadline_s - min(self._options.reserve_s, left_s / 4)
         rate = self._rates.get(request.model)
-        prospect = Prospect(
+        prospect = HedgingEstimates(
             left_s=until_s - now_s,
             edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
             cloud_s=self._client.predicted_s(request, len(rows)),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.routing import policies, policy
-from firstline_core.routing.policies import CERTIFIED, Policy, Seen, State, value_of
+from firstline_core.routing.policies import CERTIFIED, Policy, RowEvidence, State, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.certificate_states import CertificateStates
@@ -88,7 +88,7 @@ class Router:
         if said is None or edge is None:
             return _TOO_HEAVY
         score = math.nan if said.score is None else said.score
-        seen = Seen(
+        seen = RowEvidence(
             score,
             value_of(said.value, score),
             self.threshold(model, model.group(said)),

@@ -20,7 +20,7 @@ from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, o
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication
-from firstline_core.protocol.mqtt_tls import disagreement
+from firstline_core.protocol.mqtt_tls import handshake_problem
 from firstline_core.protocol.topics import Topics
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.bundle_checks import served_findings
@@ -128,7 +128,7 @@ class _Handshake:
                 finally:
                     writer.close()
         except ssl.SSLError as error:
-            raise LinkDownError(disagreement(where, error)) from error
+            raise LinkDownError(handshake_problem(where, error)) from error
         except ConnectionError:
             return  # hung up upon the word
         except OSError as error:

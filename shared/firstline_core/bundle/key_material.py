@@ -8,7 +8,7 @@ from securesystemslib.signer import Key
 from tuf.api.metadata import Root
 
 
-def named_twice(root: Root) -> str:
+def duplicate_key(root: Root) -> str:
     """Returns the problem if a role has one key under two ids, whose signature would count twice; "" otherwise."""
     for name, role in root.roles.items():
         found: dict[tuple[str, bytes], str] = {}

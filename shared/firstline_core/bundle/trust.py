@@ -31,7 +31,7 @@ from tuf.api import exceptions
 from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from firstline_core.bundle.key_material import named_twice
+from firstline_core.bundle.key_material import duplicate_key
 from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust_refusals import refusal
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -213,7 +213,7 @@ class _DurableUpdater(Updater):
         super()._persist_root(version, data)
 
     def _check_keys(self) -> None:
-        if said := named_twice(self.trusted.root):
+        if said := duplicate_key(self.trusted.root):
             raise exceptions.RepositoryError(f"{said}, which would sign for two")
 
     def _update_root_symlink(self) -> None:

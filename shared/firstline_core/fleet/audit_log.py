@@ -92,13 +92,13 @@ class Head(Struct, frozen=True):
         return _CONTEXT + msgspec.json.encode([self.number, self.sha256, self.at_s, self.public_key])
 
 
-def following(head: tuple[int, str], *, at_s: float, actor: str, action: str, subject: str, details: str) -> Entry:
+def next_entry(head: tuple[int, str], *, at_s: float, actor: str, action: str, subject: str, details: str) -> Entry:
     """Returns the entry after the last one, given as (number, hash); (0, `FIRST`) for an empty log."""
     number, previous = head
     return Entry(number + 1, at_s, actor, action, subject, details, previous).sealed()
 
 
-def check_trail(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[int, str]:
+def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[int, str]:
     """Verifies a whole log.
 
     Args:

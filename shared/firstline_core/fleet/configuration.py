@@ -142,7 +142,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
 
 
 def configuration_path(name: str, version: int) -> str:
-    """Returns the target path of a configuration, which no bundle uses (see `target.named_by`)."""
+    """Returns the target path of a configuration, which no bundle uses (see `target.bundle_of_target`)."""
     return f"configurations/{name}@{version}.toml"
 
 

@@ -112,7 +112,7 @@ class Hardware(NamedTuple):
     several: bool = False
 
 
-class Asked(NamedTuple):
+class ExtraNeeds(NamedTuple):
     """Requirements of a variant that the release engineer adds to those of the manifest."""
 
     architectures: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ def target_path(name: str, version: int, file: str) -> str:
     return f"{name}/{version}/{file}"
 
 
-def named_by(path: str) -> tuple[str, int] | None:
+def bundle_of_target(path: str) -> tuple[str, int] | None:
     """Returns the bundle and version of a target; None if it belongs to no bundle."""
     if _PATH.match(path) is None:
         return None
@@ -132,7 +132,7 @@ def named_by(path: str) -> tuple[str, int] | None:
     return name, int(version)
 
 
-def described(manifest: Manifest, asked: Mapping[str, Asked] | None = None) -> dict[str, Release | Use]:
+def target_fields(manifest: Manifest, asked: Mapping[str, ExtraNeeds] | None = None) -> dict[str, Release | Use]:
     """Returns the custom fields of a bundle's targets, by the path within the bundle.
 
     Args:
@@ -156,7 +156,7 @@ def described(manifest: Manifest, asked: Mapping[str, Asked] | None = None) -> d
         if certificate is not None:
             numbers = certificate.epsilon, certificate.delta, certificate.threshold
             summary = CertificateSummary(certificate.promise, *map(repr, numbers))
-        more = asked.get(model.id, Asked())
+        more = asked.get(model.id, ExtraNeeds())
         needs = Needs(model.runtime, sum(needed.values()), more.architectures, more.memory_mb)
         variants.append(Variant(model.id, model.precision, model.digest, needs, summary))
     for artefact in manifest.full.artefacts if manifest.full is not None else ():
@@ -175,13 +175,13 @@ def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
     return {artefact.file: artefact.size_bytes for artefact in artefacts}
 
 
-def bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
+def listed_bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
     """Returns the bundles and versions among targets, sorted."""
-    found = (named_by(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
+    found = (bundle_of_target(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
     return sorted({one for one in found if one is not None})
 
 
-def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBundle:
+def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBundle:
     """Returns a bundle from the signed files.
 
     Raises:
@@ -203,7 +203,7 @@ def listed(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBu
     return ListedBundle(release, manifest, found)
 
 
-def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
+def choose_variants(release: Release, device: Hardware) -> tuple[Variant, ...]:
     """Returns the variants that a device fetches: the first that it can run, even if the disk has no room for it.
 
     A device that keeps several variants also fetches the others that fit.
@@ -211,7 +211,7 @@ def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
     Raises:
         IncompatibleTargetError: the device can run none; the message lists the requirements of each.
     """
-    lacking = {variant.id: unmet(variant.needs, device) for variant in release.variants}
+    lacking = {variant.id: unmet_needs(variant.needs, device) for variant in release.variants}
     found = tuple(variant for variant in release.variants if not lacking[variant.id])
     if not found:
         reasons = "; ".join(f"{id_} {what}" for id_, what in lacking.items())
@@ -230,7 +230,7 @@ def chosen(release: Release, device: Hardware) -> tuple[Variant, ...]:
     return tuple(taken)
 
 
-def unmet(needs: Needs, device: Hardware) -> str:
+def unmet_needs(needs: Needs, device: Hardware) -> str:
     """Returns the unmet requirements of a variant as text; "" if all known ones are met."""
     if needs.runtime not in device.runtimes:
         return f"needs the runtime {needs.runtime}, and here is {', '.join(sorted(device.runtimes)) or 'none'}"

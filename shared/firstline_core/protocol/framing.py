@@ -139,7 +139,7 @@ def decode_tensors(
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedTensor:
     """The description of a tensor without its data; `where` is its name in error messages."""
 
     where: str
@@ -149,7 +149,7 @@ class Described:
     entry: dict[str, Any]
 
 
-def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> Iterator[Described]:
+def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> Iterator[DescribedTensor]:
     """Yields the tensors that a message lists; each is checked against the limits before its data is read.
 
     Args:
@@ -186,7 +186,7 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
                 f"{where} brings the message over {limits.elements} elements, or over "
                 f"{limits.byte_elements} of BYTES; send fewer rows at a time."
             )
-        yield Described(where, name, datatype, shape, entry)
+        yield DescribedTensor(where, name, datatype, shape, entry)
 
 
 def input_parameters(where: str, entry: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeErr
 from firstline_core.protocol.mqtt_faults import connection_lost, not_connected, refusal
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, split_publish
-from firstline_core.protocol.mqtt_tls import disagreement, tls_context
+from firstline_core.protocol.mqtt_tls import handshake_problem, tls_context
 from firstline_core.telemetry.logs import logger
 
 # Packet ids have 16 bits; far fewer in flight stay below a broker's own limit ("receive maximum", 65535).
@@ -218,7 +218,7 @@ class Connection:
                 properties=properties,
             )
         except ssl.SSLError as error:
-            raise LinkDownError(disagreement(where, error)) from error
+            raise LinkDownError(handshake_problem(where, error)) from error
         except OSError as error:
             raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
         except (ValueError, MQTTException) as error:

@@ -43,7 +43,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     return context
 
 
-def disagreement(where: str, error: ssl.SSLError) -> str:
+def handshake_problem(where: str, error: ssl.SSLError) -> str:
     """Returns a sentence about a failed handshake; OpenSSL only names the TLS alert."""
     reason = str(error)
     for alert, meaning in _ALERTS.items():

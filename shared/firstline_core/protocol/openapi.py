@@ -125,7 +125,7 @@ def v2_infer(summary: str, *path: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def short_infer(**query: dict[str, Any]) -> dict[str, Any]:
+def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
     """Returns the operation of inference by file.
 
     Args:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial, bounds
-from firstline_core.routing.fallback import rejected
+from firstline_core.routing.fallback import rejected_ranges
 from firstline_core.routing.starts import Start, cells_of, ranks, start_shares, starts_at
 
 Floats = NDArray[np.float64]
@@ -212,7 +212,7 @@ def _certify(
 
     shown = [
         (at, stretch.level)
-        for stretch in rejected(len(kept), places, delta, p_values)
+        for stretch in rejected_ranges(len(kept), places, delta, p_values)
         for at in np.flatnonzero(walk.whole[: stretch.last + 1])[-1:].tolist()
         if at >= stretch.first
     ]

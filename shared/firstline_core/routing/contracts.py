@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from firstline_core.errors import ConfigError
 from firstline_core.routing import bounds
 from firstline_core.routing.certification import Proof, between, certify, check_share, split
-from firstline_core.routing.fallback import rejected
+from firstline_core.routing.fallback import rejected_ranges
 from firstline_core.routing.starts import Start
 
 _STEPS = 100
@@ -115,7 +115,7 @@ def certify_stream(
                 break
         return found
 
-    shown = rejected(len(thresholds), [(0, 1.0)], delta, p_values)
+    shown = rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
     if not shown or shown[0].last == 0:
         return StreamCertificate(False, None, 0.0, None, len(sure), needed)
     at = shown[0].last

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Stretch(NamedTuple):
+class RejectedRange(NamedTuple):
     """Consecutive hypotheses that were rejected at one level.
 
     Attributes:
@@ -23,12 +23,12 @@ class Stretch(NamedTuple):
     level: float
 
 
-def rejected(
+def rejected_ranges(
     count: int,
     starts: Sequence[tuple[int, float]],
     delta: float,
     p_values: Callable[[int, int], NDArray[np.float64]],
-) -> list[Stretch]:
+) -> list[RejectedRange]:
     """Tests hypotheses 0 to count - 1 in this order.
 
     Each start adds its share of delta. A rejected hypothesis passes its level on to the next one; otherwise the level
@@ -46,13 +46,13 @@ def rejected(
     Returns:
         The rejected hypotheses, in order.
     """
-    found: list[Stretch] = []
+    found: list[RejectedRange] = []
     carried = 0.0
     for (first, share), (last, _) in pairwise([*starts, (count, 0.0)]):
         level = carried + share * delta
         failed = np.flatnonzero(p_values(first, last) > level)
         stop = first + int(failed[0]) if failed.size else last
         if stop > first:
-            found.append(Stretch(first, stop - 1, level))
+            found.append(RejectedRange(first, stop - 1, level))
         carried = level if stop == last else 0.0
     return found

@@ -17,7 +17,7 @@ _KEEP = 2.0 ** (-1 / _HALF_LIFE_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class HedgingEstimates:
     """The estimates for a request before the edge model runs.
 
     Args:
@@ -33,7 +33,7 @@ class Prospect:
     escalation_rate: float | None
 
 
-def worth_hedging(prospect: Prospect, least_rate: float) -> bool:
+def worth_hedging(prospect: HedgingEstimates, least_rate: float) -> bool:
     """Returns whether an escalation is likely, in time if sent now, and too late if sent later."""
     if prospect.cloud_s is None or prospect.escalation_rate is None or prospect.escalation_rate < least_rate:
         return False

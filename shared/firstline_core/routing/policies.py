@@ -30,7 +30,7 @@ _ESCALATE_IF_WORTH = Decision(Tier.CLOUD, Reason.VALUABLE, demanded=False)
 
 
 @dataclass(slots=True)
-class Seen:
+class RowEvidence:
     """The evidence for one row after the edge model ran.
 
     Args:
@@ -75,7 +75,7 @@ class Policy(Protocol):
     @property
     def certifies(self) -> tuple[Contract, ...]: ...
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         """Returns which tier answers the row, and updates `state`."""
         ...
 
@@ -87,7 +87,7 @@ class Certified:
     kind: ClassVar[Kind] = "certified"
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "stream")
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _KEEP if seen.score >= seen.threshold else _ESCALATE
 
 
@@ -110,7 +110,7 @@ class Value:
     kind: ClassVar[Kind] = "value"
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm")
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         if seen.certified and not seen.score >= seen.threshold:
             return _ESCALATE
         return _ESCALATE_IF_WORTH if not seen.value < self.least_value else _KEEP
@@ -128,7 +128,7 @@ class Threshold:
     kind: ClassVar[Kind] = "threshold"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _KEEP if seen.score >= (seen.threshold if self.threshold is None else self.threshold) else _ESCALATE
 
 
@@ -139,7 +139,7 @@ class EdgeOnly:
     kind: ClassVar[Kind] = "edge_only"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _KEEP_BLINDLY
 
 
@@ -150,7 +150,7 @@ class CloudOnly:
     kind: ClassVar[Kind] = "cloud_only"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _ESCALATE_BLINDLY
 
 
@@ -166,7 +166,7 @@ class Random:
     kind: ClassVar[Kind] = "random"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _ESCALATE_BLINDLY if state.draws.random() < self.rate else _KEEP_BLINDLY
 
 
@@ -195,7 +195,7 @@ class Sedna:
     kind: ClassVar[Kind] = "sedna"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         return _ESCALATE if _certainty(seen.probabilities) < self.threshold else _KEEP
 
 
@@ -221,7 +221,7 @@ class Groundlight:
     kind: ClassVar[Kind] = "groundlight"
     certifies: ClassVar[tuple[Contract, ...]] = ()
 
-    def decide(self, seen: Seen, state: State) -> Decision:
+    def decide(self, seen: RowEvidence, state: State) -> Decision:
         if seen.score >= self.threshold:
             return _KEEP
         if seen.now_s - state.escalated_s <= self.pause_s:

@@ -32,7 +32,7 @@ class Duration:
 
 
 @dataclass(slots=True)
-class Apart:
+class OverheadTimes:
     """The share of the runs' time outside the model, as far as it is measured.
 
     Args:
@@ -52,7 +52,7 @@ class Apart:
         before = self.batches_s.get(rows, (0.0, 0.0))
         self.batches_s[rows] = before[0] + input_s, before[1] + output_s
 
-    def include(self, other: Apart) -> None:
+    def include(self, other: OverheadTimes) -> None:
         """Adds measurements of another instance."""
         self.input_s += other.input_s
         self.output_s += other.output_s
@@ -94,7 +94,7 @@ class ModelStatistics:
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     batches: defaultdict[int, Duration] = field(default_factory=lambda: defaultdict(Duration))
-    apart: Apart = field(default_factory=Apart)
+    apart: OverheadTimes = field(default_factory=OverheadTimes)
 
     def answered(self, seconds: float, now_s: float, times: int = 1) -> None:
         """Counts answers with a total duration, the last at this wall time."""

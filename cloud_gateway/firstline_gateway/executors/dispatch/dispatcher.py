@@ -17,7 +17,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import EngineReport, Executor, ExecutorReport, OnExecutor, Outcome
 from firstline_gateway.executors.dispatch import refusals
@@ -230,7 +230,7 @@ class Dispatcher:
 
     def report(self) -> EngineReport:
         """Returns the counts of all executors and servers, and the state of each executor by its name."""
-        apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
+        apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         up: dict[tuple[str, ...], float] = {}
         batches: Counter[tuple[str, ...]] = Counter()
         repeats: Counter[tuple[str, ...]] = Counter()

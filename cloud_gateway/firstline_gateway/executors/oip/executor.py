@@ -22,7 +22,7 @@ from firstline_core.errors import (
     InferenceError,
     RequestError,
 )
-from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
 from firstline_gateway.executors.oip.calls import Calls, Spent, Transport, Work
@@ -76,7 +76,7 @@ class OipExecutor:
         self._probing = Probing(self._transports, self._models, clock)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         self._under_way = UnderWay()
-        self._apart: defaultdict[ModelKey, Apart] = defaultdict(Apart)
+        self._apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
 
     @property
     def slots(self) -> int:

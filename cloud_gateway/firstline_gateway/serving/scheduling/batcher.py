@@ -22,7 +22,7 @@ from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.statistics import Apart
+from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
@@ -129,7 +129,7 @@ class Batcher:
         return waits_s / requests if requests else 0.0
 
     @property
-    def apart(self) -> Mapping[ModelKey, Apart]:
+    def apart(self) -> Mapping[ModelKey, OverheadTimes]:
         """The times of preparing and of handing out results, by model."""
         return self._dispatcher.report().apart
 

@@ -11,7 +11,7 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
-from firstline_core.fleet.target import Hardware, ListedBundle, listed
+from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle
 from firstline_core.runtime.threads import in_daemon_thread
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
@@ -45,10 +45,10 @@ class SignedCatalogue:
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
-        return listed(await self.files(), name, version)
+        return find_bundle(await self.files(), name, version)
 
     async def files(self) -> dict[str, SignedFile]:
-        """All that is signed now, by path; raises as `listed` does."""
+        """All that is signed now, by path; raises as `find_bundle` does."""
         return await in_daemon_thread(self._files)  # a slow registry holds up nobody's end
 
     def _files(self) -> dict[str, SignedFile]:

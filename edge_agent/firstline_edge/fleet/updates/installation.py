@@ -20,7 +20,7 @@ from firstline_core.errors import (
     NoRoomError,
     UnauthorizedError,
 )
-from firstline_core.fleet.target import Hardware, ListedBundle, chosen, files_for, target_path
+from firstline_core.fleet.target import Hardware, ListedBundle, choose_variants, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
@@ -70,7 +70,7 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
             f"{wanted.name} version {wanted.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
             f"{wanted.manifest_sha256[:12]} is desired; start the rollout anew."
         )
-    variants = chosen(bundle.release, device)
+    variants = choose_variants(bundle.release, device)
     folder = target_path(wanted.name, wanted.version, "")
     manifest, *files = files_for(bundle, *(variant.id for variant in variants))
     inside = ((file.path.removeprefix(folder), file) for file in files)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import framing, outputs, tensors
-from firstline_core.protocol.framing import Described
+from firstline_core.protocol.framing import DescribedTensor
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import request_of
@@ -195,7 +195,7 @@ def _inputs(found: Any, raw: Sequence[memoryview], limits: Limits) -> tuple[Tens
     return tuple(inputs)
 
 
-def _from_contents(described: Described, contents: Any) -> Array:
+def _from_contents(described: DescribedTensor, contents: Any) -> Array:
     """Returns the array of typed contents."""
     where, datatype, shape = described.where, described.datatype, described.shape
     field = CONTENTS.get(datatype)

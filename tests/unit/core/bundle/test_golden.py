@@ -12,7 +12,7 @@ from firstline_core.bundle.golden import GoldenAnswers, deviation, encode_golden
 from firstline_core.bundle.manifest import Golden, Manifest, Model, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
-from firstline_core.fleet.target import Use, described
+from firstline_core.fleet.target import Use, target_fields
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 
@@ -34,7 +34,7 @@ def test_golden_answers_survive_the_file_form(manifest: Manifest) -> None:
 
 
 def test_every_variant_needs_them_on_a_device() -> None:
-    said = described(WITH)
+    said = target_fields(WITH)
     assert said["golden.json"] == Use(("edge",))
     assert WITH.artefacts == (FILE, GOLDEN)
 

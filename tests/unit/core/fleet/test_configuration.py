@@ -17,7 +17,7 @@ from firstline_core.fleet.configuration import (
     configuration_path,
     parse_configuration,
 )
-from firstline_core.fleet.target import named_by
+from firstline_core.fleet.target import bundle_of_target
 from firstline_core.types import NAME_PATTERN
 
 HEAD = 'name = "quiet"\nversion = 2\n'
@@ -75,7 +75,7 @@ def test_no_address_identity_or_path_is_among_what_can_be_set() -> None:
 def test_a_path_says_which_configuration_it_is_and_is_no_bundles(name: str, version: int) -> None:
     path = configuration_path(name, version)
     assert configuration_at(path) == (name, version)
-    assert named_by(path) is None
+    assert bundle_of_target(path) is None
 
 
 @pytest.mark.parametrize("path", ["digits/1/manifest.json", "configurations/a@0.toml", "configurations/../a@1.toml"])

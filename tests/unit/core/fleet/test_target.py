@@ -15,15 +15,15 @@ from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
 from firstline_core.fleet.target import (
     FULL,
-    Asked,
+    ExtraNeeds,
     Hardware,
     ListedBundle,
-    bundles,
-    chosen,
-    described,
+    bundle_of_target,
+    choose_variants,
     files_for,
-    listed,
-    named_by,
+    find_bundle,
+    listed_bundles,
+    target_fields,
     target_path,
 )
 
@@ -34,18 +34,18 @@ def digits() -> Manifest:
     return parse_manifest((DIGITS / MANIFEST_NAME).read_bytes())
 
 
-def signed(manifest: Manifest, asked: dict[str, Asked] | None = None) -> dict[str, SignedFile]:
+def signed(manifest: Manifest, asked: dict[str, ExtraNeeds] | None = None) -> dict[str, SignedFile]:
     """A bundle's targets as metadata brings them: by path, custom fields from JSON."""
     sizes = {artefact.file: artefact.size_bytes for artefact in manifest.artefacts}
     found = {}
-    for file, custom in described(manifest, asked).items():
+    for file, custom in target_fields(manifest, asked).items():
         path = target_path(manifest.name, manifest.version, file)
         found[path] = SignedFile(path, sizes.get(file, 0), "0" * 64, msgspec.json.decode(msgspec.json.encode(custom)))
     return found
 
 
-def bundle(asked: dict[str, Asked] | None = None) -> ListedBundle:
-    return listed(signed(digits(), asked), "digits", 1)
+def bundle(asked: dict[str, ExtraNeeds] | None = None) -> ListedBundle:
+    return find_bundle(signed(digits(), asked), "digits", 1)
 
 
 def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None:
@@ -63,38 +63,40 @@ def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None
 def test_a_file_that_several_need_is_named_for_each() -> None:
     manifest = digits()
     edge = tuple(msgspec.structs.replace(model, artefact=manifest.edge[0].artefact) for model in manifest.edge)
-    found = listed(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
+    found = find_bundle(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
     assert files_for(found, "edge-onnx")[1:] == files_for(found, "edge-tflite-int8")[1:]
 
 
 def test_the_first_variant_that_runs_is_chosen_and_else_it_is_said_what_each_lacks() -> None:
-    assert [variant.id for variant in chosen(bundle().release, ONNX)] == ["edge-onnx"]
-    (first,) = chosen(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
+    assert [variant.id for variant in choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
+    (first,) = choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
     assert first.id.startswith("edge-tflite")
-    asked = {variant.id: Asked(("aarch64",), 512) for variant in bundle().release.variants}
+    asked = {variant.id: ExtraNeeds(("aarch64",), 512) for variant in bundle().release.variants}
     with pytest.raises(IncompatibleTargetError, match="edge-onnx is for aarch64, and this is x86_64") as caught:
-        chosen(bundle(asked).release, ONNX)
+        choose_variants(bundle(asked).release, ONNX)
     assert "edge-tflite-int8 needs the runtime tflite, and here is onnx" in caught.value.message
     small = ONNX._replace(architecture="aarch64", memory_mb=256)
     with pytest.raises(IncompatibleTargetError, match="needs 512 MiB of memory, and here are 256"):
-        chosen(bundle(asked).release, small)
-    assert chosen(bundle().release, ONNX._replace(free_bytes=5)) == chosen(bundle().release, ONNX), "that is told later"
+        choose_variants(bundle(asked).release, small)
+    assert choose_variants(bundle().release, ONNX._replace(free_bytes=5)) == choose_variants(bundle().release, ONNX), (
+        "that is told later"
+    )
     none = msgspec.structs.replace(bundle().release, variants=())
     with pytest.raises(IncompatibleTargetError, match="no edge variant"):
-        chosen(none, ONNX)
+        choose_variants(none, ONNX)
 
 
 def test_a_device_that_holds_several_variants_gets_all_that_it_can_run() -> None:
     found, both = bundle(), ONNX._replace(runtimes=frozenset({"onnx", "tflite"}), several=True)
-    variants = chosen(found.release, both)
+    variants = choose_variants(found.release, both)
     assert variants == found.release.variants
     files = [file.path for file in files_for(found, *(variant.id for variant in variants))]
     assert len(files) == len(set(files)) == 5 and "digits/1/full.onnx" not in files
-    assert [variant.id for variant in chosen(found.release, ONNX._replace(several=True))] == ["edge-onnx"]
+    assert [variant.id for variant in choose_variants(found.release, ONNX._replace(several=True))] == ["edge-onnx"]
     sizes_bytes = [variant.needs.size_bytes for variant in found.release.variants]
     room = both._replace(free_bytes=sizes_bytes[0] + sizes_bytes[2])
-    assert chosen(found.release, room) == (found.release.variants[0], found.release.variants[2])
-    assert chosen(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
+    assert choose_variants(found.release, room) == (found.release.variants[0], found.release.variants[2])
+    assert choose_variants(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
 
 
 def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
@@ -102,7 +104,7 @@ def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
     plain = msgspec.structs.replace(manifest.edge[1], certificate=None)
     certified = with_certificate(manifest.edge[0], manifest)
     void = with_certificate(manifest.edge[2], manifest, edge_digest="1" * 64)
-    found = listed(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
+    found = find_bundle(signed(msgspec.structs.replace(manifest, edge=(certified, plain, void))), "digits", 1)
     by_id = {variant.id: variant.certificate for variant in found.release.variants}
     summary = by_id[certified.id]
     assert summary is not None and (summary.epsilon, summary.threshold) == ("0.05", "0.9")
@@ -122,11 +124,11 @@ def test_bundles_are_found_by_their_paths_and_others_targets_passed_over() -> No
             "/1/manifest.json",
         )
     }
-    assert bundles(files) == [("digits", 1)]
-    assert named_by("digits/12/sub/folder.onnx") == ("digits", 12)
-    assert named_by("digits/12/") is None
+    assert listed_bundles(files) == [("digits", 1)]
+    assert bundle_of_target("digits/12/sub/folder.onnx") == ("digits", 12)
+    assert bundle_of_target("digits/12/") is None
     with pytest.raises(NotFoundError, match="no digits version 2"):
-        listed(files, "digits", 2)
+        find_bundle(files, "digits", 2)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +145,14 @@ def test_what_was_signed_in_error_is_refused(path: str, custom: dict[str, Any], 
     files = signed(digits())
     files[path] = SignedFile(path, 1, "0" * 64, custom)
     with pytest.raises(IntegrityError, match=sentence):
-        listed(files, "digits", 1)
+        find_bundle(files, "digits", 1)
 
 
 def test_fields_of_a_newer_version_are_passed_over() -> None:
     files = signed(digits())
     path = "digits/1/manifest.json"
     files[path] = files[path]._replace(custom={**files[path].custom, "format": 2, "colour": "green"})
-    assert listed(files, "digits", 1).release.variants
+    assert find_bundle(files, "digits", 1).release.variants
 
 
 def test_an_artefact_in_the_manifests_place_is_refused() -> None:
@@ -158,7 +160,7 @@ def test_an_artefact_in_the_manifests_place_is_refused() -> None:
     artefact = msgspec.structs.replace(manifest.edge[0].artefact, file=MANIFEST_NAME)
     edge = (msgspec.structs.replace(manifest.edge[0], artefact=artefact),)
     with pytest.raises(IntegrityError, match="rename that file"):
-        described(msgspec.structs.replace(manifest, edge=edge))
+        target_fields(msgspec.structs.replace(manifest, edge=edge))
 
 
 @pytest.mark.parametrize("sha256", ["../../../etc/passwd", "0" * 63, "", "A" * 64])
@@ -167,4 +169,4 @@ def test_what_names_a_file_on_disks_is_a_hash(file: str, sha256: str) -> None:
     files = signed(digits())
     files[file] = files[file]._replace(sha256=sha256)
     with pytest.raises(IntegrityError, match=file):
-        listed(files, "digits", 1)
+        find_bundle(files, "digits", 1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from firstline_core.routing.policies import KINDS, PARAMETERS, Seen, State, make, value_of
+from firstline_core.routing.policies import KINDS, PARAMETERS, RowEvidence, State, make, value_of
 from firstline_core.routing.policy import Decision
 from firstline_core.types import Reason, Tier
 
@@ -18,9 +18,9 @@ KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Re
 
 def seen(
     score: float = 0.9, *, value: float = 0.1, certified: bool = False, now_s: float = 0.0, rest: float = 0.0
-) -> Seen:
+) -> RowEvidence:
     probabilities = np.array([score, 1 - score - rest, rest], np.float32)
-    return Seen(score, value, 0.8, certified, probabilities, now_s)
+    return RowEvidence(score, value, 0.8, certified, probabilities, now_s)
 
 
 @pytest.mark.parametrize(("score", "expected"), [(0.9, KEPT), (0.8, KEPT), (0.79, ESCALATED), (math.nan, ESCALATED)])

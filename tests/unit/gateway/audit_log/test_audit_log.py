@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.audit_log import FIRST, check_trail
+from firstline_core.fleet.audit_log import FIRST, verify_log
 from firstline_gateway.audit_log import audit_log, records
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
@@ -34,7 +34,7 @@ def test_what_was_added_is_a_chain(database: Database) -> None:
         add(database, "odd" if number % 2 else "even", number=number)
     with database.reading() as connection:
         entries = records.page(connection, 0, 100)
-        assert check_trail(entries) == records.last(connection) == (5, entries[-1].sha256)
+        assert verify_log(entries) == records.last(connection) == (5, entries[-1].sha256)
         assert [entry.number for entry in records.page(connection, 1, 2)] == [2, 3]
         assert [msgspec.json.decode(entry.details)["number"] for entry in records.page(connection, 0, 9, "odd")] == [
             1,
@@ -46,7 +46,7 @@ def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> No
     with database.reading() as connection:
         last = records.last(connection)
     signed = audit_log.sign(last, audit_log.open_key(tmp_path), 5.0)
-    assert last == (0, FIRST) == check_trail([], [signed])
+    assert last == (0, FIRST) == verify_log([], [signed])
 
 
 def test_what_is_not_done_is_not_told(database: Database) -> None:
@@ -67,7 +67,7 @@ def test_those_who_add_at_once_make_one_chain(database: Database) -> None:
         for done in [pool.submit(add, database, f"s{number}") for number in range(24)]:
             done.result()
     with database.reading() as connection:
-        assert check_trail(records.page(connection, 0, 100))[0] == 24
+        assert verify_log(records.page(connection, 0, 100))[0] == 24
 
 
 def test_details_without_end_are_not_kept(database: Database) -> None:

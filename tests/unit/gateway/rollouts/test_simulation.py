@@ -10,7 +10,7 @@ from support.databases import sqlite_store
 
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
-from firstline_core.fleet.audit_log import check_trail
+from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.rollouts.stages import Stage
 
@@ -27,7 +27,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
         with room.database.reading() as connection:
             entries = audit_log.page(connection, 0, 1000)
-    check_trail(entries)
+    verify_log(entries)
     assert {entry.action for entry in entries} >= {"rollout.create", "rollout.start", "rollout.look", "rollout.promote"}
 
 
