@@ -15,7 +15,7 @@ from firstline_core.fleet.registry import AliasChange
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Name versions: champion, canary, and so on.")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
-AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="Such as champion.")]
+AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example champion.")]
 
 
 @app.command("set")
@@ -29,7 +29,7 @@ def set_alias(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have an alias stand for a version."""
+    """Point an alias to a version."""
     with registry_at(gateway, key_file, ca) as registry:
         _told(registry.set_alias(model, alias, version), output)
 
@@ -44,7 +44,7 @@ def revert(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have an alias stand for what it stood for before its last change."""
+    """Point an alias back to the version before its last change."""
     with registry_at(gateway, key_file, ca) as registry:
         _told(registry.revert_alias(model, alias), output)
 
@@ -59,21 +59,21 @@ def remove(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Have an alias stand for nothing; its history stays."""
+    """Delete an alias; its history is kept."""
     with registry_at(gateway, key_file, ca) as registry:
         _told(registry.remove_alias(model, alias), output)
 
 
 @app.command("ls")
 def list_aliases(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="One model's alone.")] = "",
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only aliases of this model.")] = "",
     *,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List what aliases stand for."""
+    """List aliases and their versions."""
     with registry_at(gateway, key_file, ca) as registry:
         _listed(registry.aliases(model), output)
 
@@ -88,7 +88,7 @@ def history(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what an alias stood for, and who changed it: the newest first."""
+    """Show the versions of an alias and who changed it, the newest first."""
     with registry_at(gateway, key_file, ca) as registry:
         _listed(registry.alias_history(model, alias), output)
 

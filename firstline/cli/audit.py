@@ -1,4 +1,4 @@
-"""`firstline audit`: who decided what, and whether anybody has changed that since."""
+"""`firstline audit`: the audit log of fleet decisions, and its verification."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from firstline_core.telemetry.wording import counted
 
 _HEAD_BYTES = 64 * 1024
 
-app = typer.Typer(help="Who decided what about the fleet.", no_args_is_help=True)
+app = typer.Typer(help="Show and verify the audit log of fleet decisions.", no_args_is_help=True)
 
 
 @app.command("ls")
 def list_entries(
     *,
-    subject: Annotated[str, typer.Option(help="Only what was done to it, such as rollout:ID.")] = "",
+    subject: Annotated[str, typer.Option(help="Only entries about this subject, e.g. rollout:ID.")] = "",
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the trail."""
+    """List the audit log."""
     with fleet_at(gateway, key_file, ca) as fleet:
         entries = list(fleet.rollouts.trail(subject))
     if output is Output.JSON:
@@ -44,18 +44,16 @@ def list_entries(
 @app.command()
 def verify(
     *,
-    head: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A head that was kept; the trail must contain it.")
-    ] = None,
+    head: Annotated[Path | None, typer.Option(metavar="FILE", help="Saved head that the log must contain.")] = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the present head there, for the next time.")
+        Path | None, typer.Option(metavar="FILE", help="Save the current head to this file, for the next verification.")
     ] = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Go through the whole trail; the exit code is 1 where it was changed."""
+    """Verify the whole audit log; exits 1 if it was changed."""
     kept = _read(head) if head is not None else None
     with fleet_at(gateway, key_file, ca) as fleet:
         # The head first: what is added meanwhile comes after it.

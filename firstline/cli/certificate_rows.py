@@ -1,4 +1,4 @@
-"""Where the rows of a certificate come from: the models on this machine, or a device and perhaps a gateway."""
+"""Collects the rows of a certificate: from the models on this machine, or from a device and optionally a gateway."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FromAgentOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The device that answers the data, with scores as its processor computes them; it holds this very bundle.",
+        help="Device that answers the data, so that scores are those of its processor; it must hold the same bundle.",
     ),
 ]
-TokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="Holds the device's token, where it wants one.")]
+TokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="File with the device's token, if it requires one.")]
 FullFromOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="With --from-agent: the gateway that runs the full model; else it runs here."),
+    typer.Option(metavar="URL", help="With --from-agent: gateway that runs the full model; default: this machine."),
 ]
-FullTokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="Holds the gateway's token.")]
+FullTokenFileOption = Annotated[str, typer.Option(metavar="FILE", help="File with the gateway's token.")]
 
 # The longest that a tier may stay silent: a slow device runs a model meanwhile.
 _TIMEOUT_S = 70.0
@@ -37,16 +37,16 @@ _TIMEOUT_S = 70.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A tier as two options name it; `url` is None where they name none."""
+    """A tier as two options name it; `url` is None without one."""
 
     url: str | None
     token_file: str
 
     def opened(self, stack: ExitStack, url_option: str, token_option: str) -> Client | None:
-        """A client that closes with the stack; None where there is no URL.
+        """Returns a client that closes with the stack; None without a URL.
 
         Raises:
-            ConfigError: the URL is none, or a token's file that cannot be read or has no server.
+            ConfigError: the URL is not valid, the token's file cannot be read, or there is a token without a URL.
         """
         if self.url is None:
             if self.token_file:
@@ -57,7 +57,7 @@ class Server:
 
 
 def gathered(bundle: Bundle, dataset: Dataset, edge: str, device: Server, far: Server) -> Evidence:
-    """The rows, with a bar while they come.
+    """Collects the rows, with a progress bar.
 
     Raises:
         ConfigError: options that do not go together; and what `gather` and `gather_from_agent` raise.

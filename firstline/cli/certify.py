@@ -45,14 +45,14 @@ from firstline_core.telemetry.wording import counted
 
 
 class Loss(StrEnum):
-    """What counts against a kept answer."""
+    """What counts as an error of an accepted edge answer."""
 
     DISAGREEMENT = "disagreement"  # the full model says another label
     HARM = "harm"  # the edge is wrong where the full model is right
 
 
 class Choice(StrEnum):
-    """Which score is certified."""
+    """The score to certify."""
 
     BEST = "best"
     BUNDLE = "bundle"

@@ -1,4 +1,4 @@
-"""The contracts of `firstline certify` beyond the one on all kept answers: on the stream, by class, by known group."""
+"""Contracts of `firstline certify` other than on all accepted answers: on the stream, by class, by known group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNPROVED_SHOWN = 20
 
 
 class Scope(StrEnum):
-    """What is promised something of."""
+    """The answers that a contract is about."""
 
     KEPT = "kept"  # the answers kept at the edge
     STREAM = "stream"  # all answers: the accuracy given up against the full model alone
@@ -44,12 +44,16 @@ class By(StrEnum):
 
 ContractOption = Annotated[
     Scope,
-    typer.Option(help="kept: errors among kept answers; stream: accuracy given up by both tiers together (labels)."),
+    typer.Option(
+        help="kept: errors among accepted edge answers; stream: accuracy lost by both tiers together (needs labels)."
+    ),
 ]
-ByOption = Annotated[By | None, typer.Option(help="class: a promise, and a threshold, for each predicted class.")]
+ByOption = Annotated[By | None, typer.Option(help="class: a promise and a threshold for each predicted class.")]
 GroupsOption = Annotated[
     Path | None,
-    typer.Option(metavar="CSV", help="Columns file and group: a promise for each group; nothing is written."),
+    typer.Option(
+        metavar="CSV", help="File with the columns file and group: a promise for each group; no bundle is written."
+    ),
 ]
 
 
@@ -102,7 +106,7 @@ class ContractRequest:
 
 
 def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContract) -> str:
-    """What was proved."""
+    """Returns what was proved, as a sentence."""
     sure = f"with confidence {confidence(delta)}"
     if not isinstance(proof, GroupsProof):
         return _of_stream(proof, f"the tiered accuracy is at most {points(epsilon)} below the full model's, {sure}")
@@ -117,7 +121,7 @@ def sentence(proof: Proof, *, epsilon: float, delta: float, contract: KeptContra
 
 
 def print_groups(proof: Proof) -> None:
-    """A line for each group, where there are groups; of those that nothing is proved of, the nearest to it."""
+    """Prints a line for each group; of the groups without a proof, only those closest to one."""
     if not isinstance(proof, GroupsProof):
         return
     unproved = sorted((found.n_needed, name) for name, found in proof.groups.items() if not found.certified)

@@ -192,7 +192,7 @@ class _Calibrator:
     Args:
         folder: of the data.
         target_disagreement: share of edge answers that may differ from the full model's.
-        against: what the temperature takes as the truth.
+        against: the truth that the temperature is fitted to.
         keep_temperature: choose the threshold alone.
     """
 

@@ -1,4 +1,4 @@
-"""`firstline demo`: the whole line on this machine, as a live table and a summary."""
+"""`firstline demo`: runs both tiers on this machine, with a live table and a summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFRESH_S = 0.1
 
 
 def demo(*, output: OutputOption = Output.TEXT) -> None:
-    """Run both tiers here, send real traffic, cut the link, mend it, and count.
+    """Run both tiers here, send real traffic, cut the link, restore it, and count.
 
     Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
@@ -39,7 +39,7 @@ def demo(*, output: OutputOption = Output.TEXT) -> None:
 
 
 async def _until_signalled(told: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs the story; a signal ends it, and its processes with it.
+    """Runs the scenario; a signal ends it and its processes.
 
     Raises:
         typer.Exit: 128 and the signal's number, as shells have it.
@@ -61,7 +61,7 @@ async def _until_signalled(told: Coroutine[Any, Any, dict[str, Any]]) -> dict[st
 
 
 class _Screen:
-    """The live table on stderr; where that is no terminal, a line for each phase."""
+    """Yields a live table on stderr, or a line for each phase if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._console = Console(file=sys.stderr, highlight=False)

@@ -1,4 +1,4 @@
-"""`firstline detections`: two detectors' results to the table that `firstline certify --scores` takes."""
+"""`firstline detections`: converts two detectors' results to a table for `firstline certify --scores`."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from firstline.workbench.detections import compare
 
 
 class BoxScore(StrEnum):
-    """How sure a detector is of an image."""
+    """A detector's confidence for an image."""
 
     MINIMUM = "minimum"  # as of the least sure box
     MEAN = "mean"  # as of all boxes on average
 
 
 def detections_command(
-    edge: Annotated[Path, typer.Argument(metavar="EDGE.json", help="The edge model's boxes, COCO's results.")],
-    full: Annotated[Path, typer.Argument(metavar="FULL.json", help="The full model's, of the same images.")],
-    *,
-    images: Annotated[
-        Path, typer.Option(help="COCO's description of the data: names every image, the empty ones too.")
+    edge: Annotated[
+        Path, typer.Argument(metavar="EDGE.json", help="Boxes of the edge model, in COCO's result format.")
     ],
-    overlap: Annotated[float, typer.Option(help="Intersection over union from which two boxes are the same.")] = 0.5,
-    least: Annotated[float, typer.Option(help="Confidence from which a box counts, for both models.")] = 0.5,
-    score: Annotated[BoxScore, typer.Option(help="Of the boxes that count.")] = BoxScore.MINIMUM,
+    full: Annotated[Path, typer.Argument(metavar="FULL.json", help="Boxes of the full model on the same images.")],
+    *,
+    images: Annotated[Path, typer.Option(help="COCO annotation file that lists every image, including empty ones.")],
+    overlap: Annotated[float, typer.Option(help="Least intersection over union of two matching boxes.")] = 0.5,
+    least: Annotated[float, typer.Option(help="Least confidence of a box, for both models.")] = 0.5,
+    score: Annotated[BoxScore, typer.Option(help="How to combine the boxes' confidences.")] = BoxScore.MINIMUM,
 ) -> None:
     """Compare the boxes of two detectors, and print score,agree for each image: a table for certify --scores.
 
     An image agrees when each box has a partner of its class in the other model's; --overlap and --least belong to
-    what is promised. Bundles hold classifiers only: what comes of it is a threshold for detectors that you run.
+    what is promised. Bundles hold classifiers only: the result is a threshold for detectors that you run.
     """
     rows = list(compare(edge, full, images, overlap=overlap, least=least, mean=score is BoxScore.MEAN))
     typer.echo("\n".join(["score,agree", *(f"{row.score:.9g},{row.agree}" for row in rows)]))

@@ -1,4 +1,4 @@
-"""`firstline device`: who may join a gateway, who has, and who may not any more."""
+"""`firstline device`: invites devices to a gateway, lists them and revokes their access."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ _KEY_VARIABLE = "FIRSTLINE_TOKEN"
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
 
-app = typer.Typer(help="Invite devices to a gateway, look at them, tag them, send them away.", no_args_is_help=True)
+app = typer.Typer(help="Invite, list, tag, revoke and decommission devices.", no_args_is_help=True)
 fleet_device.add_to(app)
 
-GatewayOption = Annotated[str, typer.Option(metavar="URL", help="The gateway, such as https://gateway.example.com.")]
-KeyFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help=f"Holds an API key with the scope fleet; else {_KEY_VARIABLE} has it.")
+GatewayOption = Annotated[
+    str, typer.Option(metavar="URL", help="URL of the gateway, e.g. https://gateway.example.com.")
 ]
-CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Whom to believe about the gateway (PEM).")]
+KeyFileOption = Annotated[
+    str, typer.Option(metavar="FILE", help=f"File with an API key with the scope fleet; default: {_KEY_VARIABLE}.")
+]
+CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="CA certificate used to verify the gateway (PEM).")]
 
 
 @app.command()
@@ -40,18 +42,20 @@ def enroll(
     *,
     gateway: GatewayOption,
     list_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="A list of devices, with a column 'name'.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="File with a list of devices in a column 'name'.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR|CSV", help="Where the tokens go: a folder, a file each; or one file *.csv."),
+        typer.Option(
+            metavar="DIR|CSV", help="Where to write the tokens: a folder with one file each, or one file *.csv."
+        ),
     ] = None,
-    valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens can be used.")] = 7.0,
+    valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens are valid.")] = 7.0,
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make a join token for each device, for `edge-agent join`; they are shown this once."""
+    """Create a join token for each device, for `edge-agent join`; they are shown only once."""
     wanted = [*(names or ()), *(_listed(list_file) if list_file is not None else ())]
     if not wanted:
         raise ConfigError("No device is named; give names, or a list with --csv.")
@@ -77,7 +81,7 @@ def enroll(
 def list_devices(
     *, gateway: GatewayOption, key_file: KeyFileOption = "", ca: CaOption = None, output: OutputOption = Output.TEXT
 ) -> None:
-    """List the devices that have joined, or may."""
+    """List the devices that have joined or are invited."""
     with open_fleet(gateway, _key(key_file), ca) as fleet:
         devices = list(fleet.devices())
     if output is Output.JSON:
@@ -103,7 +107,7 @@ def revoke(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Refuse devices from now on, and end their connections; invited anew, one may come back."""
+    """Revoke devices' access and close their connections; invite a device again to let it return."""
     with open_fleet(gateway, _key(key_file), ca) as fleet:
         for name in names:
             fleet.revoke(name)
@@ -114,7 +118,7 @@ def revoke(
 
 
 def _key(file: str) -> str:
-    """The API key, which is on no command line: every user of a machine can read those."""
+    """Returns the API key, which is not a command-line argument because other users could read it."""
     key = read_secret(file, "--key-file") or os.environ.get(_KEY_VARIABLE, "")
     if not key:
         raise ConfigError(f"There is no API key; name its file with --key-file, or put it into {_KEY_VARIABLE}.")
@@ -122,10 +126,10 @@ def _key(file: str) -> str:
 
 
 def _listed(file: Path) -> list[str]:
-    """The names in a CSV file's column 'name'.
+    """Returns the names in a CSV file's column 'name'.
 
     Raises:
-        ConfigError: it cannot be read, has no such column, or a name in it is none.
+        ConfigError: the file cannot be read, has no such column, or a name is not valid.
     """
     try:
         if file.stat().st_size > _CSV_LIMIT_BYTES:
@@ -158,7 +162,7 @@ def _check_name(name: str, what: str) -> None:
 
 
 def _write(out: Path, made: Sequence[Invitation]) -> None:
-    """Tokens into a CSV file, or each into a file of its own; nobody else may read them.
+    """Writes tokens to a CSV file, or to one file each; only this user can read them.
 
     Raises:
         ConfigError: they cannot be written; they are lost then, and new ones take their places.

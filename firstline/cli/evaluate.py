@@ -1,4 +1,4 @@
-"""`firstline evaluate`: what a bundle gives on labelled images."""
+"""`firstline evaluate`: measures a bundle on labelled images."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def evaluate_bundle(
     *,
     data: Annotated[Path, typer.Option(help="Folder with labels.csv (columns file, label) and images/ or images.zip.")],
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take this many images, spread evenly over labels.csv.")
+        int | None, typer.Option(min=1, help="Use this many images, spread evenly over labels.csv.")
     ] = None,
     edge: Annotated[
         list[str] | None,
         typer.Option(help="Edge variant by id, or 'all'; may be repeated. Default: the first that loads."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
+    threads: Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")] = 1,
     plots: Annotated[
         Path | None,
         typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),
@@ -101,7 +101,7 @@ def _print_text(found: Evaluation) -> None:
 
 
 def _thresholds(found: Evaluation) -> str:
-    """The policy's, or each variant's where certificates have others."""
+    """Returns the policy's threshold, or each variant's if certificates have others."""
     each = {variant.edge.id: variant.threshold for variant in found.variants}
     if len(set(each.values())) == 1 and not any(variant.by for variant in found.variants):
         return f"{next(iter(each.values())):g}"

@@ -18,7 +18,7 @@ NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The
 
 
 def add_to(app: typer.Typer) -> None:
-    """Puts the commands beside those that invite and revoke devices."""
+    """Adds these commands to those that invite and revoke devices."""
     app.command("ls")(_list)
     app.command("get")(_get)
     app.command("tag")(_tag)
@@ -28,13 +28,13 @@ def add_to(app: typer.Typer) -> None:
 
 def _list(
     *,
-    selector: Annotated[str, typer.Option(help="Only devices with these tags, such as site=berlin,!test.")] = "",
+    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = "",
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List devices: what they run, and how long ago they were heard of."""
+    """List devices: the models that they run, and when they were last seen."""
     with fleet_at(gateway, key_file, ca) as fleet:
         found = list(fleet.fleet(selector))
     if output is Output.JSON:
@@ -83,14 +83,14 @@ def _get(
 
 def _tag(
     name: Annotated[str, typer.Argument(help="The device.")],
-    tags: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help="To set; with '-' to take away.")],
+    tags: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help="Tags to set; KEY- removes one.")],
     *,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Set a device's tags, and take tags away."""
+    """Set and remove tags of a device."""
     changes = dict(_change(text) for text in tags)
     with fleet_at(gateway, key_file, ca) as fleet:
         found = fleet.tag(name, changes)
@@ -108,7 +108,7 @@ def _accept(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Let devices in that were seen (fleet.accept = "by_hand")."""
+    """Accept devices that have been seen (fleet.accept = "by_hand")."""
     with fleet_at(gateway, key_file, ca) as fleet:
         for name in names:
             fleet.accept(name)
@@ -123,7 +123,7 @@ def _decommission(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Send devices away for good: no access, and nothing kept of them."""
+    """Decommission devices: revoke their access and delete everything stored about them."""
     with fleet_at(gateway, key_file, ca) as fleet:
         for name in names:
             fleet.decommission(name)

@@ -1,4 +1,4 @@
-"""What every command that speaks to a gateway's fleet API takes: the gateway, who asks, and the keys' folder."""
+"""Options of commands that use a gateway's fleet API: the gateway, the API key and the signing keys."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:  # a command that speaks to a fleet alone needs no python-tuf
 _GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 KEYS = Path("keys")
-"""Where the signing keys are, unless somebody says so."""
+"""Default folder of the signing keys."""
 
 GatewayOption = Annotated[
     str,
-    typer.Option(envvar=_GATEWAY, show_envvar=False, metavar="URL", help=f"The gateway; else {_GATEWAY} names it."),
+    typer.Option(envvar=_GATEWAY, show_envvar=False, metavar="URL", help=f"URL of the gateway; default: {_GATEWAY}."),
 ]
 KeyFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help=f"Holds an API key with the scope fleet; else {_KEY} has it.")
+    str, typer.Option(metavar="FILE", help=f"File with an API key with the scope fleet; default: {_KEY}.")
 ]
-CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Whom to believe about the gateway (PEM).")]
-KeysOption = Annotated[Path, typer.Option("--keys", metavar="DIR", help="The folder of the signing keys.")]
+CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="CA certificate used to verify the gateway (PEM).")]
+KeysOption = Annotated[Path, typer.Option("--keys", metavar="DIR", help="Folder of the signing keys.")]
 PassphraseOption = Annotated[
     str,
     typer.Option(
-        metavar="FILE", help=f"Holds the signing keys' passphrase; else {_PASSPHRASE} has it, if there is one."
+        metavar="FILE", help=f"File with the signing keys' passphrase, if there is one; default: {_PASSPHRASE}."
     ),
 ]
 RootKeyOption = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FILE", help="A root key that lies elsewhere, such as on a stick; may be repeated."),
+    typer.Option(metavar="FILE", help="A root key in another place, e.g. on a USB stick; may be repeated."),
 ]
 
 
 @contextmanager
 def registry_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Registry]:
-    """The registry that the options name.
+    """Opens the registry that the options name.
 
     Raises:
         ConfigError: none is named, or there is no API key.
@@ -59,7 +59,7 @@ def registry_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Regist
 
 @contextmanager
 def fleet_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Fleet]:
-    """The fleet that the options name.
+    """Opens the fleet API that the options name.
 
     Raises:
         ConfigError: none is named, or there is no API key.
@@ -69,7 +69,7 @@ def fleet_at(gateway: str, key_file: str, ca: Path | None) -> Iterator[Fleet]:
 
 
 def gateway_named(gateway: str) -> str:
-    """The gateway's URL.
+    """Returns the gateway's URL.
 
     Raises:
         ConfigError: none is named.
@@ -80,7 +80,7 @@ def gateway_named(gateway: str) -> str:
 
 
 def api_key(key_file: str) -> str:
-    """The API key, which is on no command line: every user of a machine can read those.
+    """Returns the API key, which is not a command-line argument because other users could read it.
 
     Raises:
         ConfigError: there is none.
@@ -92,7 +92,7 @@ def api_key(key_file: str) -> str:
 
 
 def keyring_of(keys: Path, passphrase_file: str, root_keys: list[Path] | None = None) -> Keyring:
-    """The keys that the options name."""
+    """Opens the signing keys that the options name."""
     from firstline.release.keyring import Keyring
 
     passphrase = read_secret(passphrase_file, "--passphrase-file") or os.environ.get(_PASSPHRASE, "")

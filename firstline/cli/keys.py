@@ -1,4 +1,4 @@
-"""`firstline keys`: who may sign for what a fleet runs. Keys are files on this machine; a gateway never sees them."""
+"""`firstline keys`: manages the signing keys of a fleet. Keys are files on this machine; a gateway never gets them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from firstline_core.fleet.registry import OnlineKey
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make, watch, exchange and revoke the keys that sign for what a fleet runs.",
+    help="Create, check, rotate and revoke the signing keys of a fleet.",
 )
 
 
@@ -44,16 +44,16 @@ def init(
     gateway: GatewayOption = "",
     online_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The gateway's public key, fetched before: for an offline machine."),
+        typer.Option(metavar="FILE", help="The gateway's public key, fetched earlier, for an offline machine."),
     ] = None,
     passphrase_file: PassphraseOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Make three root keys (two sign) and a targets key, and publish what they sign to a gateway's new registry.
+    """Create three root keys (two must sign) and a targets key, and publish the signed metadata to a new registry.
 
-    The gateway makes the online key itself, and only tells its public half: no private key ever travels.
+    The gateway creates the online key itself and only sends its public half: no private key ever travels.
     """
     keyring = keyring_of(keys, passphrase_file)
     if online_key is not None:
@@ -81,10 +81,10 @@ app.command()(status)
 
 @app.command()
 def rotate(
-    role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Whose key is exchanged.")],
+    role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Role whose key is replaced.")],
     *,
     key: Annotated[
-        str, typer.Option(metavar="ID", help="Which of its keys, as `status` shows it; else the first.")
+        str, typer.Option(metavar="ID", help="Id of the key, as `status` shows it; default: the first.")
     ] = "",
     keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
@@ -93,7 +93,7 @@ def rotate(
     key_file: KeyFileOption = "",
     ca: CaOption = None,
 ) -> None:
-    """Put a new key in an old one's place, and publish that."""
+    """Replace a key by a new one, and publish the change."""
     keyring = keyring_of(keys, passphrase_file, root_key)
     if role == "online":
         with registry_at(gateway, key_file, ca) as registry:
@@ -106,7 +106,7 @@ def rotate(
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="The key, as `status` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `status` shows it.")],
     *,
     keys: KeysOption = KEYS,
     root_key: RootKeyOption = None,
@@ -115,7 +115,7 @@ def revoke(
     key_file: KeyFileOption = "",
     ca: CaOption = None,
 ) -> None:
-    """Refuse a key that was lost or stolen from now on: a new one takes its place, and it signs for nothing more."""
+    """Revoke a key that was lost or stolen, and replace it by a new one."""
     keyring = keyring_of(keys, passphrase_file, root_key)
     root: Root = keyring.root().signed
     role = next((role for role in root.roles if any(short(one) == short(key) for one in root.roles[role].keyids)), "")
@@ -137,7 +137,7 @@ def renew(
     key_file: KeyFileOption = "",
     ca: CaOption = None,
 ) -> None:
-    """Sign root and targets anew with the same keys, so that they end later; without root keys the targets alone."""
+    """Sign root and targets again with the same keys, to extend their expiry; without root keys only the targets."""
     keyring = keyring_of(keys, passphrase_file, root_key)
     root: Root = keyring.root().signed
     if keyring.signers(root.roles[Root.type].keyids):
@@ -157,7 +157,7 @@ def sign(
     key_file: KeyFileOption = "",
     ca: CaOption = None,
 ) -> None:
-    """Add the signatures of the root keys that are here to a draft that lacks some, and publish it once it is whole."""
+    """Add the signatures of this machine's root keys to a draft, and publish it once it is complete."""
     keyring = keyring_of(keys, passphrase_file, root_key)
     keyring.sign(keyring.open_draft())
     _published(keyring, gateway, key_file, ca)
@@ -172,14 +172,14 @@ def publish(
     key_file: KeyFileOption = "",
     ca: CaOption = None,
 ) -> None:
-    """Make what is signed here current at a gateway; also after its store was restored from a backup."""
+    """Publish this machine's signed metadata to a gateway, e.g. after its store was restored from a backup."""
     keyring = keyring_of(keys, passphrase_file)
     with registry_at(gateway, key_file, ca) as registry:
         _publish(keyring, registry, recover=True)
 
 
 def _named(keyring: Keyring, role: str, key: str) -> str:
-    """The whole id of a role's key; the first where none is named."""
+    """Returns the complete id of a role's key; the first by default."""
     keyids: list[str] = keyring.root().signed.roles[role].keyids
     found = [keyid for keyid in keyids if keyid.startswith(key)] if key else keyids[:1]
     if len(found) != 1:
@@ -194,7 +194,7 @@ def _exchange(keyring: Keyring, role: str, old: str, *, revoke: bool) -> None:
 
 
 def _published(keyring: Keyring, gateway: str, key_file: str, ca: Path | None) -> None:
-    """Publishes where a gateway is named and nothing is lacking."""
+    """Publishes if a gateway is named and no signature is missing."""
     if keyring.draft.exists():
         return
     if not gateway:

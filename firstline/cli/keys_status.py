@@ -1,4 +1,4 @@
-"""`firstline keys status`: who may sign for what a fleet runs, here and at a gateway, and what ends soon."""
+"""`firstline keys status`: the signing keys on this machine and at a gateway, and upcoming expiries."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def status(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show keys, versions and ends, here and at a gateway, and warn of what ends soon. Exit code 1 where it warns."""
+    """Show keys, versions and expiries, here and at a gateway. Exits 1 with a warning if one expires soon."""
     found = _found(keyring_of(keys, ""))
     if gateway:
         with registry_at(gateway, key_file, ca) as registry:
@@ -90,7 +90,7 @@ def status(
 
 
 def tell_draft(keyring: Keyring) -> None:
-    """Says what a draft lacks, where there is one."""
+    """Prints the missing signatures of a draft, if there is one."""
     if keyring.draft.exists():
         warn(_lacking(keyring))
 

@@ -1,4 +1,4 @@
-"""`firstline model`: bundles into a gateway's registry, and out of it."""
+"""`firstline model`: pushes bundles to a gateway's registry and fetches them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memo
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Push bundles to a gateway's registry, list them, fetch them, name them.",
+    help="Push bundles to a gateway's registry; list, fetch and name them.",
 )
 app.add_typer(alias.app, name="alias")
 app.add_typer(stored_profiles.app, name="profile")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
-VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias such as champion.")]
+VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
 
 
 @app.command()
@@ -57,11 +57,11 @@ def push(
         list[str] | None,
         typer.Option(
             metavar="VARIANT:WHAT=VALUE",
-            help="What a variant asks of a device: edge-int8:arch=aarch64,armv7l or edge-int8:memory_mb=256.",
+            help="Requirement of a variant: edge-int8:arch=aarch64,armv7l or edge-int8:memory_mb=256.",
         ),
     ] = None,
     without_full: Annotated[
-        bool, typer.Option("--without-full", help="Leave the full model out, which gateways have from elsewhere.")
+        bool, typer.Option("--without-full", help="Leave out the full model; gateways get it from elsewhere.")
     ] = False,
     keys: KeysOption = KEYS,
     gateway: GatewayOption = "",
@@ -70,7 +70,7 @@ def push(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Send a bundle's files, those that are missing there, and sign for it. Cut short, it goes on when repeated."""
+    """Upload a bundle's missing files and sign for it. Repeat the command to resume an interrupted push."""
     opened = open_bundle(require_bundle(bundle))
     asked = _asked(needs or ())
     keyring = keyring_of(keys, passphrase_file)
@@ -85,14 +85,14 @@ def push(
 
 @app.command("ls")
 def list_bundles(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="One model's alone.")] = "",
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.")] = "",
     *,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the bundles that are signed for, and what the registry's files take."""
+    """List the signed bundles, and the size of the registry's files."""
     with registry_at(gateway, key_file, ca) as registry:
         found = list(registry.bundles(model))
         kept = registry.status()
@@ -119,7 +119,7 @@ def inspect(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what is signed of a bundle: variants, what they ask of a device, certificates."""
+    """Show a signed bundle: variants, their requirements, certificates."""
     with registry_at(gateway, key_file, ca) as registry:
         found = registry.bundle(model, _version(registry, model, version))
     if output is Output.JSON:
@@ -132,18 +132,18 @@ def inspect(
 def pull(
     model: ModelArgument,
     version: VersionArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that is to be made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     *,
     keys: KeysOption = KEYS,
     root: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The first root metadata, where the keys' folder is elsewhere.")
+        Path | None, typer.Option(metavar="FILE", help="The first root metadata, if the keys' folder is elsewhere.")
     ] = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Fetch a bundle as a device does: verified from the first root on, and going on where it was cut."""
+    """Fetch a bundle as a device does: verified from the first root on. An interrupted fetch is resumed."""
     keyring = Keyring(keys)
     anchor = root or keyring.anchor
     seen = keyring.trust if root is None else folder.absolute().parent / ".firstline-trust"
@@ -175,7 +175,7 @@ def remove(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Sign for a bundle no more: no device installs it from now on; the files go a day later."""
+    """Stop signing for a bundle: no device installs it from now on. Its files are deleted a day later."""
     keyring = keyring_of(keys, passphrase_file)
     with registry_at(gateway, key_file, ca) as registry:
         remove_bundle(keyring, registry, model, version, time.time())
@@ -203,7 +203,7 @@ def _asked(needs: Sequence[str]) -> dict[str, ExtraNeeds]:
 
 
 def _version(registry: Registry, model: str, said: str) -> int:
-    """The version that a number, or an alias, stands for."""
+    """Returns the version of a number or an alias."""
     if said.isascii() and said.isdigit() and len(said) <= 18:
         return int(said)
     found = next((one.version for one in registry.aliases(model) if one.alias == said), None)

@@ -1,4 +1,4 @@
-"""How commands print: data on stdout as text or JSON, progress and warnings on stderr."""
+"""Output of commands: data on stdout as text or JSON, progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the output on stdout.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of the output on stdout.")]
 
 
 def print_json(value: object) -> None:
@@ -52,12 +52,12 @@ def percent(share: float) -> str:
 
 
 def confidence(delta: float) -> str:
-    """1 - delta, with digits enough that it never reads 100 %."""
+    """Returns 1 - delta in percent, with enough digits that it never reads 100 %."""
     return f"{100 - 100 * delta:.10g} %"
 
 
 def table(*columns: str) -> Table:
-    """A plain table; columns whose names start with '>' are right-aligned."""
+    """Returns a plain table; columns whose names start with '>' are right-aligned."""
     made = Table(box=box.SIMPLE, pad_edge=False)
     for column in columns:
         made.add_column(
@@ -106,7 +106,7 @@ def warn(sentence: str) -> None:
 
 
 def size(count_bytes: int) -> str:
-    """A number of bytes as people read it."""
+    """Returns a number of bytes as text."""
     value, unit = float(count_bytes), "bytes"
     for larger in ("KB", "MB", "GB"):
         if value < 1000:
@@ -116,7 +116,7 @@ def size(count_bytes: int) -> str:
 
 
 def progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    """A bar on stderr for what takes longer than two seconds; none where nobody looks.
+    """Yields a progress bar on stderr after two seconds; without a terminal there is none.
 
     Yields:
         Told how much is done, of how much.
@@ -125,7 +125,7 @@ def progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
 
 
 def bytes_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    """The same, of bytes."""
+    """Yields the same for bytes."""
     return _bar(what, DownloadColumn(), TransferSpeedColumn())
 
 

@@ -1,4 +1,4 @@
-"""`firstline rollout`: bring a bundle or a configuration to the fleet in stages, watch it, stop it, go back."""
+"""`firstline rollout`: rolls out a bundle or a configuration to the fleet in stages."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ EXIT_ASKS = 3
 _LOOK_S = 2.0
 _LIVE = ("running", "rolling_back")
 
-app = typer.Typer(help="Bring a model to the fleet in stages, each of which is judged.", no_args_is_help=True)
+app = typer.Typer(help="Roll out models and configurations in stages, each of which is judged.", no_args_is_help=True)
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="As `rollout start` printed it.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout start` printed.")]
 
 
 @app.command()
@@ -60,7 +60,7 @@ def plan(
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say what a rollout would do, and do nothing."""
+    """Show what a rollout would do, without starting it."""
     options = said(stages, soak, per_minute, selector, held_back) | read_file(
         file, unseen=promote_unseen, configuration=configuration
     )
@@ -75,7 +75,9 @@ def plan(
 
 @app.command()
 def start(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE|ID", help="The bundle; or alone: a rollout that waits.")],
+    bundle: Annotated[
+        str, typer.Argument(metavar="BUNDLE|ID", help="The bundle; or the id of a waiting rollout, without a version.")
+    ],
     version: Annotated[int | None, typer.Argument(min=1, help="Which version, that was pushed.")] = None,
     *,
     stages: StagesOption = "1,10,100",
@@ -85,14 +87,14 @@ def start(
     held_back: HeldOption = 5.0,
     promote_unseen: UnseenOption = False,
     configuration: ConfigurationOption = False,
-    approval: Annotated[bool, typer.Option(help="A second person has to approve it before it starts.")] = False,
+    approval: Annotated[bool, typer.Option(help="A second person must approve it before it starts.")] = False,
     file: FileOption = None,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Start a rollout; prints its id. A running one of the same bundle ends."""
+    """Start a rollout and print its id. A running rollout of the same bundle ends."""
     if version is None:
         _command("start", bundle, Where(gateway, key_file, ca), output)
         return
@@ -114,7 +116,7 @@ def start(
 @app.command("ls")
 def list_rollouts(
     *,
-    bundle: Annotated[str, typer.Option(help="Only of this bundle.")] = "",
+    bundle: Annotated[str, typer.Option(help="Only rollouts of this bundle.")] = "",
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
@@ -137,13 +139,16 @@ def list_rollouts(
 def get(
     rollout: IdArgument,
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Until it ends: 0 complete, 1 otherwise, 3 asks you.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Wait until it ends; exits 0 if complete, 1 otherwise, 3 if it needs a decision."),
+    ] = False,
     gateway: GatewayOption = "",
     key_file: KeyFileOption = "",
     ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show how a rollout stands, with the looks at it."""
+    """Show a rollout's state and evaluations."""
     with fleet_at(gateway, key_file, ca) as fleet:
         found = fleet.rollouts.get(rollout)
         if watch:
@@ -166,7 +171,7 @@ def get(
 
 
 def _watched(rollouts: Rollouts, found: RolloutSummary) -> RolloutSummary:
-    """Tells how it goes until it ends. A gateway that is away for a while does not end a night's watch."""
+    """Prints the progress until the rollout ends, and continues if the gateway is unreachable for a while."""
     now = told = ""
     while found.state in _LIVE:
         now = now or f"{found.state}: {found.sentence} {_counts(found)}"
@@ -182,7 +187,7 @@ def _watched(rollouts: Rollouts, found: RolloutSummary) -> RolloutSummary:
 
 
 def _add(command: str, explanation: str) -> None:
-    """A command that does one thing to one rollout."""
+    """Adds a command for one rollout."""
 
     def run(
         rollout: IdArgument,
@@ -207,7 +212,7 @@ _add("rollback", "Stop devices under way; those that are done run again what the
 
 
 def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
-    """A rollout that has just been made, started; who is refused is told which one it is."""
+    """Starts a rollout that was just created; an error names its id."""
     try:
         return rollouts.command(rollout, "start")
     except FirstlineError:

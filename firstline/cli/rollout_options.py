@@ -1,4 +1,4 @@
-"""What of a rollout the command line says, and the definition that a gateway takes."""
+"""Options of a rollout, and the definition for the gateway."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ from firstline_core.errors import ConfigError
 
 _FILE_BYTES = 256 * 1024
 DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-"""Units of time, from the shortest on."""
+"""Units of time, the shortest first."""
 
-BundleArgument = Annotated[str, typer.Argument(help="The bundle's name, or the configuration's.")]
-VersionArgument = Annotated[int, typer.Argument(min=1, help="Which version, that was pushed.")]
+BundleArgument = Annotated[str, typer.Argument(help="Name of the bundle or the configuration.")]
+VersionArgument = Annotated[int, typer.Argument(min=1, help="Pushed version.")]
 StagesOption = Annotated[
-    str, typer.Option(metavar="LIST", help="Shares of the fleet (percent), such as 1,10,100; each contains the former.")
+    str,
+    typer.Option(metavar="LIST", help="Shares of the fleet (percent), e.g. 1,10,100; each includes the one before."),
 ]
-SoakOption = Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, such as 90m, 8h, 2d.")]
+SoakOption = Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, e.g. 90m, 8h, 2d.")]
 PaceOption = Annotated[
-    float | None, typer.Option(min=0.001, help="Devices that are told in a minute; all at once else.")
+    float | None, typer.Option(min=0.001, help="Devices that are updated in a minute; default: all at once.")
 ]
-SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags, such as site=berlin,!test.")]
-HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Held back until all stages were judged (percent).")]
+SelectorOption = Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")]
+HeldOption = Annotated[float, typer.Option(min=0, max=90, help="Percentage held back until all stages are judged.")]
 FileOption = Annotated[
-    Path | None, typer.Option("--file", metavar="TOML", help="Any part of the definition in docs/fleet.md; it counts.")
+    Path | None,
+    typer.Option(
+        "--file", metavar="TOML", help="File with parts of the definition (docs/fleet.md); it overrides the options."
+    ),
 ]
 ConfigurationOption = Annotated[
-    bool, typer.Option("--configuration", help="What is brought is no bundle but a configuration, see `config`.")
+    bool, typer.Option("--configuration", help="Roll out a configuration (see `config`) instead of a bundle.")
 ]
 UnseenOption = Annotated[
     bool,
-    typer.Option("--promote-unseen", help="Promote when the time is over, whatever could not be seen: small fleets."),
+    typer.Option("--promote-unseen", help="Promote at the end even without enough observations, for small fleets."),
 ]
 
 
 class Where(NamedTuple):
-    """The gateway, and who asks."""
+    """The gateway and the API key."""
 
     gateway: str
     key_file: str
@@ -50,7 +54,7 @@ class Where(NamedTuple):
 
 
 def said(stages: str, soak: str, per_minute: float | None, selector: str, held_back: float) -> dict[str, Any]:
-    """A part of the definition, as the options say it.
+    """Returns the part of the definition that the options give.
 
     Raises:
         ConfigError: they cannot be read.
@@ -74,7 +78,7 @@ def said(stages: str, soak: str, per_minute: float | None, selector: str, held_b
 
 
 def definition(options: dict[str, Any], bundle: str, version: int, where: Where) -> tuple[dict[str, Any], int | None]:
-    """The whole definition, with what the registry knows of the bundle; and what a device fetches, at most."""
+    """Returns the complete definition, with the registry's data, and the most bytes that a device fetches."""
     made = {"bundle": bundle, "version": version} | options
     if "manifest_sha256" in options:
         return made, None
@@ -87,7 +91,7 @@ def definition(options: dict[str, Any], bundle: str, version: int, where: Where)
 
 
 def read_file(file: Path | None, *, unseen: bool, configuration: bool) -> dict[str, Any]:
-    """What a file says of the definition, and the options that go with it.
+    """Returns the definition in a file, together with the options.
 
     Raises:
         ConfigError: it cannot be read.

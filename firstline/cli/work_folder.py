@@ -1,4 +1,4 @@
-"""A folder for the files of one long command, which goes with it, also where the command is told to end."""
+"""A temporary folder for one long command, deleted at its end, even after a signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Action: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """For all files on the way, candidates among them; what a killed command leaves there is known by its name.
+    """Yields the folder for all intermediate files; if the command is killed, its name tells where they came from.
 
     SIGTERM, and SIGHUP of a closed terminal, unwind the block as Ctrl-C does, and end the process with 128 and their
     number, as shells have it.
@@ -66,9 +66,9 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 def _taken() -> list[signal.Signals]:
-    """Those that would end the process at once; what nohup ignores stays ignored.
+    """Returns the signals that would end the process at once; signals that nohup ignores stay ignored.
 
-    None outside of the main thread, whose alone signals are: there, whoever started the thread ends the process.
+    None outside of the main thread, whose alone signals are: in a thread, the program that started it handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return []
