@@ -1,4 +1,4 @@
-"""Who may look at the console: stands before all that it serves, the live channel of its pages included.
+"""Access control of the console: it protects everything that is served, including the pages' live channel.
 
 A web page from elsewhere that the user looks at is not meant. It may have its own name point at 127.0.0.1 (DNS
 rebinding), so without a password only this machine's names are answered to; and it may have the browser call the
@@ -44,7 +44,7 @@ _HEADERS = {
 
 
 class Refusal(NamedTuple):
-    """Why somebody is not let in; `retry_s` is when they may ask again."""
+    """Why a request is refused; `retry_s` is when it may be repeated."""
 
     status: HTTPStatus
     sentence: str
@@ -55,7 +55,7 @@ class Guard:
     """Lets in whom it should, and tells browsers to load from nowhere else.
 
     Args:
-        app: what is served.
+        app: the protected application.
         password: that browsers have to show; "" for none.
     """
 
@@ -137,7 +137,7 @@ def _name(authority: str) -> str:
 
 
 def _authority(url: str) -> tuple[str, int]:
-    """Host and port of a URL; nowhere for what is none."""
+    """Returns host and port of a URL; an empty host if it is not a URL."""
     try:
         parts = urlsplit(url)
         return ((parts.hostname or "").lower(), parts.port or _PORTS[parts.scheme]) if parts.hostname else _NOWHERE

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 
 class Tone(StrEnum):
-    """What a colour says; each has a sign beside it, so that nobody has to see colours."""
+    """The meaning of a colour; each also has a sign, for people who do not see colours."""
 
     PLAIN = ""
     GOOD = "good"
@@ -21,7 +21,7 @@ class Cell(NamedTuple):
     """A table's cell.
 
     Args:
-        text: what it says.
+        text: the text.
         href: where it leads; "" for nowhere.
         tone: how it stands.
     """
@@ -84,7 +84,7 @@ def number(value: float | None) -> str:
 
 
 def address(path: str, **query: str) -> str:
-    """A page of the console; what of the query is "" is left out."""
+    """Returns the address of a page; empty parameters are left out."""
     said = {name: value for name, value in query.items() if value}
     return quote(path) + (f"?{urlencode(said)}" if said else "")
 

@@ -73,10 +73,10 @@ def add_pages(watch: Watch) -> None:
 
 
 class Known(NamedTuple):
-    """What a gateway knows of a device.
+    """The gateway's data of a device.
 
     Attributes:
-        asked: what it is to measure.
+        asked: its requests to measure bundles.
         kept: profiles of it, or of another machine of its name.
     """
 
@@ -99,7 +99,7 @@ def _choice(selector: str, model: str) -> None:
 
 
 class Facts:
-    """What is known of a device, as names and values."""
+    """The facts of a device, as names and values."""
 
     def __init__(self) -> None:
         self._list = ui.element("dl").classes("facts")

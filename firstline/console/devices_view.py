@@ -1,4 +1,4 @@
-"""What the pages say of devices, from what the gateway answers. Pure functions."""
+"""View models of devices: pure functions of the gateway's answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
 
 
 def model_of(text: str) -> tuple[str, int | None]:
-    """The name and version that somebody typed; no version means any.
+    """Reads a typed name and version; without a version, any version.
 
     Raises:
         RequestError: it is neither.
@@ -116,7 +116,7 @@ def _tone(state: UpdateState) -> Tone:
 
 
 def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
-    """What is known of one device, by name."""
+    """Returns the facts of one device, by name."""
     said = device.reported
     found = [
         ("Heard of", heard(device)),
@@ -142,7 +142,7 @@ def _capabilities(items: Iterable[tuple[str, object]]) -> Iterable[str]:
 
 
 def model_rows(device: FleetDevice) -> list[Row]:
-    """What answers on a device."""
+    """Returns the models that a device runs."""
     models = device.reported.models if device.reported is not None else ()
     return [
         {
@@ -173,7 +173,7 @@ def update_rows(device: FleetDevice) -> list[Row]:
 
 
 def hardware_rows(device: FleetDevice) -> list[Row]:
-    """What a device is, as it has found out itself."""
+    """Returns a device's hardware, as the device reports it."""
     found = device.reported.hardware if device.reported is not None else None
     return [
         {"key": Cell(str(place)), "what": Cell(name), "said": Cell(text)}

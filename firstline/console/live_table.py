@@ -25,9 +25,9 @@ class Rows:
     """A table.
 
     Args:
-        label: what it holds, for those who hear it.
+        label: its content, for screen readers.
         columns: of it.
-        empty: what is said where it has no row.
+        empty: the text of an empty table.
     """
 
     def __init__(self, label: str, columns: Sequence[Column], empty: str) -> None:

@@ -1,7 +1,7 @@
-"""What every page has: the way around, its title, and whether what it shows is fresh.
+"""The frame of every page: navigation, title and freshness of the data.
 
-A page asks again every second for as long as somebody looks at it: the timer is the page's, and ends with it. What is
-stale is said in words, and loses its green.
+A page refreshes every second while it is open: the timer is the page's, and ends with it. Stale data is labelled in
+    words, and loses its green colour.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How often anybody may try a password: so and so often a minute from one address, and from all together.
+"""Rate limit of password attempts: per minute from one address, and from all addresses together.
 
-Whoever has tried too often is not answered, with the right password neither: else guessing would go on. Addresses that
-have shown the right one are not held to what all others try together, so that nobody locks them out from elsewhere.
+Above the limit even the right password is refused: else guessing would go on. Addresses that have sent the right
+    password are exempt from the common limit, so that attackers elsewhere cannot lock them out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the gateway said last to each question that a page asks.
+"""The gateway's last answer to each question of a page.
 
 Pages ask as often as they like. The gateway is asked at a bounded pace: pages that ask the same share an answer, a
 question is not asked again before the pace's time is over, nor before ten times what the answer took, and only a few
@@ -33,12 +33,12 @@ _SILENT = (LinkError, CapacityError, UnauthorizedError, ForbiddenError)
 
 T = TypeVar("T")
 Question = tuple[str, ...]
-"""Stands for what is asked; the same question is asked once."""
+"""Identifies a question; equal questions are asked once."""
 
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What is known of a question.
+    """The last answer to a question.
 
     Args:
         value: the gateway's latest answer; None where there was none.
@@ -68,7 +68,7 @@ class Watch:
     """One gateway's fleet, watched.
 
     Args:
-        fleet: whom it asks.
+        fleet: the gateway's fleet API.
         monotonic: seconds, for the pace.
         wall: seconds since 1970, for people.
     """
@@ -84,10 +84,10 @@ class Watch:
         self._gate = asyncio.Semaphore(_UNDER_WAY)
 
     async def ask(self, question: Question, fetch: Callable[[Fleet], T], *, lasting: bool = False) -> Answer[T]:
-        """What the gateway says, or said not long ago.
+        """Returns the gateway's answer, or a recent one.
 
         Args:
-            question: stands for `fetch`.
+            question: identifies `fetch`.
             fetch: asks; in a thread.
             lasting: an answer to this question does not change, so that one is enough.
         """
@@ -109,10 +109,10 @@ class Watch:
         return held.answer
 
     async def do(self, deed: Callable[[Fleet], T]) -> T:
-        """Has the gateway do something; whatever was known before is asked anew.
+        """Sends a command to the gateway; all earlier answers become stale.
 
         Raises:
-            FirstlineError: what the gateway said.
+            FirstlineError: the gateway's error.
         """
         try:
             return await asyncio.to_thread(deed, self._fleet)
@@ -138,7 +138,7 @@ class Watch:
                 held.task = None
 
     def _forget(self, now_s: float) -> None:
-        """Makes room: what nobody asks any more goes, and beyond the most what was not asked for the longest time."""
+        """Makes room: deletes answers that no page uses, and above the limit the ones unused for the longest time."""
         idle = sorted((held.asked_s, key) for key, held in self._held.items() if held.task is None)
         over = len(self._held) - _MOST + 1
         for number, (asked_s, key) in enumerate(idle):

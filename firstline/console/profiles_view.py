@@ -1,4 +1,4 @@
-"""What the pages say of profiles, from what the gateway answers. Pure functions."""
+"""View models of profiles: pure functions of the gateway's answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TONES = {
 
 
 def kept_rows(entries: Iterable[ProfileEntry]) -> list[Row]:
-    """What is told of profiles that are kept."""
+    """Returns the rows of the stored profiles."""
     return [
         {
             "key": Cell(f"{one.bundle}/{one.version}/{one.machine}"),
@@ -62,7 +62,7 @@ def kept_listing(page: ProfilePage, **query: str) -> Listing:
 
 
 def request_rows(requests: Iterable[ProfileRequest]) -> list[Row]:
-    """What a device is asked to measure, and how far it is."""
+    """Returns a device's requests to measure bundles, with their progress."""
     return [
         {
             "key": Cell(one.asked.id),
@@ -86,5 +86,5 @@ def point_rows(profile: Profile) -> list[Row]:
 
 
 def remarks(profile: Profile) -> list[str]:
-    """What the table has no room for."""
+    """Returns the remarks that do not fit into the table."""
     return list(notes(profile, profile.accuracy))

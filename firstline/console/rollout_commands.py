@@ -1,4 +1,4 @@
-"""What can be done to a rollout: a button for each command, and a dialog that says beforehand what it will do."""
+"""Commands of a rollout: a button for each, and a dialog that explains the effect before it is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of one rollout: how it stands, what was seen of it, who decided what, and what can be done."""
+"""The page of one rollout: its state, evaluations, decisions and commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENTRIES = 10_000  # of one rollout's trail; beyond, its page shows no later one
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What changes with the rollout's revision alone, so that it is fetched anew only then."""
+    """Data that changes only with the rollout's revision, so that it is fetched again only then."""
 
     looks: tuple[Look, ...]
     trail: tuple[Entry, ...]

@@ -1,4 +1,4 @@
-"""What the pages say of rollouts, from what the gateway answers. Pure functions."""
+"""View models of rollouts: pure functions of the gateway's answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _VERDICTS = {"promote": Tone.GOOD, "hold": Tone.BUSY, "abort": Tone.BAD}
 
 
 def title(rollout: RolloutSummary) -> str:
-    """What it brings."""
+    """Returns the bundle or configuration of a rollout."""
     what = rollout.definition.get("what", "model")
     return f"{rollout.bundle} {rollout.version}" if what == "model" else f"{what} {rollout.bundle} {rollout.version}"
 

@@ -1,4 +1,4 @@
-"""The console's process: its pages behind the guard, on one port, until it is told to stop."""
+"""The console's process: it serves the protected pages on one port until a signal stops it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
         ready: told the console's address once it listens.
 
     Raises:
-        ConfigError: the address cannot be had, TLS has no certificate, or the gateway's URL, key or authority is none.
+        ConfigError: the address is not available, TLS lacks a certificate, or the gateway's URL, key or authority is
+            not valid.
     """
     _check_tls(settings)
     with (

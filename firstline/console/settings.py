@@ -1,4 +1,4 @@
-"""Where the console listens, whom it lets in, and which gateway it asks."""
+"""Settings of the console: its address, its password and its gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Settings:
         host: address to listen on.
         port: 0 for a free one.
         password: that browsers have to show; "" lets everybody of this machine in.
-        tls_certificate: with `tls_key`, what the console shows (PEM); None serves plain HTTP.
+        tls_certificate: with `tls_key`, the console's certificate (PEM); None serves plain HTTP.
         plain_http: serve beyond loopback without TLS, where something else protects the network.
 
     Raises:

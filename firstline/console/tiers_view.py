@@ -1,4 +1,4 @@
-"""What the page says of who answered over time, from what the gateway answers. Pure functions."""
+"""View models of the answering tiers over time: pure functions of the gateway's answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SERIES = (
 
 
 class Shares(NamedTuple):
-    """Who answered in one span of time.
+    """Shares of the tiers in one interval.
 
     Args:
         at_s: wall time at which it begins.

@@ -1,4 +1,4 @@
-"""What happens in the demo: requests online, the link cut, requests offline, the link back, corrections."""
+"""The demo's scenario: requests online, the link cut, requests offline, the link restored, corrections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of a device: labels for these images, from this model."""
+    """A request to a device: labels for these images, from this model."""
 
     model: str
     labels: Sequence[str]
@@ -84,7 +84,7 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
 
 
 def _promise(manifest: Manifest, variant: Variant) -> Promise:
-    """What is certified of the variant, and what it gave on the images."""
+    """Returns the variant's certificate, and its result on the images."""
     model = next(model for model in manifest.edge if model.id == variant.edge.id)
     certificate, tiered = valid_certificate(manifest, model), variant.tiered
     if tiered is None:

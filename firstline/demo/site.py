@@ -110,7 +110,7 @@ async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterato
 
     Args:
         folder: empty; configurations, logs and state go here.
-        bundle: what is served; the device gets it without the full model.
+        bundle: folder of the bundle; the device gets it without the full model.
         mosquitto: also start a broker.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the demo measured: every request it sent, reduced to the summary that it prints. Pure."""
+"""Reduces the demo's requests to the printed summary. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KINDS = ("edge", "cache", "cloud", "provisional")
 
 
 class Promise(NamedTuple):
-    """What the device's model promises of the answers that it keeps, and what the demo's images show of it.
+    """The certificate of the device's model, and the result on the demo's images.
 
     Attributes:
-        says: the certificate in words; "" where there is none.
+        says: the certificate in words; "" without one.
         kept: of the images, each asked once, how many are kept.
         disagreeing: of these, for how many the full model says another label.
     """
@@ -56,7 +56,7 @@ class Record:
 
     @property
     def kind(self) -> str:
-        """Who gave the first answer: one of `KINDS`, or "lost"."""
+        """The tier of the first answer: one of `KINDS`, or "lost"."""
         if self.tier is None:
             return "lost"
         return "provisional" if self.status is Status.PROVISIONAL else self.tier.value
@@ -86,8 +86,8 @@ def summarise(
         records: every request.
         edge_only: accuracy of the edge model alone, measured on the same images.
         cloud_only: accuracy of the full model alone, likewise.
-        promise: what is certified.
-        bytes_sent: what the device sent over the link.
+        promise: the certified variant.
+        bytes_sent: bytes that the device sent over the link.
 
     Returns:
         `lost` counts requests without any answer, and promised corrections that did not come.

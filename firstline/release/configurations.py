@@ -1,4 +1,4 @@
-"""A configuration among the targets: sent, signed for, and fetched as a device does."""
+"""Configurations among the signed targets: upload, sign, and download as a device does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, 
 
 
 class PushedConfiguration(NamedTuple):
-    """What a push did; `is_new` where it was signed for by this."""
+    """The result of a push; `is_new` if this push signed the configuration."""
 
     name: str
     version: int
@@ -30,7 +30,7 @@ def push_configuration(keyring: Keyring, registry: Registry, file: Path, now_s: 
     """Sends a configuration and signs for it.
 
     Raises:
-        ConfigError: the file cannot be read, or is none.
+        ConfigError: the file cannot be read, or is not a configuration.
         ConflictError: the registry has this version with other content.
         FirstlineError: a key is missing, or the registry refuses.
     """
@@ -64,7 +64,7 @@ def push_configuration(keyring: Keyring, registry: Registry, file: Path, now_s: 
 
 
 def remove_configuration(keyring: Keyring, registry: Registry, name: str, version: int, now_s: float) -> None:
-    """Signs for a configuration no more; devices that run it keep it until they are told otherwise.
+    """Stops signing for a configuration; devices that run it keep it until another one is desired.
 
     Raises:
         NotFoundError: it is not signed for.
@@ -83,7 +83,7 @@ def read_configuration(trust: Trust, registry: Registry, name: str, version: int
 
     Raises:
         NotFoundError: it is not signed for.
-        UpdateError: what is there must not be believed.
+        UpdateError: the metadata or the content does not verify.
     """
     file = trust.refresh().get(configuration_path(name, version))
     if file is None:

@@ -1,4 +1,4 @@
-"""A private key in a file of its own: Ed25519, PKCS#8 in PEM, readable by its owner alone, encrypted where asked."""
+"""A private key in its own file: Ed25519, PKCS#8 in PEM, readable by its owner only, optionally encrypted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
     """A key from its file.
 
     Raises:
-        ConfigError: it cannot be read, others can read it too, it is no such key, or the passphrase is wrong.
+        ConfigError: the file cannot be read, other users can read it, it is not an Ed25519 key, or the passphrase is
+            wrong.
     """
     try:
         with file.open("rb") as stream:

@@ -52,7 +52,7 @@ class Keyring:
 
     @property
     def anchor(self) -> Path:
-        """The first root metadata: what devices are given, and whoever verifies begins with."""
+        """The first root metadata: given to devices, and the start of every verification."""
         return self.metadata / "1.root.json"
 
     def anchor_content(self) -> bytes:
@@ -107,7 +107,7 @@ class Keyring:
         return found
 
     def targets(self) -> Metadata[Targets]:
-        """What was signed for last, on this machine."""
+        """The metadata that this machine signed last."""
         path = self.metadata / "targets.json"
         found: Metadata[Targets] = roles.read_metadata(self._read(path), Targets, str(path))
         return found
@@ -216,7 +216,7 @@ class Keyring:
         return found
 
     def lacking(self) -> dict[str, int]:
-        """How many signatures the draft lacks; nothing where there is none."""
+        """Number of signatures that the draft lacks, by role; empty without a draft."""
         return roles.missing(self.open_draft(), self.root()) if self.draft.exists() else {}
 
     def _no_draft(self) -> None:

@@ -1,4 +1,4 @@
-"""A bundle among the targets: its files as they will be signed for. No I/O but reading the bundle."""
+"""The signed target files of a bundle. No I/O except reading the bundle."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class File(NamedTuple):
 def listing(
     bundle: Bundle, asked: Mapping[str, ExtraNeeds], *, with_full: bool = True
 ) -> tuple[dict[str, TargetFile], list[File]]:
-    """What is signed of a bundle, by target path, and the files that it is.
+    """Returns the signed targets of a bundle by target path, and its files.
 
     Args:
         bundle: whose files were checked when it was opened.
-        asked: what variants need beyond what the manifest says, by id.
+        asked: requirements of variants beyond those in the manifest, by id.
         with_full: also the full model, for gateways.
 
     Raises:

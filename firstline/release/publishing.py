@@ -1,4 +1,4 @@
-"""What is signed, made current in a registry: its state is verified before anything is signed on top of it."""
+"""Publishes signed metadata to a registry, whose current state is verified before anything is signed on top of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Change = Callable[[dict[str, TargetFile]], dict[str, TargetFile] | None]
 
 
 def verified(keyring: Keyring, registry: Registry, now_s: float) -> Metadata[Targets]:
-    """The registry's targets, if it is to be believed: who holds the gateway must not have us sign what is not ours.
+    """The registry's targets, if it is to be believed: a compromised gateway must not make us sign metadata of others.
 
     Args:
         keyring: whose anchor it is verified by, and which remembers what was seen.
@@ -45,15 +45,15 @@ def publish(
     renew: bool = False,
     recover: bool = False,
 ) -> dict[str, int] | None:
-    """Makes every root metadata and the targets current, signed anew where that is needed.
+    """Publishes every root metadata and the targets, and signs them again if necessary.
 
     Args:
         keyring: has the keys.
         registry: becomes current.
         now_s: wall time.
-        change: what of the targets changes.
-        renew: sign the targets anew in any case, and pass over what has ended.
-        recover: where the registry is behind what this keyring signed last, as after a restored backup, sign that anew.
+        change: changes to the targets.
+        renew: sign the targets again in any case, even if they have expired.
+        recover: sign the last targets again if the registry is behind this keyring, e.g. after a restored backup.
 
     Returns:
         The version of each role's metadata now; None where nothing had to change.

@@ -1,4 +1,4 @@
-"""A bundle out of a registry, as a device would: metadata verified, files checked, what was cut goes on."""
+"""Downloads a bundle from a registry as a device does: verified, and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _UNFINISHED = ".part"
 
 
 class Pulled(NamedTuple):
-    """What a pull did: where the bundle is, and the bytes that were fetched for it."""
+    """The result of a pull: where the bundle is, and the bytes that were fetched for it."""
 
     path: Path
     fetched_bytes: int
 
 
 def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, told: Told) -> Pulled:
-    """Fetches a bundle into a folder that is not there yet; what an earlier pull had fetched is not fetched again.
+    """Downloads a bundle into a new folder; resumes an earlier pull.
 
     Args:
         trust: says what is signed.
@@ -42,7 +42,7 @@ def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path
 
     Raises:
         ConfigError: the folder is there, or cannot be written.
-        UpdateError: what is there is not what was signed.
+        UpdateError: the content differs from the signed content.
         FirstlineError: the registry refuses.
     """
     if folder.exists():
@@ -75,7 +75,7 @@ def discard(folder: Path) -> None:
 
 
 def _fetch(registry: Registry, file: SignedFile, path: Path) -> Iterator[int]:
-    """Has a file be what was signed; yields the bytes of each part that was fetched for it."""
+    """Downloads the missing part of a file and verifies it; yields the size of each part."""
     digest, there = hashlib.sha256(), 0
     if path.exists():
         if path.stat().st_size > file.size_bytes:

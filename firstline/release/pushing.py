@@ -1,4 +1,7 @@
-"""A bundle into a registry: files that are there already are not sent again, so that a push that was cut goes on."""
+"""Uploads a bundle to a registry.
+
+Files that the registry already has are skipped, so an interrupted push can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.target import ExtraNeeds
 
 Told = Callable[[int, int], None]
-"""Hears how many bytes are done, of how many."""
+"""Called with the bytes sent so far, and the total."""
 
 
 class Pushed(NamedTuple):
-    """What a push did: files and bytes that were sent, and those that were there; `is_new` where it was signed for."""
+    """The result of a push: sent files and bytes, bytes that the registry had; `is_new` if the bundle was signed."""
 
     name: str
     version: int
@@ -44,7 +47,7 @@ def push(
         keyring: signs.
         registry: receives.
         bundle: whose files are whole.
-        asked: what variants need, by id.
+        asked: requirements of variants, by id.
         now_s: wall time.
         with_full: the full model too.
         told: hears of the progress.
@@ -78,7 +81,7 @@ def remove(keyring: Keyring, registry: Registry, name: str, version: int, now_s:
 
     Raises:
         NotFoundError: it is not signed for.
-        ConflictError: an alias stands for it.
+        ConflictError: an alias points to it.
     """
     entry = registry.bundle(name, version)
     if publish(keyring, registry, now_s, change=lambda current: without(current, entry.name, entry.version)) is None:

@@ -1,4 +1,4 @@
-"""A gateway's registry over REST, for those who fill it and look into it."""
+"""The REST client of a gateway's registry."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ _T = TypeVar("_T")
 
 
 class Registry:
-    """One gateway's; see `open_registry`."""
+    """The registry of one gateway; see `open_registry`."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     @property
     def metadata(self) -> HttpMetadata:
-        """Where a `Trust` fetches metadata."""
+        """The source of metadata for a `Trust`."""
         return HttpMetadata(self._client, METADATA_PATH)
 
     def status(self) -> RegistryStatus:
-        """Versions, ends and warnings."""
+        """Returns versions, expiries and warnings."""
         return self._asked("GET", REGISTRY_PATH, RegistryStatus)
 
     def online_key(self, *, fresh: bool = False) -> OnlineKey:
-        """The public key that a root is to name; `fresh` has the gateway make one that is not in use."""
+        """Returns the gateway's public key for the root metadata; `fresh` makes the gateway create a new one."""
         return self._asked("POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
 
     def publish(self, metadata: Sequence[bytes]) -> dict[str, int]:
-        """Makes signed metadata current; the version of each role's then."""
+        """Publishes signed metadata; returns the current version of each role."""
         return self._asked("POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
 
     def has(self, file: File) -> bool:
-        """Whether a file is there already."""
+        """Returns whether the registry already has a file."""
         reply = self._reply("HEAD", f"{BLOBS_PATH}/{file.sha256}")
         if reply.status_code == httpx.codes.NOT_FOUND:
             return False
@@ -75,10 +75,10 @@ class Registry:
         return True
 
     def send(self, file: File, told: Callable[[int], None]) -> None:
-        """Sends a file; `told` hears of each part how many bytes it had.
+        """Uploads a file; calls `told` with the size of each part.
 
         Raises:
-            IntegrityError: it has changed since it was checked.
+            IntegrityError: the file has changed since it was checked.
         """
 
         def parts() -> Iterator[bytes]:
@@ -101,7 +101,7 @@ class Registry:
 
     @contextmanager
     def part(self, sha256: str, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """A file's bytes from `start` on: where they begin, and they themselves; 0 where the whole file comes."""
+        """Opens a file's bytes from `start` on; yields where they begin (0 for the whole file) and the bytes."""
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
@@ -117,7 +117,7 @@ class Registry:
             raise connection.link_error(error, self._url) from error
 
     def bundles(self, model: str = "") -> Iterator[BundleEntry]:
-        """The bundles that are signed for, by name and version."""
+        """Yields the signed bundles, by name and version."""
         after: str | None = ""
         while after is not None:
             query = f"?after={quote(after, safe='')}&model={quote(model, safe='')}"
@@ -126,11 +126,11 @@ class Registry:
             after = page.after
 
     def bundle(self, model: str, version: int) -> BundleEntry:
-        """One bundle."""
+        """Returns one bundle."""
         return self._asked("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
 
     def configurations(self, name: str = "") -> Iterator[ConfigurationEntry]:
-        """The configurations that are signed for, by name and version."""
+        """Yields the signed configurations, by name and version."""
         after: str | None = ""
         while after is not None:
             query = f"?after={quote(after, safe='')}&name={quote(name, safe='')}"
@@ -139,10 +139,10 @@ class Registry:
             after = page.after
 
     def configuration(self, name: str, version: int) -> ConfigurationEntry:
-        """One configuration.
+        """Returns one configuration.
 
         Raises:
-            NotFoundError: it is not signed for.
+            NotFoundError: it is not signed.
         """
         found = next((one for one in self.configurations(name) if one.version == version), None)
         if found is None:
@@ -150,23 +150,23 @@ class Registry:
         return found
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
-        """What aliases stand for."""
+        """Returns the current aliases."""
         return self._asked("GET", f"{ALIASES_PATH}?model={quote(model, safe='')}", AliasList).aliases
 
     def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
-        """What an alias stood for, the newest first."""
+        """Returns the history of an alias, the newest change first."""
         return self._asked("GET", _alias(model, alias), AliasList).aliases
 
     def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
-        """Has an alias stand for a version."""
+        """Points an alias to a version."""
         return self._asked("PUT", _alias(model, alias), AliasChange, AliasRequest(version))
 
     def revert_alias(self, model: str, alias: str) -> AliasChange:
-        """Has an alias stand for what it stood for before."""
+        """Points an alias back to its previous version."""
         return self._asked("POST", _alias(model, alias) + "/revert", AliasChange)
 
     def remove_alias(self, model: str, alias: str) -> AliasChange:
-        """Has an alias stand for nothing."""
+        """Deletes an alias."""
         return self._asked("DELETE", _alias(model, alias), AliasChange)
 
     @property
@@ -208,15 +208,15 @@ def _alias(model: str, alias: str) -> str:
 
 @contextmanager
 def open_registry(url: str, key: str, ca_file: Path | None = None) -> Iterator[Registry]:
-    """The registry of the gateway at `url`.
+    """Opens the registry of a gateway.
 
     Args:
-        url: with https, unless the gateway is on this machine.
+        url: of the gateway; https unless the gateway runs on this machine.
         key: an API key with the scope "fleet".
-        ca_file: whom to believe (PEM); None for the machine's own authorities.
+        ca_file: CA certificates used to verify the gateway (PEM); None for those that this system trusts.
 
     Raises:
-        ConfigError: the URL, the key or the file is none.
+        ConfigError: the URL, the key or the file is not valid.
     """
     with connection.open_gateway(url, connection.authorization(key), ca_file, _TIMEOUT_S) as client:
         yield Registry(client)

@@ -1,4 +1,4 @@
-"""Root and targets metadata: made, changed, signed. No I/O; on python-tuf."""
+"""Creates, changes and signs root and targets metadata with python-tuf. No I/O."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
     """Metadata of a kind.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: it is not valid.
     """
     try:
         found: Metadata[Any] = Metadata.from_bytes(content)
@@ -106,7 +106,7 @@ def public_key(found: OnlineKey) -> Key:
     """A gateway's public key, as the root is to name it.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: it is not valid.
     """
     try:
         return Key.from_dict(found.keyid, dict(found.key))

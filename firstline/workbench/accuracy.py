@@ -1,4 +1,4 @@
-"""How many answers of each model are right on labelled images: what latency and energy are drawn against."""
+"""Accuracy of each model on labelled images; latency and energy are drawn against it."""
 
 from __future__ import annotations
 

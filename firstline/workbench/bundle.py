@@ -51,7 +51,7 @@ def create_bundle(
     processing, model and labels are known to fit together.
 
     Args:
-        spec: what the bundle is made of.
+        spec: the description of the bundle.
         out: must not exist, unless `force`.
         force: replaces a bundle; anything else that lies there is never touched.
         choose_policy: see `calibrate.py`; None takes the spec's.

@@ -31,7 +31,7 @@ _SAME = 1e-6
 
 
 class VariantChoice(Struct, frozen=True):
-    """What the threshold gives one edge variant on the calibration data; shares in 0..1."""
+    """Results of the threshold for one edge variant on the calibration data; shares in 0..1."""
 
     id: str
     edge_share: float
@@ -71,7 +71,7 @@ def calibrate(
         bundle: with edge and full model.
         dataset: images that no model was trained on; labels matter only with `against` "labels".
         target_disagreement: of the kept answers, in 0..1.
-        against: what the temperature takes as the truth: the data's labels, or the full model's answers.
+        against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
         keep_temperature: leaves the temperature as the bundle has it.
         options: how the models run.
         progress: told how many samples are done, of how many.

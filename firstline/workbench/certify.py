@@ -27,13 +27,13 @@ _NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """What the data proves of one variant.
+    """What the data proves about one variant.
 
     Attributes:
         variant: as it was tested.
-        selection: what was decided before anything was tested.
+        selection: the decisions made before testing.
         proof: the statistics, certified or not.
-        certificate: what the variant may carry; None where nothing is certified.
+        certificate: the variant's certificate; None if nothing is certified.
     """
 
     variant: Model
@@ -62,7 +62,7 @@ def certify_bundle(
             or temperature.
         epsilon: share of the kept answers that may break the contract.
         delta: probability that the promise is wrong.
-        contract: what counts as a loss.
+        contract: the definition of a loss.
         score: which one.
         seed: of the split.
         select_fraction: share of the data that decides; None takes `selection.default_fraction`.
@@ -110,10 +110,10 @@ def certify_bundle(
 
 
 def audit_epsilon(contract: Contract, epsilon: float, delta: float, differs: NDArray[np.bool_]) -> float:
-    """What audits in the field can test of a contract, where no input has a label.
+    """Returns the bound that audits in the field can test without labels.
 
     Args:
-        contract: what is promised.
+        contract: the promised bound.
         epsilon: how much of it.
         delta: of the upper bound.
         differs: (kept,) whether the full model said otherwise, of the rows that the certified threshold keeps.

@@ -1,4 +1,4 @@
-"""Certificates beyond the one on all kept answers together: on the stream, by predicted class, by known group."""
+"""Certificates other than on all accepted answers together: on the stream, by predicted class, by known group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KeptContract = Literal["disagreement", "harm"]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is to be certified, and how; the arguments of `certify_bundle`."""
+    """The terms of a certificate; the arguments of `certify_bundle`."""
 
     epsilon: float
     delta: float
@@ -38,13 +38,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class GroupsProof(Proof):
-    """What the rows prove of each group, and of all of them together.
+    """What the rows prove about each group, and about all groups together.
 
     `threshold` is the lowest of any group, `risk_upper` the highest, `kept` that of all rows. `n_needed` is 0 where any
     group is certified, else the least of theirs.
 
     Attributes:
-        by: what the groups are.
+        by: the kind of the groups.
         groups: each group's own; delta is shared out evenly among them.
     """
 
@@ -109,7 +109,7 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         bundle: that the evidence is of.
         evidence: as for `certify_bundle`.
         groups: (n,) of each row, known before the decision.
-        by: what they are, in a word.
+        by: the kind of the groups, in one word.
         terms: delta is of all the promises together.
 
     Returns:
@@ -186,7 +186,7 @@ def _certificate(
     selection: Selection,
     audited: float | None,
 ) -> Certificate | None:
-    """What the variant may carry."""
+    """Returns the variant's certificate."""
     if proof.threshold is None or proof.risk_upper is None:
         return None
     groups = proof.groups if isinstance(proof, GroupsProof) else {}

@@ -1,4 +1,4 @@
-"""The numbers behind the plots of `firstline evaluate`: pure functions of what models said of labelled rows."""
+"""The numbers behind the plots of `firstline evaluate`: pure functions of models' answers to labelled rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def share(hits: int, rows: int, level: float = 0.05) -> Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """What every threshold would give, from escalating all to keeping all: (m,) each.
+    """The result of every threshold, from escalating everything to accepting everything: (m,) each.
 
     Attributes:
         thresholds: falling, from infinity.
@@ -118,7 +118,7 @@ class Reliability:
 
 
 def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BINS) -> Reliability:
-    """Compares what the model says of its answers with how many are right.
+    """Compares the model's probabilities with the share of correct answers.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", with bins of equal width.
 

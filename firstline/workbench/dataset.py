@@ -1,4 +1,4 @@
-"""Labelled images on disk: `DIR/labels.csv` beside `DIR/images/` or `DIR/images.zip`.
+"""Labelled images on disk: `DIR/labels.csv` with `DIR/images/` or `DIR/images.zip`.
 
 The columns `file` and `label` are read, `name` where it is there, others are passed over. `file` is the path below
 `images/`, or the archive's member; nothing that the csv does not name is ever opened. `label` counts from 0 in the
@@ -36,7 +36,7 @@ class Sample:
     Attributes:
         label: `UNLABELLED` where the csv has none.
         name: the class in words, "" where the csv has none.
-        line: in the csv; 0 where that is absent.
+        line: in the CSV file; 0 without one.
     """
 
     file: str
@@ -66,7 +66,7 @@ class Dataset:
                 yield images.read(sample, self.folder / LABELS_NAME), sample.label
 
     def digest(self) -> str:
-        """sha256 over every image's bytes with its label, in order; what files are called does not count.
+        """SHA-256 of every image's bytes and label, in order; file names do not count.
 
         Raises:
             ConfigError: an image is missing, unreadable or too large.
@@ -150,7 +150,7 @@ def read_images(place: Path, limit: int) -> Iterator[bytes]:
 
 
 def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
-    """At most `limit`, evenly spread; all where that is None."""
+    """At most `limit` samples, evenly spread; all if `limit` is None."""
     if limit is None or limit >= len(all_of_them):
         return all_of_them
     return [all_of_them[position * len(all_of_them) // limit] for position in range(limit)]

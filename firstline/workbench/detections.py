@@ -1,4 +1,4 @@
-"""Two detectors' results, in COCO's form, to the rows that a certificate is made on: one for each image."""
+"""Converts two detectors' results in COCO's format to the rows of a certificate, one for each image."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class DetectionRow(NamedTuple):
-    """What one image says.
+    """The boxes of one image.
 
     Attributes:
         score: how sure the edge model is of its boxes; higher means keep.

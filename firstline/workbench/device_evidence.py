@@ -1,4 +1,4 @@
-"""Rows for a certificate as a real device computes them: int8 scores differ between processors.
+"""Collects the rows of a certificate from a real device, because int8 scores differ between processors.
 
 The device answers over its REST API, on the device (`route=edge`); the full model runs here, or on a gateway.
 """
@@ -41,7 +41,7 @@ def gather_from_agent(
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Evidence:
-    """Has the device answer every image. What its cache holds was computed by the same model, and does as well.
+    """Has the device answer every image. Cached outputs were computed by the same model, and are valid.
 
     Args:
         bundle: that the device has to run in this very form.
@@ -55,7 +55,7 @@ def gather_from_agent(
     Raises:
         ConfigError: the device or the gateway runs something else than this bundle, or data that does not fit.
         LinkError: one of them cannot be reached.
-        FirstlineError: what they refuse, or a model that does not load here.
+        FirstlineError: an error of the tiers, or a model that does not load here.
     """
     far, manifest, count = full_model(bundle, edge), bundle.manifest, len(dataset)
     if manifest.input.datatype != "BYTES":
@@ -99,13 +99,13 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
     """The variant of this bundle that a device runs.
 
     Args:
-        status: what its agent says of itself.
+        status: the status of its agent.
         manifest: the bundle's.
         where: the device, for messages.
 
     Raises:
         ConfigError: it holds another version, another bundle of this version, or runs no variant.
-        ProtocolError: that is no agent's status.
+        ProtocolError: it is not the status of an agent.
     """
     name, wanted = manifest.name, str(manifest.version)
     remedy = "certify the bundle that it runs, or give it this one"

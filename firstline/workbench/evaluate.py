@@ -1,4 +1,4 @@
-"""What a bundle gives on labelled images: edge only, full only and tiered. No printing.
+"""Figures of a bundle on labelled images: edge only, full only and tiered. No printing.
 
 The tiers' decision is the product's own: the bundle's score, its threshold, `routing/policy.py`. Links, caches and
 queues are not part of it; `firstline demo` shows those.

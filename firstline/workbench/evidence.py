@@ -1,4 +1,4 @@
-"""What an edge variant and the full model said of a data set: the rows that a certificate is made from."""
+"""Answers of an edge variant and the full model to a data set: the rows of a certificate."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def full_model(bundle: Bundle, edge: str) -> Model:
     """The full model, where there are two tiers to compare.
 
     Args:
-        bundle: what is to be certified.
+        bundle: the bundle to certify.
         edge: id of a variant, or "".
 
     Raises:

@@ -1,4 +1,4 @@
-"""Certifying a bundle anew on what a device audited, which `edge-agent audits` prints."""
+"""Certifies a bundle again on a device's audits, which `edge-agent audits` prints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def certify_field(
     select_fraction: float = 0.0,
     seed: int = 0,
 ) -> Certification:
-    """What the rows prove of the variant that they came from: always that kept answers agree with the full model.
+    """Returns what the rows prove about their variant: always the agreement of accepted answers with the full model.
 
     Args:
         bundle: that the device ran, with the certificate under which it audited.

@@ -1,4 +1,4 @@
-"""Golden answers for a bundle that is being made: inputs from files, and what each edge variant says of them here."""
+"""Golden answers of a new bundle: inputs from files, and each edge variant's answers on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_golden(bundle: Bundle, files: Sequence[Path], options: RuntimeOptions)
         options: for the runs.
 
     Raises:
-        ConfigError: a file is none of these, or a device would not read so much.
+        ConfigError: a file has another format, or is too large for a device.
     """
     return answered_golden(bundle, read_inputs(files, bundle.manifest.input), options)
 
@@ -80,7 +80,7 @@ def answered_golden(
 
 
 def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
-    """The inputs, of which nobody has said anything yet; raises ConfigError as `write_golden` does."""
+    """Returns the inputs without answers; raises ConfigError as `write_golden` does."""
     if spec.datatype == "BYTES":
         found = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
     else:

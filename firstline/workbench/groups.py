@@ -15,7 +15,7 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
 
     Args:
         file: names images as the data set's labels.csv does; images that it names besides do no harm.
-        dataset: what is grouped.
+        dataset: the data set to group.
 
     Raises:
         ConfigError: no such file, no such columns, a line that makes no sense, or an image without a group.

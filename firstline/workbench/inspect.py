@@ -1,4 +1,4 @@
-"""What a bundle says of itself, and whether it does here what it says: `firstline bundle inspect` and `verify`."""
+"""Summarises a bundle and verifies it on this machine: `firstline bundle inspect` and `verify`."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Chec
         options: how the models run.
 
     Returns:
-        A check for the files, one for each model and one for the score. A file that is not here is "absent", which is
-        no failure: a device does not get what it does not need.
+        A check for the files, one for each model and one for the score. A missing file is "absent", which is not a
+        failure: a device does not get what it does not need.
     """
     try:
         bundle = open_bundle(path)

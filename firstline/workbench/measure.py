@@ -1,4 +1,4 @@
-"""Runs a bundle's models over labelled data and keeps what each said, row by row: the stuff of figures and plots."""
+"""Runs a bundle's models over labelled data and keeps each answer, row by row, for figures and plots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModelRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRun(ModelRun):
-    """What an edge variant said besides.
+    """Additional results of an edge variant.
 
     Attributes:
         scores: (n,) by the bundle's score function.
@@ -89,7 +89,7 @@ def measure(
     """Runs the models, image by image.
 
     Args:
-        bundle: what is measured.
+        bundle: the bundle to measure.
         dataset: labelled images that no model was trained on.
         variants: ids of edge variants, or "all"; empty takes the one that a device would: the first that loads.
         options: how the models run.

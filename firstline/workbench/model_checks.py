@@ -88,7 +88,7 @@ def noise(spec: InputSpec, loaded: LoadedModel) -> Tensor | None:
 
 
 def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeOptions) -> None:
-    """Outputs against labels, from the model's declaration: a mistake here is the commonest, so it is said best."""
+    """Compares outputs with labels. Mistakes here are the most common, so the message is detailed."""
     runtime = load_runtime(bundle.file(model.artefact), model.runtime, options)
     sizes = _port(runtime.outputs, model.output, model, "output").shape[1:]
     runtime.close()

@@ -19,7 +19,7 @@ from firstline_core.types import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One image and what each model said of it, in the order of the models.
+    """One image and each model's answer, in the order of the models.
 
     Args:
         size_bytes: of the encoded image.
@@ -80,7 +80,7 @@ def images(spec: InputSpec, dataset: Dataset) -> Iterator[tuple[Sample, Tensor]]
 
 @contextmanager
 def fitting(sample: Sample, dataset: Dataset) -> Iterator[None]:
-    """Says of which image it is that the bundle does not take it, as a ConfigError."""
+    """Raises a ConfigError that names the image that the bundle does not accept."""
     try:
         yield
     except RequestError as error:

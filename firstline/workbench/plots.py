@@ -62,8 +62,8 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
     """Disagreement among kept answers against the share that is escalated.
 
     Args:
-        tiers: what is drawn.
-        epsilon: what a certificate promises of it; None where none does.
+        tiers: the data to draw.
+        epsilon: the certified bound; None without a certificate.
         by: of what groups it does, each by itself; "" for all answers together.
         theme: colours.
     """

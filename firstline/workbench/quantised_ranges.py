@@ -16,7 +16,7 @@ _SLACK = 0.01
 
 
 class Misfit(Struct, frozen=True):
-    """What is wrong with the range; `hopeless` where most values are clipped."""
+    """A range that does not fit; `hopeless` if most values are clipped."""
 
     sentence: str
     hopeless: bool
@@ -28,7 +28,7 @@ def misfit(loaded: LoadedModel, tensor: Tensor, rows: Array) -> Misfit | None:
     Args:
         loaded: the model.
         tensor: the noise; anything but pixels says nothing of the range, and is passed over.
-        rows: what the model's steps made of it.
+        rows: the result of the model's steps.
     """
     held = loaded.runtime.ranges.get(loaded.input.name)
     if held is None or tensor.datatype != "UINT8":

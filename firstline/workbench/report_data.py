@@ -30,7 +30,7 @@ class Tiers:
         escalated: by that policy, of all rows.
         disagreement: of the answers that it keeps.
         auroc: of the score, for "edge disagrees with full"; None where none disagrees, or all do.
-        curve: what other thresholds would give.
+        curve: the results of other thresholds.
         scores: of agreeing and disagreeing answers.
     """
 

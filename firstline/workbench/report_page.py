@@ -21,7 +21,7 @@ class Plot:
 
     Attributes:
         name: of its file, without the variant.
-        alt: what somebody who does not see it needs to know.
+        alt: a description for readers who cannot see the plot.
         light, dark: PNG images.
         table: the same numbers.
     """
@@ -48,7 +48,7 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 
     Args:
         title: the bundle.
-        about: what was measured on what, in a sentence.
+        about: what was measured, and on which data, in a sentence.
         sections: each variant with its plots.
     """
     body = "\n".join(_section(sheet, plots) for sheet, plots in sections)
@@ -143,7 +143,7 @@ def scores_table(tiers: Tiers) -> Table:
 
 
 def standing(sheet: ReportData) -> str:
-    """What is promised of this variant, or why nothing is."""
+    """The promise of this variant, or why there is none."""
     certificate = sheet.certificate
     if certificate is None:
         return (

@@ -1,6 +1,6 @@
-"""Fits the learned score and chooses the best one, on the selection part of the data alone.
+"""Fits the learned score and chooses the best score, on the selection part of the data only.
 
-What is fitted here is applied by `firstline_core.routing.learned`, in plain numpy. scikit-learn comes with
+`firstline_core.routing.learned` applies the fitted score in plain numpy. scikit-learn comes with
 `firstline[analysis]`.
 """
 
@@ -76,8 +76,9 @@ def fit_logistic(probabilities: Probabilities, losses: NDArray[np.bool_]) -> Log
 def fit_value(probabilities: Probabilities, losses: NDArray[np.bool_], disagreements: NDArray[np.bool_]) -> Logistic:
     """Fits P(edge wrong and full right | features), leaning on the disagreements, of which there are more.
 
-    What tells disagreements is learned first; its log-odds are then one more feature, nearly free of penalty, beside
-    which the others only correct. Both are linear, and so is what comes of them. `make bench-routing` measures what it
+    A model of disagreements is fitted first; its log-odds become an additional feature with almost no penalty, which
+    the other features only correct. Both are linear, and so is what comes of them. `make bench-routing` measures what
+    it
     is worth: more than a fit to the losses alone wherever they are few.
 
     Args:
@@ -132,10 +133,10 @@ def choose_score(
     Args:
         probabilities: (n, classes) of the edge model, of the selection part only.
         losses: (n,).
-        logits: (n, classes) where the model shows them; without, "energy" is no candidate.
+        logits: (n, classes) if the model returns them; "energy" is a candidate only with them.
         temperature: of the fixed scores.
-        own: what the bundle declares now, with its scores of these rows. It is taken where there are too few losses to
-            compare anything (else the margin), and a candidate where it is none of the others.
+        own: the bundle's current score, with its values for these rows. It is used if there are too few losses for a
+            comparison (without it, the margin), and is a candidate if it differs from the others.
         seed: of the folds.
     """
     candidates: dict[ScoreKind, Score] = {kind: Score(kind, temperature) for kind in FIXED}

@@ -1,4 +1,4 @@
-"""What a seeded part of the data decides before the rest certifies: score, temperature, value, where testing starts.
+"""Decisions on a seeded part of the data, before the rest certifies: score, temperature, value, start of testing.
 
 Nothing here knows epsilon or delta, and nothing that is certified on decides anything: reusing the same rows broke the
 contract in 285 of 300 trials. `bench/routing/contract.py` repeats this very procedure where the truth is known.
@@ -32,10 +32,10 @@ SELECT_FRACTION = 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What was decided, and which rows are left to certify on.
+    """The decisions, and the rows that are left for the certificate.
 
     Attributes:
-        score: what the certificate will be of.
+        score: the loss of the certificate.
         value: P(loss), learned; None where nothing could be.
         aurocs: of each candidate, cross-validated on the selection part; empty where nothing was compared.
         starts: where testing starts; None leaves that to the rows themselves.
@@ -56,7 +56,7 @@ class Selection:
 def default_fraction(rows: int) -> float:
     """Share of the rows that decides, unless told.
 
-    Below, what a part can choose is worth less than the rows that it takes from the certificate. Of the oracle's share
+    Below that, the choice is worth less than the rows that it takes from the certificate. Of the oracle's share
     on one real pair, at its hardest promise, 0.70 is kept with a part and 0.79 without at 1,000 rows, 0.87 by both at
     1,500.
     """
@@ -64,7 +64,7 @@ def default_fraction(rows: int) -> float:
 
 
 def check_score(name: ScoreName, share: float, *, logits: bool) -> None:
-    """What a score takes, so that it can be refused before models run for minutes.
+    """Checks a score's requirements before the models run for minutes.
 
     Args:
         name: of the score.
@@ -105,7 +105,7 @@ def select(
         own_scores: (n,) by it.
         logits: (n, classes) where the model shows them.
         disagreements: (n,) where the losses are others, and rarer: the value is learned with their help.
-        name: which score; "best" is chosen on the selection part, and the bundle's own where there is none.
+        name: name of the score; "best" is chosen on the selection part, or is the bundle's own without one.
         fraction: share of the rows that decides; None is `default_fraction`.
         seed: of the split and of the folds.
 

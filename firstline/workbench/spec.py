@@ -1,4 +1,4 @@
-"""What a bundle is to be made of, before its files are read: the input of `bundle.create_bundle`."""
+"""The description of a bundle before its files are read: the input of `bundle.create_bundle`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ModelSpec:
 
     Args:
         file: .onnx or .tflite.
-        id: unique in the bundle; "" lets it be chosen from runtime and precision.
-        precision: for people, e.g. "int8"; "" lets it be read from the file's weights.
+        id: unique in the bundle; "" derives it from runtime and precision.
+        precision: for people, e.g. "int8"; "" reads it from the file's weights.
         input: the model's input by name; "" where it has one.
         output: the model's output by name; "" where it has one.
         measured: figures measured on this very file, e.g. {"accuracy": 0.97}.
@@ -46,11 +46,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """When an edge answer is kept: see `manifest.Policy`.
+    """When an edge answer is accepted; see `manifest.Policy`.
 
     Args:
         score: a kind of `routing/confidence.py`, or a file: an ONNX graph that scores.
-        threshold: in [0, 1] for the kinds; 1 keeps next to nothing, until someone has chosen better.
+        threshold: in [0, 1] for the kinds; 1 accepts almost nothing, until a better threshold is chosen.
     """
 
     score: ScoreKind | Path = "max_probability"
@@ -60,7 +60,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class BundleSpec:
-    """A bundle to be made.
+    """A bundle to be created.
 
     Args:
         labels: in the order of the probabilities, after any label_offset.
@@ -83,7 +83,7 @@ class BundleSpec:
 
 
 def check_spec(spec: BundleSpec) -> None:
-    """What the manifest's patterns and bounds would say in their own words, said in ours.
+    """Checks the manifest's patterns and bounds, with clear error messages.
 
     Raises:
         ConfigError: names what makes no sense.
