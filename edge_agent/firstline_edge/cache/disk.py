@@ -67,7 +67,7 @@ class DiskCache:
         clock: says when to try again.
 
     Attributes:
-        damage: what happened to an earlier database, in a sentence; "" if nothing did.
+        damage: describes the damage to an earlier database, in a sentence; "" if there was none.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The result cache: what a model said of a row, in memory and on disk. Evidence, not answers.
+"""The result cache: model outputs for rows, in memory and on disk. It stores outputs, not decisions.
 
-The policy is applied again on every hit, so a tightened threshold is never answered from yesterday. A key names the
-model's digest (see `requests/keys.py`), so a new model never is either. What is not final is not stored here at all.
+The policy is applied again on every hit, so a tightened threshold also holds for stored outputs. A key names the
+model's digest (see `requests/keys.py`), so a new model never gets an old model's output. Only final outputs are stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from firstline_core.clock import Clock
 from firstline_edge.cache.disk import DiskCache
 from firstline_edge.requests.model_output import ModelOutput
 
-_FORMAT = 2
+_FORMAT = 1
 _HEAD = struct.Struct("<Bff")  # format, score, value
 _NUMBERS = np.dtype("<f4")
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
@@ -26,7 +26,7 @@ _OVERHEAD_BYTES = 400
 
 
 class _Entry(Struct, frozen=True, eq=False):
-    """An output in memory, until a point in monotonic time."""
+    """An output in memory, valid until a point in monotonic time."""
 
     expires_s: float
     output: ModelOutput
@@ -35,14 +35,14 @@ class _Entry(Struct, frozen=True, eq=False):
 
 
 def encode(output: ModelOutput) -> bytes:
-    """One byte of format, score and value (NaN where there is none), the probabilities; little-endian."""
+    """Returns format (one byte), score, value (NaN if there is none) and probabilities; little-endian."""
     score = math.nan if output.score is None else output.score
     value = math.nan if output.value is None else output.value
     return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype(_NUMBERS, copy=False).tobytes()
 
 
 def decode(stored: bytes) -> ModelOutput | None:
-    """What `encode` wrote; None for another format or a length that cannot be."""
+    """Returns the output that `encode` wrote; None for another format or an impossible length."""
     if len(stored) < _HEAD.size or stored[0] != _FORMAT or (len(stored) - _HEAD.size) % 4:
         return None
     _, score, value = _HEAD.unpack_from(stored)
@@ -51,13 +51,13 @@ def decode(stored: bytes) -> ModelOutput | None:
 
 
 class ResultCache:
-    """A memory front, least recently used first out, over an optional `DiskCache`. For one thread.
+    """An LRU cache in memory in front of an optional `DiskCache`. For one thread.
 
     Args:
-        limit_bytes: of the memory front; 0 switches it off.
+        limit_bytes: of memory; 0 stores nothing in memory.
         ttl_s: seconds that an entry lives.
-        disk: None where results must not outlive the process.
-        refusal: why they must not, though they should; "" elsewhere.
+        disk: None if results must not outlive the process.
+        refusal: why there is no disk although the settings want one; "" otherwise.
     """
 
     def __init__(
@@ -74,22 +74,22 @@ class ResultCache:
         self._told_bytes = 0
 
     def __len__(self) -> int:
-        """Entries in memory; like `size_bytes` without the private ones, of which nothing may be told."""
+        """Number of entries in memory, without private ones, which no metric may show."""
         return self._told
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of those."""
+        """Size of these entries in bytes."""
         return self._told_bytes
 
     @property
     def problem(self) -> str:
-        """Why nothing is kept on disk, though it should be, and what was lost of it; or ""."""
+        """Why nothing is stored on disk, and what was lost; "" if all is well."""
         told = (self._disk.problem, self._disk.damage) if self._disk is not None else (self._refusal,)
         return " ".join(filter(None, told))
 
     def get(self, key: bytes) -> ModelOutput | None:
-        """What is known under `key`, or None."""
+        """Returns the output stored under `key`, or None."""
         entry = self._entries.get(key)
         if entry is not None:
             if entry.expires_s > self._clock.monotonic_s():
@@ -108,12 +108,12 @@ class ResultCache:
         return found
 
     def put(self, key: bytes, output: ModelOutput, *, private: bool = False) -> None:
-        """Stores what a model said.
+        """Stores a model output.
 
         Args:
             key: from `requests.keys.result_key`.
             output: its probabilities are copied, for they may be a view of a whole batch or message.
-            private: for inputs that are bound to this device's memory: never on disk, never counted.
+            private: whether the input is `local_only`: never on disk, never counted.
         """
         output = ModelOutput(output.probabilities.copy(), output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
@@ -126,7 +126,7 @@ class ResultCache:
             self._disk.expire()
 
     def clear(self) -> list[Path]:
-        """Forgets all; returns what is still to be erased on the disk.
+        """Deletes all entries; returns what is still to be erased on the disk.
 
         Raises:
             OSError: the disk refuses.

@@ -1,4 +1,4 @@
-"""Promised corrections: what waits on the disk until the gateway has answered it, and the answers.
+"""Promised corrections: requests that wait on the disk for the gateway, and their answers.
 
 Modules
     corrections     stores promises, delivers them, announces their answers

@@ -1,7 +1,8 @@
-"""Tells local applications of corrections: each at least once, also those of before a restart or a reconnection.
+"""Announces corrections to local applications over MQTT, each at least once.
 
-A task of its own, so that a broker that hangs delays no correction; that an answer was announced is noted beside it,
-after the broker has acknowledged. Whoever misses it all the same can ask for the answer by its id.
+Corrections from before a restart or a reconnection are announced too. Announcing is a task of its own, so that a broker
+that hangs delays no correction. The outbox marks an answer as announced after the broker has acknowledged it. An
+application that misses an announcement can still ask for the answer by its id.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ from firstline_edge.requests.deadline import within
 
 log = logger(__name__)
 
-# What may go better later; what else a broker refuses it will refuse again. A refused right is the operator's to mend.
+# Errors after which a retry may succeed. The operator can correct a missing right; other refusals are final.
 _PASSING = (LinkDownError, RemoteTimeoutError, CapacityError, UnauthorizedError)
 
 
 class CorrectionPublisher(Protocol):
-    """Where corrections are announced; `wiring.Links` is it."""
+    """Where corrections are announced; implemented by the device's links."""
 
     async def wait_connected(self) -> None:
-        """Returns once somebody could hear; at once if so already."""
+        """Returns once it is connected."""
         ...
 
     async def publish(self, correction: InferResponse) -> None:
-        """Returns when it was acknowledged.
+        """Publishes one correction; returns once it is acknowledged.
 
         Raises:
-            FirstlineError: it was not.
+            FirstlineError: it was not acknowledged.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncerSettings:
-    """Patience with the broker.
+    """Timeouts and limits of announcing.
 
     Args:
-        timeout_s: for one acknowledgement.
-        concurrency: announcements at once.
-        backoff_s: nominal wait after a failure, doubled with each further one in a row.
-        backoff_max_s: cap of that.
+        timeout_s: wait for one acknowledgement.
+        concurrency: announcements at the same time.
+        backoff_s: nominal wait after a failure; each further failure in a row doubles it.
+        backoff_max_s: maximum of the nominal wait.
     """
 
     timeout_s: float = 10.0
@@ -63,10 +64,10 @@ class Announcer:
 
     Args:
         outbox: opened with `announcing`.
-        voice: where to.
+        voice: publishes them.
         clock: for waits.
         rng: for jitter.
-        settings: patience.
+        settings: timeouts and limits.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Announcer:
                 await self._clock.sleep(full_jitter_s(self._rng, failures - 1, base_s=base_s, max_s=max_s))
 
     async def _announce(self) -> bool:
-        """Whether all of a first few are settled."""
+        """Announces the oldest answers; returns whether all of them are settled."""
         found = await self._outbox.unannounced(self._settings.concurrency)
         settled = await asyncio.gather(*(self._told(request_id, answer) for request_id, answer in found))
         done = [request_id for (request_id, _), told in zip(found, settled, strict=True) if told]

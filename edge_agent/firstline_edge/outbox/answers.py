@@ -1,7 +1,7 @@
-"""The answers that kept promises: what is done to `answers`, within a transaction of the caller's.
+"""The table of answers: operations within the caller's transaction.
 
-They are kept for those who ask by id, and until the broker has those that are to be announced. Only answers, which
-are final, make room for newer ones.
+An answer stays until it is too old or makes room for newer ones, so that applications can ask for it by id. Answers
+that are still to be announced stay longer. Promises never make room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def keep(
     wall_s: float,
     announced: bool,
 ) -> None:
-    """Adds an answer; `announced` says that nobody waits to hear of it."""
+    """Adds an answer; `announced` is true if it need not be announced."""
     size_bytes = len(encoded.body)
     connection.execute(
         "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, size_bytes, announced) "
@@ -43,12 +43,12 @@ def keep(
 
 
 def correct_sizes(connection: sqlite3.Connection) -> None:
-    """No seal covers them, and the limits count by them."""
+    """Corrects the sizes of records: no seal covers them, and the limits count by them."""
     connection.execute("UPDATE answers SET size_bytes = length(response) WHERE size_bytes IS NOT length(response)")
 
 
 def forget_old(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: float, *, also_unannounced: bool) -> None:
-    """Forgets the answers from before `oldest_wall_s`."""
+    """Deletes the answers from before `oldest_wall_s`."""
     old = "stored_wall_s < ?" if also_unannounced else "stored_wall_s < ? AND announced = 1"
     count, size_bytes = connection.execute(
         f"SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers WHERE {old}",  # noqa: S608
@@ -61,8 +61,8 @@ def forget_old(connection: sqlite3.Connection, totals: Totals, oldest_wall_s: fl
 
 
 def make_room(connection: sqlite3.Connection, totals: Totals, limit_bytes: int) -> None:
-    """Forgets the oldest answers until the rest fits: first of those told."""
-    # The newest always stays: a promise was kept by it just now.
+    """Deletes the oldest answers until the rest fits, announced ones first."""
+    # The newest answer always stays: it was stored just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
         sequence, size_bytes = _oldest(connection, "WHERE announced = 1") or _oldest(connection)
         connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
@@ -78,7 +78,7 @@ def _oldest(connection: sqlite3.Connection, of_these: str = "") -> tuple[int, in
 
 
 def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[Encoded, float] | None:
-    """The final or expired answer under this id, and when it was stored."""
+    """Returns the final or expired answer under this id, and when it was stored."""
     row = connection.execute(
         "SELECT response, response_header, stored_wall_s FROM answers WHERE request_id = ? AND principal = ?",
         (request_id, principal),
@@ -87,7 +87,7 @@ def find(connection: sqlite3.Connection, request_id: str, principal: str) -> tup
 
 
 def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, Encoded, float]]:
-    """Ids, principals, bytes and times of the oldest answers that are still to be announced."""
+    """Returns ids, principals, bytes and times of the oldest answers that are still to be announced."""
     rows = connection.execute(
         "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers WHERE announced = 0 "
         "ORDER BY sequence LIMIT ?",
@@ -99,33 +99,33 @@ def unannounced(connection: sqlite3.Connection, limit: int) -> list[tuple[str, s
 
 
 def note_announced(connection: sqlite3.Connection, request_ids: Collection[str]) -> None:
-    """Takes note that these were announced."""
+    """Marks these answers as announced."""
     connection.execute(
         "UPDATE answers SET announced = 1 WHERE request_id IN (SELECT value FROM json_each(?))",
         (orjson.dumps(list(request_ids)).decode(),),
     )
 
 
-def restamp(connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
-    """Gives the latest answers of a leap their new times; returns what is left of it, None where that is nothing."""
+def restamp(connection: sqlite3.Connection, *, jump: ClockJump, seal: Seal) -> ClockJump | None:
+    """Corrects the times of the latest answers after a clock jump; returns the rest of the jump, or None."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT stored_wall_s AS s FROM answers WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",
-        (leap.from_s, leap.until_s, RESTAMP_ROWS),
+        (jump.from_s, jump.until_s, RESTAMP_ROWS),
     ).fetchone()
     if least_s is None:
         return None
     found = connection.execute(
         "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers "
         "WHERE stored_wall_s BETWEEN ? AND ?",
-        (least_s, leap.until_s),
+        (least_s, jump.until_s),
     ).fetchall()
     for request_id, principal, body, header, wall_s in found:
-        new_s = wall_s + leap.by_s
+        new_s = wall_s + jump.by_s
         try:
             encoded = restamp_answer(Encoded(body, header), request_id, principal, seal, before_s=wall_s, after_s=new_s)
-        except IntegrityError:  # damaged: whoever reads it will say so
+        except IntegrityError:  # damaged: reading it reports that
             continue
         connection.execute(
             "UPDATE answers SET stored_wall_s = ?, response = ? WHERE request_id = ?", (new_s, encoded.body, request_id)
         )
-    return replace(leap, until_s=math.nextafter(least_s, 0.0))
+    return replace(jump, until_s=math.nextafter(least_s, 0.0))

@@ -1,4 +1,4 @@
-"""Who waits for a promise to end: told in the moment that its answer is on the disk, without a look at the disk."""
+"""Callers that wait for a promise to end: they get its answer as soon as it is on the disk."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Completion = asyncio.Future[InferResponse | None]
 
 
 class Completions:
-    """The promises whose end somebody waits for. Nothing is kept for those who come later: they ask the outbox."""
+    """The promises that callers wait for. A caller that comes later asks the outbox instead."""
 
     def __init__(self) -> None:
         self._watched: dict[str, set[Completion]] = {}
 
     @contextlib.contextmanager
     def watch(self, request_id: str) -> Iterator[Completion]:
-        """Waits from here on; look at the outbox only then, so that no end is missed in between.
+        """Starts to wait; look at the outbox only after that, so that no end is missed in between.
 
         Yields:
-            What will hold the final or expired answer, or None where the promise ended without any.
+            A future with the final or expired answer, or None if the promise ended without any.
         """
         ending: Completion = asyncio.get_running_loop().create_future()
         watching = self._watched.setdefault(request_id, set())
@@ -35,11 +35,11 @@ class Completions:
                 self._watched.pop(request_id, None)
 
     def tell(self, request_id: str, final: InferResponse | None) -> None:
-        """The promise ended, with this answer."""
+        """Wakes those who wait for this promise, with its answer."""
         for ending in self._watched.get(request_id, ()):
             if not ending.done():
                 ending.set_result(final)
 
     def __len__(self) -> int:
-        """Promises that are watched."""
+        """Number of promises that callers wait for."""
         return len(self._watched)

@@ -1,4 +1,4 @@
-"""What the gateway makes of a promise: the answer that ends it, or why it is to be tried again."""
+"""Asks the gateway for corrections of promises."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Heed = Callable[[InferRequest, ContractNotice | None], None]
 
 
 class Corrector:
-    """Asks for corrections, each as often as it is told to.
+    """Asks the gateway for corrections.
 
     Args:
-        cloud: the way to the gateway.
+        cloud: sends requests to the gateway.
         merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
             result is final.
         clock: for deadlines.
         complaints: gains what the gateway says against a model.
-        alarm: what to tell the gateway of a model's contract, as it stands when the request leaves.
-        heed: takes up what the gateway says of it.
+        alarm: returns the state of a model's contract, which the gateway receives with the request.
+        heed: receives the gateway's notice about the contract.
         timeout_s: for one request.
         refusals: failures of the gateway's own (not of the link) after which a promise expires.
     """
@@ -59,10 +59,10 @@ class Corrector:
         self._refused: dict[str, int] = {}  # how often, by request id; of items that still wait
 
     async def correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
-        """What ends the promise, and why the gateway refused to keep it, "" where it did not.
+        """Returns the answer that ends the promise, and why the gateway refused to correct it ("" if it did not).
 
         Raises:
-            FirstlineError: nothing yet; it is to be tried again.
+            FirstlineError: no answer yet; the promise must be retried.
         """
         request_id = item.request.request_id
         deadline_s = self._clock.monotonic_s() + self._timeout_s
@@ -79,8 +79,8 @@ class Corrector:
             self._complaints.settle(item.request.model, item.request.version)
             return merged, ""
         except FirstlineError as error:
-            # A refused token is the operator's to mend, and no fault of the item's. What is wrong with an answer is
-            # the gateway's fault, of whichever kind, and not the link's.
+            # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
+            # not the link's.
             if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
                 raise
             refusal = error
@@ -94,5 +94,5 @@ class Corrector:
         return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
 
     def forget(self, request_id: str) -> None:
-        """The promise ended."""
+        """Forgets a promise that has ended."""
         self._refused.pop(request_id, None)

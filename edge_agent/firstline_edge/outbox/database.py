@@ -1,7 +1,7 @@
 """The outbox's database file: its schema, how it is opened and written, and how damage to it is found.
 
-SQLite checks the tree of pages and the indexes against the rows. What SQLite does not check is checked here (the
-file's head, the schema), or by the records' seals (their content). `recovery.py` replaces a damaged file.
+SQLite checks the tree of pages and the indexes against the rows. This module checks the file's head and the schema,
+and the records' seals protect their content. `recovery.py` replaces a damaged file.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Database:
 
     Args:
         connection: from `open_writer`.
-        totals: what the database holds now.
+        totals: of the database now.
     """
 
     def __init__(self, connection: sqlite3.Connection, totals: Totals) -> None:
@@ -150,12 +150,12 @@ class Database:
         self._totals = transaction.totals
 
     def compact(self) -> None:
-        """Returns once what was deleted before has left no byte in the files.
+        """Returns once deleted records have left no byte in the files.
 
         The zeros over deleted records go from the log into the database, which then shrinks, and the log too.
 
         Raises:
-            CapacityError: the disk refuses, or another connection reads; what was deleted stays deleted.
+            CapacityError: the disk refuses, or another connection reads. Deleted records stay deleted.
         """
         try:
             empty_log(self.connection)
@@ -309,7 +309,7 @@ def _judged(error: Exception, path: Path) -> CapacityError | DamagedError:
 
 
 def _check_head(path: Path) -> None:
-    """Checks what SQLite takes for a wish: another page size, a file that may only be read."""
+    """Checks what SQLite would accept as a request: another page size, a read-only file."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head and any(head[at : at + len(facts[0])] not in facts for at, facts in _HEAD_FACTS):

@@ -1,10 +1,10 @@
-"""Keeps the outbox's promises: sends what waits once a link works, and ends what cannot be kept.
+"""Delivers the outbox's promises: sends them once a link works, and ends those that cannot be kept.
 
-A promise ends in exactly one of two ways, stored under its id: the merged answer (`final`), or the provisional one
-marked `expired`, because it grew too old or because the gateway will never answer it. Delivery is at least once,
-under the same request id; nothing here polls, but the wall clock is looked at while something waits. What a caller
-waits for (`wait=first`) is sent as soon as it is promised (`express.py`), beside those that wait for their turn
-(`order.py`).
+A promise ends in exactly one of two ways, stored under its id: with the merged answer (`final`), or with the
+provisional answer marked as `expired`, because the promise is too old or the gateway will never answer it. Delivery is
+at least once, with the same request id. Nothing polls, but the wall clock is checked while a promise waits. If a caller
+waits for the better answer (`wait=first`), its promise is sent at once (`PriorityDelivery`), concurrently with those
+that wait for their turn (`retries.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the 
 
 
 class DeliveryLink(Uplink, Protocol):
-    """What delivery needs of `cloud.chain.LinkChain`."""
+    """The part of `cloud.chain.LinkChain` that delivery uses."""
 
     @property
     def available(self) -> bool: ...
@@ -51,7 +51,7 @@ class DeliveryLink(Uplink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """Patience with the link.
+    """Timeouts and limits of delivery.
 
     Args:
         timeout_s: for one request.
@@ -77,23 +77,23 @@ class DeliverySettings:
 
 
 class Delivery:
-    """Sends the outbox's items, oldest first, those of models that failed last.
+    """Sends the outbox's promises: the oldest first, those of failing models last.
 
     Args:
         outbox: whose promises.
-        chain: the way to the gateway.
+        chain: sends requests to the gateway.
         merge: puts the corrected rows into the provisional answer, if the full model of that digest gave them; its
             result is final.
         clock: for waits and ages.
         rng: for jitter.
         max_age_s: after which a promise expires.
-        on_correction: told of each answer once it is stored, expired ones included, and of why the gateway refused
-            to correct it ("" where it did not), and of the request's trace.
+        on_correction: receives each answer once it is stored, expired ones included, why the gateway refused to
+            correct it ("" if it did not), and the request's trace.
         complaints: gains what the gateway says against a model; None to keep that here.
-        alarm: what to tell the gateway of a model's contract.
-        heed: takes up what the gateway says of it.
-        retries: the budget for asking again; None for one of its own.
-        settings: patience.
+        alarm: returns the state of a model's contract, which the gateway receives with the request.
+        heed: receives the gateway's notice about the contract.
+        retries: the retry budget; None for one of its own.
+        settings: timeouts and limits.
     """
 
     def __init__(
@@ -143,22 +143,22 @@ class Delivery:
         )
         self._pace = DeliveryRate(clock, rng, settings.pace)
         self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
-        self._express = PriorityDelivery(self._deliver, settings.concurrency)
+        self._priority = PriorityDelivery(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
-        """Works until it is cancelled."""
-        async with self._express:
+        """Delivers until it is cancelled."""
+        async with self._priority:
             await self._keep_working()
 
     def hurry(self, item: OutboxItem) -> None:
-        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and the way is free.
+        """Sends a promise that was just made, if its caller waits for it (`wait=first`) and a link works.
 
-        Otherwise, and where it does not get through, it waits for its turn with the others.
+        Otherwise, and after a failure, it waits for its turn with the others.
         """
         answer, model = item.provisional.answer, (item.request.model, item.request.version)
         waited_for = answer is not None and answer.reason is Reason.REQUESTED
         if waited_for and self._chain.available and not self._order.is_failing(model):
-            self._express.send(item)
+            self._priority.send(item)
 
     async def _keep_working(self) -> None:
         while True:
@@ -176,11 +176,11 @@ class Delivery:
             await self._clock.sleep(max(self._itself.waiting().values(), default=0.0))
 
     async def _work(self) -> None:
-        """One step: ends what is overdue, or sends a few, or waits for something to do."""
+        """One step: ends overdue promises, or sends some, or waits."""
         arrival = self._outbox.arrival()
-        self._express.begin_step()
+        self._priority.begin_step()
         overdue = await self._outbox.overdue(self._max_age_s, self._settings.concurrency)
-        ending = self._express.left_alone(overdue)
+        ending = self._priority.without_sent(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
@@ -196,8 +196,8 @@ class Delivery:
         if (pause_s := self._pace.wait_s) > 0:
             await self._wait(retry_in_s=pause_s)
             return
-        found, others_in_s = await self._order.next(self._express.lately)
-        items = self._express.left_alone(found)
+        found, others_in_s = await self._order.next(self._priority.sent_in_step)
+        items = self._priority.without_sent(found)
         if not items:
             await self._wait(arrival, min(others_in_s, self._max_age_s))
             return
@@ -211,8 +211,8 @@ class Delivery:
         await self._send(chosen)
 
     async def _send(self, items: list[OutboxItem]) -> None:
-        """Delivers all at once; a model waits where none of its items got through."""
-        self._express.under_way.update(item.request.request_id for item in items)
+        """Delivers these promises concurrently; a model waits if all of its promises failed."""
+        self._priority.under_way.update(item.request.request_id for item in items)
         failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
@@ -224,22 +224,22 @@ class Delivery:
             self._order.note(model, errors)
 
     async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
-        """Until a link comes back, a promise expires, a new one arrives, or something may be tried again.
+        """Waits until a link is back, a promise expires, a new one arrives, or one may be retried.
 
-        Not for longer than until the next look at the wall clock, which is taken with what is overdue.
+        It waits until the next check of the wall clock at most.
         """
         expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, LOOK_EVERY_S))),
             self._chain.wait_recovery(self._recoveries),
-            self._express.ended.wait(),
+            self._priority.ended.wait(),
         ]
         if arrival is not None:
             waits.append(arrival.wait())
         await first_of(*waits)
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
-        """Ends one promise; or makes it wait, and says why."""
+        """Delivers one promise and ends it; or makes it wait, and returns the error."""
         request_id, began_s = item.request.request_id, self._clock.monotonic_s()
         try:
             final, cause = await self._corrector.correct(item)
@@ -250,12 +250,12 @@ class Delivery:
             self._order.failed(request_id, error)
             return error
         finally:
-            self._express.under_way.discard(request_id)
+            self._priority.under_way.discard(request_id)
         self._troubles.pop((item.request.model, item.request.version), None)
         return None
 
     def _tell(self, item: OutboxItem, error: FirstlineError) -> None:
-        """Warns when a model's corrections begin to wait, or wait for another reason: not at each try of each item."""
+        """Warns when a model's corrections start to wait, or wait for another reason, but not at each attempt."""
         model = (item.request.model, item.request.version)
         write = log.debug if self._troubles.get(model) == error.code else log.warning
         self._troubles[model] = error.code
@@ -270,25 +270,25 @@ class Delivery:
 
 
 class PriorityDelivery:
-    """A few seats for those who need not queue. An async context manager, whose end ends what is being sent.
+    """Sends a few new promises at once, without waiting for their turn. Leaving the context cancels those being sent.
 
-    The queue looks items up on the disk in steps, and what is sent here may come and go during one: so it leaves
-    alone what was sent here since its step began.
+    Delivery reads promises from the disk in steps. A promise that is sent here may end during a step, so each step
+    skips the promises that were sent here since it began.
 
     Args:
-        deliver: ends one promise, or makes it wait for its turn in the queue.
-        seats: promises that are sent so at once.
+        deliver: ends one promise, or makes it wait for its turn.
+        slots: promises that are sent here at the same time.
 
     Attributes:
-        under_way: request ids of what is being sent, from the queue too.
-        ended: set when one of them ended since the step began.
+        under_way: request ids of all promises that are being sent, here or in a step.
+        ended: set when one of them has ended since the step began.
     """
 
-    def __init__(self, deliver: Callable[[OutboxItem], Awaitable[object]], seats: int) -> None:
+    def __init__(self, deliver: Callable[[OutboxItem], Awaitable[object]], slots: int) -> None:
         self._deliver = deliver
-        self._seats = seats
-        self._taken = 0
-        self._lately: set[str] = set()
+        self._slots = slots
+        self._sending = 0
+        self._sent_in_step: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self.under_way: set[str] = set()
         self.ended = asyncio.Event()
@@ -305,27 +305,27 @@ class PriorityDelivery:
             await tasks.__aexit__(kind, error, trace)
 
     def send(self, item: OutboxItem) -> None:
-        """Sends it, where there is a seat; otherwise it waits for its turn."""
+        """Sends a promise if a slot is free; otherwise it waits for its turn."""
         request_id = item.request.request_id
-        if self._tasks is not None and self._taken < self._seats and request_id not in self.under_way:
-            self._taken += 1
+        if self._tasks is not None and self._sending < self._slots and request_id not in self.under_way:
+            self._sending += 1
             self.under_way.add(request_id)
-            self._lately.add(request_id)
+            self._sent_in_step.add(request_id)
             self._tasks.create_task(self._send(item))
 
     def begin_step(self) -> None:
-        """The queue begins to look what there is."""
+        """Notes that delivery starts to read promises from the disk."""
         self.ended.clear()
-        self._lately = set(self.under_way)
+        self._sent_in_step = set(self.under_way)
 
-    def left_alone(self, found: list[OutboxItem]) -> list[OutboxItem]:
-        """Without what was sent here: it may have ended since it was looked up."""
-        return [item for item in found if item.request.request_id not in self._lately]
+    def without_sent(self, found: list[OutboxItem]) -> list[OutboxItem]:
+        """Returns the promises that were not sent here since the step began."""
+        return [item for item in found if item.request.request_id not in self._sent_in_step]
 
     @property
-    def lately(self) -> frozenset[str]:
-        """Request ids of what the queue is to pass over."""
-        return frozenset(self._lately)
+    def sent_in_step(self) -> frozenset[str]:
+        """Request ids that the step must skip."""
+        return frozenset(self._sent_in_step)
 
     async def _send(self, item: OutboxItem) -> None:
         try:
@@ -333,5 +333,5 @@ class PriorityDelivery:
         except Exception:  # the outermost loop of a task that must not end the others
             log.exception("outbox delivery broke", request_id=item.request.request_id)
         finally:
-            self._taken -= 1
+            self._sending -= 1
             self.ended.set()

@@ -1,8 +1,8 @@
 """What waits in the outbox, and its form on disk: the V2 binary bodies that also travel, sealed.
 
 The two bodies of an item have a seal each, so that damage to the request still leaves the answer that was given. A
-seal also covers the columns that say what its body is for; the other columns stand in an index too, which SQLite
-compares when the outbox is opened.
+seal also covers the columns that identify its body. The other columns are part of an index too, which SQLite compares
+when the outbox is opened.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from firstline_core.protocol.oip import (
 from firstline_core.storage.seals import Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 
-# What this agent accepted and wrote is read back whatever limits hold by then.
+# The agent reads back what it accepted and wrote, whatever limits are set by then.
 _ANY = 1 << 62
 _NO_LIMITS = Limits(
     body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
 )
 
 FIXED_BYTES = 512
-"""A row's columns and its share of the indexes, about."""
+"""Approximate size of a row's columns and of its share of the indexes."""
 
 RESTAMP_ROWS = 32
-"""Sealed anew in one commit, which others wait for."""
+"""Records that are sealed again in one commit, which other writes wait for."""
 
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
@@ -45,7 +45,7 @@ class OutboxItem:
     """A promise of a correction.
 
     Args:
-        request: the rows to send, with `request_id` and `principal`; its deadline is not kept, for it has passed.
+        request: the rows to send, with `request_id` and `principal`; its deadline has passed and is not stored.
         rows: their positions in the answer.
         provisional: the answer already given, all rows.
         created_wall_s: when the promise was made.
@@ -58,7 +58,7 @@ class OutboxItem:
 
     @property
     def asked(self) -> bool:
-        """Whether the gateway heard of the request itself, before the promise was made."""
+        """Whether the gateway received the request before the promise was made."""
         answer = self.provisional.answer
         return answer is not None and any(
             tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
@@ -86,10 +86,10 @@ class StoredItem:
 
 
 def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
-    """The item for the disk.
+    """Returns the item in its form on disk.
 
     Args:
-        item: whose `created_wall_s` is passed over.
+        item: its `created_wall_s` is ignored.
         created_wall_s: when the promise was made, as it is stored.
         seal: closes it.
 
@@ -120,7 +120,7 @@ def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
 
 
 def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
-    """The item from the disk.
+    """Returns the item from its form on disk.
 
     Raises:
         FirstlineError: the bytes are not what `pack` wrote.
@@ -141,7 +141,7 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
 
 
 def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s: float) -> bytes:
-    """The request, sealed under another time.
+    """Returns the request, sealed with another time.
 
     Raises:
         IntegrityError: the bytes are not what `pack` wrote.
@@ -152,7 +152,7 @@ def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s:
 def unpack_provisional(
     body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal
 ) -> InferResponse:
-    """The answer that was given with the promise.
+    """Returns the answer that was given with the promise.
 
     Raises:
         FirstlineError: the bytes are not what `pack` wrote.
@@ -161,7 +161,7 @@ def unpack_provisional(
 
 
 def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s: float, seal: Seal) -> Encoded:
-    """A packed answer for the disk, under its id, for its principal and of its time."""
+    """Seals a packed answer with its id, principal and time."""
     about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
     return replace(encoded, body=seal.close(encoded.body, about))
 
@@ -169,7 +169,7 @@ def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s
 def restamp_answer(
     encoded: Encoded, request_id: str, principal: str, seal: Seal, *, before_s: float, after_s: float
 ) -> Encoded:
-    """The answer, sealed under another time.
+    """Returns the answer, sealed with another time.
 
     Raises:
         IntegrityError: the bytes are not what `seal_answer` made.
@@ -179,7 +179,7 @@ def restamp_answer(
 
 
 def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:
-    """The answer from the disk.
+    """Returns the answer from its form on disk.
 
     Raises:
         FirstlineError: the bytes are not what `seal_answer` made.
@@ -212,13 +212,13 @@ def _positions(text: str, count: int) -> tuple[int, ...]:
 
 
 def pack_response(response: InferResponse) -> Encoded:
-    """An answer with all its outputs, in binary: NaN and raw bytes survive."""
+    """Encodes an answer with all its outputs in binary, so that NaN and raw bytes survive."""
     everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
     return encode_response(everything, response)
 
 
 def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
-    """The answer that `pack_response` wrote.
+    """Decodes an answer that `pack_response` wrote.
 
     Raises:
         ProtocolError: the bytes are not what it wrote.
@@ -227,11 +227,11 @@ def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
 
 
 def expire(provisional: InferResponse, reason: Reason | None = None) -> InferResponse:
-    """The provisional answer as the last word: its rows that waited for a correction will not get one.
+    """Returns the provisional answer marked as expired: its waiting rows will not be corrected.
 
     Args:
         provisional: the answer already given.
-        reason: why none comes; None leaves the reason that there was to wait.
+        reason: why no correction comes; None keeps the reason of each row.
     """
     answer = provisional.answer
     if answer is None:

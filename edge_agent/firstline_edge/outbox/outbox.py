@@ -1,9 +1,7 @@
-"""The durable outbox: promises of corrections, and the answers that kept them.
+"""The durable outbox: promises of corrections, and the answers that ended them.
 
-What `put` has returned for is on the disk and is never evicted; a full outbox refuses instead. What is done to
-the two tables stands in `promises.py` and `answers.py`, how they are read back in `reading.py`, how old promises are
-in `ages.py`, what a wall clock that is set does to stored times in `restamping.py`, what becomes of a damaged file in
-`replacement.py`.
+A promise is on the disk when `put` returns, and is never evicted: a full outbox refuses new ones. The package's
+docstring names the modules for tables, ages and recovery.
 """
 
 from __future__ import annotations
@@ -53,12 +51,12 @@ class Outbox:
 
     Args:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
-        limits: how much is kept, and how long.
-        announcing: answers are to be announced, so note which were.
-        endings: told of each promise that ends; None where nobody waits.
+        limits: how much is stored, and how long.
+        announcing: whether answers are announced, and marked once they were.
+        endings: wakes callers that wait for a promise to end; None if there are no such callers.
         seal: closes the bodies, and opens them again.
         clock: for ages.
-        writer: commits what is to be kept.
+        writer: makes the group-commit writer.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -96,17 +94,17 @@ class Outbox:
 
     @property
     def depth(self) -> int:
-        """Promises that wait."""
+        """Number of promises that wait."""
         return self._database.totals.items
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of those."""
+        """Size of the waiting promises in bytes."""
         return self._database.totals.item_bytes
 
     @property
     def damage(self) -> str:
-        """What the disk did to what was kept, in sentences; "" where nothing is known."""
+        """Describes damage to stored records, in sentences; "" if none is known."""
         count = len(self._reading.unreadable)
         lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
@@ -161,13 +159,13 @@ class Outbox:
         besides_models: Collection[tuple[str, str]] = (),
         besides_asked: bool = False,
     ) -> list[OutboxItem]:
-        """The oldest promises.
+        """Returns the oldest promises.
 
         Args:
             limit: of promises.
-            besides: ids to pass over.
-            besides_models: names and versions to pass over.
-            besides_asked: pass over what the gateway heard of before it was promised.
+            besides: ids to skip.
+            besides_models: names and versions to skip.
+            besides_asked: whether to skip promises whose request the gateway received before.
 
         Raises:
             CapacityError: the disk refuses.
@@ -183,7 +181,7 @@ class Outbox:
         )
 
     async def overdue(self, age_s: float, limit: int) -> list[OutboxItem]:
-        """The promises that are at least `age_s` old, oldest first, at most `limit`; to be asked each `LOOK_EVERY_S`.
+        """Returns promises that are at least `age_s` old, oldest first, at most `limit`. Call it every `LOOK_EVERY_S`.
 
         Raises:
             CapacityError: the disk refuses.
@@ -195,7 +193,7 @@ class Outbox:
         return await self._readable(partial(promises.by_id, request_ids=request_ids))
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
-        """Stores the answer and removes the promise, both or neither. Does nothing without a promise.
+        """Stores the answer and deletes the promise, both or neither. Does nothing if there is no such promise.
 
         Raises:
             CapacityError: the disk refuses.
@@ -238,7 +236,7 @@ class Outbox:
         await self._to_announce.wait()
 
     async def unannounced(self, limit: int) -> list[tuple[str, InferResponse]]:
-        """Ids and answers that are still to be announced, oldest first, at most `limit`.
+        """Returns ids and answers that are still to be announced, oldest first, at most `limit`.
 
         Raises:
             CapacityError: the disk refuses.
@@ -256,7 +254,7 @@ class Outbox:
         return found
 
     async def note_announced(self, request_ids: Collection[str]) -> None:
-        """Takes note, on the disk, that these answers need not be announced again.
+        """Marks answers as announced, on the disk.
 
         Raises:
             CapacityError: the disk refuses.
@@ -264,7 +262,7 @@ class Outbox:
         await self._write(lambda transaction: answers.note_announced(transaction.connection, request_ids))
 
     async def forget_old(self) -> None:
-        """Forgets the answers that are too old, and need not be announced; each new answer does so too.
+        """Deletes answers that are too old and need not be announced. Storing an answer does so too.
 
         Raises:
             CapacityError: the disk refuses.
@@ -274,7 +272,7 @@ class Outbox:
         await self._write(lambda transaction: self._evict(transaction.connection, transaction.totals, now_wall_s))
 
     async def purge(self) -> None:
-        """Forgets all promises and answers, and leaves no byte of them in a file.
+        """Deletes all promises and answers, and leaves no byte of them in a file.
 
         Raises:
             CapacityError: the disk refuses.
@@ -305,19 +303,19 @@ class Outbox:
         self._reading.unreadable.clear()
 
     def age_s(self, item: OutboxItem) -> float:
-        """How long ago the promise was made."""
+        """The age of a promise in seconds."""
         return self._ages.of(item.request.request_id)
 
     def oldest_age_s(self) -> float:
-        """The age of the oldest promise; 0 without any."""
+        """The age of the oldest promise in seconds; 0 if there are none."""
         return self._ages.oldest_s()
 
     async def wait_pending(self) -> None:
-        """Returns once there is a promise; at once if so already."""
+        """Returns once there is a promise."""
         await self._pending.wait()
 
     def close(self) -> None:
-        """Ends after what was put before is on the disk; the file can then be opened again."""
+        """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
         self._writer.close()
         self._database.close()
         self._reading.close()
@@ -338,10 +336,10 @@ class Outbox:
         self._restamping = Restamping(self._ages, self._seal, self._writer)
 
     async def _begin_anew(self) -> None:
-        """Erases the files and makes new ones, for which those left room; until then the outbox refuses.
+        """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
 
         Raises:
-            OSError, CapacityError: the disk refuses; what was not erased is there yet.
+            OSError, CapacityError: the disk refuses, and some files may not be erased.
         """
         self._writer.end()
         await asyncio.to_thread(self._writer.close)
@@ -366,7 +364,7 @@ class Outbox:
         return found
 
     async def _give_up(self, stored: StoredItem) -> None:
-        """Ends a promise whose request nobody could ever send, so that it does not block those behind it."""
+        """Ends a promise whose request cannot be read, so that it does not block those behind it."""
         request_id, provisional = stored.request_id, self._reading.provisional(stored)
         if provisional is not None:
             await self.finish(request_id, expire(provisional))
@@ -382,7 +380,7 @@ class Outbox:
         answers.make_room(connection, totals, self._limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
-        """Queues an operation, which takes place even if whoever waits for it is cancelled."""
+        """Queues an operation, which is committed even if its caller is cancelled."""
         done = asyncio.wrap_future(self._writer.submit(operation))
         done.add_done_callback(lambda _: self._note_depth())
         return done
@@ -398,7 +396,7 @@ class Outbox:
             self._pending.clear()
 
     def _learn(self, writer: sqlite3.Connection) -> Totals:
-        """Takes stock of what an earlier process left."""
+        """Counts the records of earlier processes, and reads their ages."""
         promises.correct_sizes(writer)
         answers.correct_sizes(writer)
         one = self._reading.connection.execute

@@ -1,4 +1,4 @@
-"""The promises in the database: what is done to `items`, within a transaction of the caller's."""
+"""The table of promises: operations within the caller's transaction."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def insert(
 
 
 def correct_sizes(connection: sqlite3.Connection) -> None:
-    """No seal covers them, and the limits count by them."""
+    """Corrects the sizes of records: no seal covers them, and the limits count by them."""
     size = f"length(request) + length(provisional) + length(rows) + {FIXED_BYTES}"
     connection.execute(f"UPDATE items SET size_bytes = {size} WHERE size_bytes IS NOT {size}")  # noqa: S608
 
 
 def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> str | None:
-    """Removes a promise; returns whose it was, None where there was none."""
+    """Deletes a promise; returns its principal, None if there is no such promise."""
     found = connection.execute("SELECT principal, size_bytes FROM items WHERE request_id = ?", (request_id,)).fetchone()
     if found is None:
         return None
@@ -79,7 +79,7 @@ def delete(connection: sqlite3.Connection, totals: Totals, request_id: str) -> s
 def find_provisional(
     connection: sqlite3.Connection, request_id: str, principal: str
 ) -> tuple[bytes, int | None] | None:
-    """The answer that was given under this id, while its promise stands."""
+    """Returns the provisional answer of a promise that still waits."""
     row: tuple[bytes, int | None] | None = connection.execute(
         "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
         (request_id, principal),
@@ -95,7 +95,10 @@ def oldest(
     *,
     besides_asked: bool,
 ) -> list[tuple[StoredItem, float]]:
-    """The oldest promises with the wall time of each, passing over some ids, models of some version, what was asked."""
+    """Returns the oldest promises with the wall time of each.
+
+    It skips the given ids and models, and, with `besides_asked`, promises whose request the gateway received before.
+    """
     of_these = "asked = 0 AND" if besides_asked else ""  # as in the index, or it would not be used
     models = [f"{model}\x1f{version}" for model, version in besides_models]
     rows = connection.execute(
@@ -108,7 +111,7 @@ def oldest(
 
 
 def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[tuple[StoredItem, float]]:
-    """These promises, with the wall time of each; those that have ended meanwhile are left out."""
+    """Returns these promises with the wall time of each, without those that have ended meanwhile."""
     rows = connection.execute(
         f"SELECT {_COLUMNS}, created_wall_s FROM items "  # noqa: S608
         "WHERE request_id IN (SELECT value FROM json_each(?)) ORDER BY sequence",
@@ -117,28 +120,28 @@ def by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[
     return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
 
 
-def restamp(connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None:
-    """Gives the latest promises of a leap their new times; returns what is left of it, None where that is nothing."""
+def restamp(connection: sqlite3.Connection, *, jump: ClockJump, seal: Seal) -> ClockJump | None:
+    """Corrects the times of the latest promises after a clock jump; returns the rest of the jump, or None."""
     (least_s,) = connection.execute(
         "SELECT min(s) FROM (SELECT created_wall_s AS s FROM items WHERE s BETWEEN ? AND ? ORDER BY s DESC LIMIT ?)",
-        (leap.from_s, leap.until_s, RESTAMP_ROWS),
+        (jump.from_s, jump.until_s, RESTAMP_ROWS),
     ).fetchone()
     if least_s is None:
         return None
     found = connection.execute(
         f"SELECT {_COLUMNS}, created_wall_s FROM items WHERE created_wall_s BETWEEN ? AND ?",  # noqa: S608
-        (least_s, leap.until_s),
+        (least_s, jump.until_s),
     ).fetchall()
     for *columns, created_wall_s in found:
-        stored, new_s = StoredItem(*columns), created_wall_s + leap.by_s
+        stored, new_s = StoredItem(*columns), created_wall_s + jump.by_s
         try:
             request = restamp_request(stored, seal, before_s=created_wall_s, after_s=new_s)
-        except IntegrityError:  # damaged: whoever reads it will say so
+        except IntegrityError:  # damaged: reading it reports that
             continue
         connection.execute(
             "UPDATE items SET created_wall_s = ?, request = ? WHERE request_id = ?", (new_s, request, stored.request_id)
         )
-    return replace(leap, until_s=math.nextafter(least_s, 0.0))
+    return replace(jump, until_s=math.nextafter(least_s, 0.0))
 
 
 def _json(texts: Collection[str]) -> str:

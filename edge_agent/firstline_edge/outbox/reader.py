@@ -1,4 +1,4 @@
-"""What is read back from the outbox, over a connection of its own: records whose seals open, and which do not."""
+"""Reads promises and answers from the outbox, over a connection of its own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 
 
 class OutboxReader:
-    """Reads beside the writer, which it never waits for.
+    """Reads concurrently with the writer, and never waits for it.
 
     Args:
         path: of the database.
         seal: opens the records.
 
     Attributes:
-        connection: for whoever takes stock before anything else is read.
-        unreadable: ids of what the disk has damaged, as far as it was read.
+        connection: for counting the records before anything else is read.
+        unreadable: ids of records that were found damaged so far.
 
     Raises:
         sqlite3.Error: the disk refuses.
@@ -48,7 +48,7 @@ class OutboxReader:
     async def items(
         self, query: Callable[[sqlite3.Connection], list[tuple[StoredItem, float]]]
     ) -> tuple[list[OutboxItem], list[StoredItem]]:
-        """The promises that a query finds, and those of them whose request cannot be read.
+        """Returns the promises that a query finds, and those whose request cannot be read.
 
         Raises:
             CapacityError: the disk refuses.
@@ -63,7 +63,7 @@ class OutboxReader:
         return found, lost
 
     def provisional(self, stored: StoredItem) -> InferResponse | None:
-        """The answer that was given with a promise; None where that cannot be read either."""
+        """Returns the provisional answer of a promise; None if it cannot be read either."""
         columns = (stored.provisional, stored.provisional_header, stored.request_id, stored.principal)
         try:
             return unpack_provisional(*columns, self._seal)
@@ -95,7 +95,7 @@ class OutboxReader:
         raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
 
     async def unannounced(self, limit: int) -> tuple[list[tuple[str, InferResponse]], list[str]]:
-        """Ids and answers that are still to be announced, oldest first, and the ids of those that cannot be read.
+        """Returns ids and answers that are still to be announced, oldest first, and the ids of unreadable answers.
 
         Raises:
             CapacityError: the disk refuses.
@@ -110,7 +110,7 @@ class OutboxReader:
         return found, lost
 
     def close(self) -> None:
-        """Ends after what is being read; calling it twice is harmless."""
+        """Closes the connection after the reads in progress; calling it twice is harmless."""
         self._closed = True
         self._thread.shutdown(wait=True)
         self.connection.close()

@@ -1,8 +1,8 @@
-"""Replaces a damaged outbox: what SQLite can still read of it goes into a fresh one, and the old file is set aside.
+"""Replaces a damaged outbox by a fresh one with every record that SQLite can still read; sets the old file aside.
 
 Rows are read one by one through SQLite. A promise or an answer counts if its seal opens, and a promise that has an
-answer has ended. If SQLite cannot open the file, all of it is lost, and `damage` says so. The fresh outbox is written
-in full beside the damaged one before it takes its place, so a power cut on the way costs nothing.
+answer has ended. If SQLite cannot open the file, all of it is lost, and `damage` says so. The fresh outbox is
+complete before it takes the place of the damaged one, so a power cut on the way costs nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Opened:
 
     Args:
         connection: for writing.
-        damage: what happened to the one before, in sentences; "" if nothing did.
+        damage: describes the damage to the previous file; "" if there was none.
     """
 
     connection: sqlite3.Connection
@@ -100,7 +100,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
 
 
 def _begin(path: Path) -> None:
-    """Makes the first outbox beside its place, so that an empty file in its place is known to be cut off."""
+    """Makes the first outbox under another name, then renames it: so an empty file in its place was cut off."""
     begun = path.with_name(path.name + _BEGUN)
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)

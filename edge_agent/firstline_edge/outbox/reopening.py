@@ -1,4 +1,4 @@
-"""The outbox of a device whose disk may refuse: full, read-only or gone. Nothing is promised then; the rest goes on."""
+"""An outbox on a disk that may refuse (full, read-only or gone): nothing is promised then, and requests continue."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _RETRY_S = 30.0
 
 
 class ReopeningOutbox:
-    """An `Outbox` that is there as soon as the disk lets it be.
+    """An `Outbox` that is opened as soon as the disk permits.
 
     Args:
         make: opens the outbox.
-        count: promises and their bytes in an outbox that cannot be opened.
+        count: counts the promises, and their bytes, of an outbox that cannot be opened.
         clear: erases the files of an outbox that cannot be opened.
-        clock: for when to try again.
+        clock: says when to try again.
 
     Attributes:
-        problem: why there is none at the moment, in a sentence; "" once there is.
+        problem: why the outbox is not open, in a sentence; "" once it is.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -54,21 +54,21 @@ class ReopeningOutbox:
 
     @property
     def depth(self) -> int:
-        """Promises that wait."""
+        """Number of promises that wait."""
         return self._outbox.depth if self._outbox is not None else self._counted[0]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of those."""
+        """Size of the waiting promises in bytes."""
         return self._outbox.size_bytes if self._outbox is not None else self._counted[1]
 
     @property
     def damage(self) -> str:
-        """What the disk did to what was kept, in sentences; "" where nothing is known."""
+        """Describes damage to stored records, in sentences; "" if none is known."""
         return self._outbox.damage if self._outbox is not None else ""
 
     async def opened(self) -> Outbox:
-        """The outbox, once there is one; tries again and again until then.
+        """Returns the outbox once it is open; retries until then.
 
         Raises:
             ConfigError: as above, found only now.
@@ -82,7 +82,7 @@ class ReopeningOutbox:
         """See `Outbox.put`.
 
         Raises:
-            CapacityError: there is no outbox now; or what that raises.
+            CapacityError: the outbox is not open, or as for that method.
         """
         await self._now().put(item)
 
@@ -90,7 +90,7 @@ class ReopeningOutbox:
         """See `Outbox.answer`.
 
         Raises:
-            CapacityError: there is no outbox now; or what that raises.
+            CapacityError: the outbox is not open, or as for that method.
         """
         return await self._now().answer(request_id, principal)
 
@@ -98,7 +98,7 @@ class ReopeningOutbox:
         """See `Outbox.forget_old`.
 
         Raises:
-            CapacityError: there is no outbox now; or what that raises.
+            CapacityError: the outbox is not open, or as for that method.
         """
         await self._now().forget_old()
 
@@ -124,7 +124,7 @@ class ReopeningOutbox:
         return self._outbox
 
     def _begin_anew(self) -> bool:
-        """Whether there was nothing open, so that its files were erased."""
+        """Erases the files if no outbox is open; returns whether it did."""
         with self._opening:
             if self._outbox is not None:  # meanwhile
                 return False
@@ -145,7 +145,7 @@ class ReopeningOutbox:
             if not self.problem:
                 self._counted = self._count()
                 log.error("there is no outbox; no correction is promised", error=error.message)
-            # What is wrong with a setting says itself what to do; all else is the disk.
+            # An error about a setting says itself what to do; all other errors come from the disk.
             disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
             self.problem = f"{error.message}{disk} Until then nothing is promised."
         else:

@@ -1,8 +1,8 @@
-"""Gives what this process stored by a clock that was behind the times that it would have had by the right one.
+"""Corrects the times of records that this process stored while the wall clock was behind.
 
-Otherwise the next process took promises and answers of a minute ago for days old. Times lie under the records' seals,
-which are closed anew: a few records at a time, the latest first, so that nobody waits for long who has something to
-store meanwhile. What a kill or a full disk leaves undone is as it was; a full disk is tried again at the next look.
+Otherwise the next process would take promises and answers of a minute ago for days old. The seals cover the times, so
+records are sealed again: a few at a time, the latest first, so that other writes need not wait for long. After a kill
+or on a full disk, the remaining records keep their old times; the next look tries a full disk again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logger(__name__)
 
 
 class _Restamp(Protocol):
-    """One step of a leap in a table; returns what is left of it."""
+    """Corrects some records of a table; returns the rest of the jump."""
 
-    def __call__(self, connection: sqlite3.Connection, *, leap: ClockJump, seal: Seal) -> ClockJump | None: ...
+    def __call__(self, connection: sqlite3.Connection, *, jump: ClockJump, seal: Seal) -> ClockJump | None: ...
 
 
 class Restamping:
-    """Of one database; everything but `settled` is called on the event loop.
+    """Corrects the times in one database. Every method but `settled` is called on the event loop.
 
     Args:
-        ages: whose timeline it is.
+        ages: the timeline.
         seal: opens the records, and closes them again.
         writer: commits the steps.
     """
@@ -45,30 +45,30 @@ class Restamping:
 
     @property
     def settled(self) -> bool:
-        """Whether all that is on the disk has the times that it should have."""
+        """Whether all records on the disk have the right times."""
         return not self._owed
 
     def look(self) -> None:
-        """Begins where the wall clock was set ahead, and goes on where the disk refused."""
-        leap = self._ages.look()
-        if leap is not None:
-            log.info("wall clock set ahead", by_s=round(leap.by_s))
-            self._owed += ((promises.restamp, leap), (answers.restamp, leap))
+        """Starts to correct times if the wall clock was set ahead; continues where the disk refused."""
+        jump = self._ages.look()
+        if jump is not None:
+            log.info("wall clock set ahead", by_s=round(jump.by_s))
+            self._owed += ((promises.restamp, jump), (answers.restamp, jump))
         self._go_on()
 
     def _go_on(self) -> None:
         if self._owed and not self._busy and not self._writer.closed:
-            restamp, leap = self._owed[0]
+            restamp, jump = self._owed[0]
             self._busy = True
 
             def step(transaction: Transaction) -> ClockJump | None:
-                return restamp(transaction.connection, leap=leap, seal=self._seal)
+                return restamp(transaction.connection, jump=jump, seal=self._seal)
 
             asyncio.wrap_future(self._writer.submit(step)).add_done_callback(self._note)
 
     def _note(self, done: asyncio.Future[ClockJump | None]) -> None:
         self._busy = False
-        if done.cancelled() or done.exception() is not None:  # the writer has said why
+        if done.cancelled() or done.exception() is not None:  # the writer has logged the reason
             return
         rest = done.result()
         if rest is None:

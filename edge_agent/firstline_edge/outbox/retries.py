@@ -1,8 +1,8 @@
-"""Which promises may be asked for now: the oldest first, those of models that failed last.
+"""Which promises may be sent now: the oldest first, those of failing models last.
 
-What fails waits by itself: the item, so that those behind it go on, and its model, so that a gateway which has no
-room for a model is not asked by each of its items in turn. A link that comes back ends all those waits; what failed
-still goes after what did not, for it may be what made the link look broken.
+After a failure two things wait: the promise, so that those behind it are sent, and its model, so that a gateway without
+capacity for a model does not get every promise of that model in turn. A link that is back ends all these waits. Failed
+promises are still sent after the others, because one of them may have made the link look broken.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Model = tuple[str, str]
 
 
 class Backoffs(Generic[K]):
-    """One wait for each key that failed; each further failure doubles the nominal one.
+    """Exponential backoff with full jitter for many keys; each further failure doubles the nominal wait.
 
     Args:
         clock: its monotonic time.
         rng: for the jitter.
         base_s: nominal wait after the first failure.
-        max_s: cap of the nominal wait, and of what a far side may ask for.
+        max_s: maximum of the nominal wait, and of the wait that the gateway may ask for.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, *, base_s: float, max_s: float) -> None:
@@ -44,53 +44,53 @@ class Backoffs(Generic[K]):
         self._not_before_s: dict[K, float] = {}
 
     def __contains__(self, key: object) -> bool:
-        """Whether it ever was to wait, and has not succeeded since."""
+        """Whether the key had to wait, and has not succeeded since."""
         return key in self._not_before_s
 
     def failed(self, key: K, at_least_s: float = 0.0) -> None:
-        """Makes it wait: as long as was asked for, within the cap, and the drawn time on top."""
+        """Makes a key wait: the time asked for, up to the maximum, plus a random time."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         drawn_s = full_jitter_s(self._rng, failures, base_s=self._base_s, max_s=self._max_s)
         self.hold(key, min(at_least_s, self._max_s) + drawn_s)
 
     def hold(self, key: K, wait_s: float) -> None:
-        """Makes it wait without a failure."""
+        """Makes a key wait without counting a failure."""
         self._not_before_s[key] = self._clock.monotonic_s() + wait_s
 
     def succeeded(self, key: K) -> None:
-        """Forgets it."""
+        """Forgets a key."""
         self._failures.pop(key, None)
         self._not_before_s.pop(key, None)
 
     def release(self) -> None:
-        """Ends every wait; what failed has failed all the same."""
+        """Ends every wait; failures still count."""
         self._not_before_s = dict.fromkeys(self._not_before_s, self._clock.monotonic_s())
 
     def failing(self) -> set[K]:
-        """The keys whose latest try failed, waiting or not."""
+        """The keys whose latest attempt failed, waiting or not."""
         return set(self._failures)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets every key."""
         self._failures.clear()
         self._not_before_s.clear()
 
     def waiting(self) -> dict[K, float]:
-        """The keys that must not be tried now, with the seconds left to each."""
+        """The keys that must not be tried now, with the seconds left of each wait."""
         now_s = self._clock.monotonic_s()
         return {key: then_s - now_s for key, then_s in self._not_before_s.items() if then_s > now_s}
 
 
 class RetryQueue:
-    """Remembers what failed.
+    """Selects promises to send, and remembers failures.
 
     Args:
         outbox: whose promises.
         retries: the budget for asking again.
         clock: for waits.
         rng: for jitter.
-        at_once: promises that go together.
+        at_once: promises that are sent together.
         late_s: see `DeliverySettings`.
         backoff_s: see there.
         backoff_max_s: see there.
@@ -117,15 +117,15 @@ class RetryQueue:
         self._models: Backoffs[Model] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
 
     async def next(self, besides: Collection[str]) -> tuple[list[OutboxItem], float]:
-        """A few to send, of those that need not wait: first what never failed, last what failed by itself.
+        """Returns promises that may be sent now: those without a failure first, those that failed last.
 
-        While nothing may be asked again, nothing is read that would have to be: there may be thousands.
+        While the retry budget is empty, no promise is read that would need it: there may be thousands.
 
         Args:
-            besides: ids to pass over.
+            besides: ids to skip.
 
         Returns:
-            Those, and the seconds after which others may be asked for (infinite where nothing waits).
+            The promises, and the seconds until others may be sent (infinite if none waits).
         """
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
         retry_wait_s = self._retries.wait_s
@@ -151,9 +151,9 @@ class RetryQueue:
         return [], others_in_s
 
     def may_ask(self, item: OutboxItem) -> bool:
-        """Whether it may go now; takes from the budget where it was asked in vain before.
+        """Whether a promise may be sent now; a retry takes from the retry budget.
 
-        If the budget does not allow it, no such item is looked up for now.
+        If the budget is empty, promises that would need it are not looked up for now.
         """
         if self._is_early(item):
             return False
@@ -161,19 +161,19 @@ class RetryQueue:
         return not again or self._retries.may_retry()
 
     def is_failing(self, model: Model) -> bool:
-        """Whether the latest promises of this model all failed."""
+        """Whether the latest promises of a model all failed."""
         return model in self._models.failing()
 
     def failed(self, request_id: str, error: FirstlineError) -> None:
-        """A promise could not be kept yet."""
+        """Notes that a promise could not be delivered yet."""
         self._items.failed(request_id, error.retry_after_s or 0.0)
 
     def ended(self, request_id: str) -> None:
-        """There is no such promise any more."""
+        """Forgets a promise that has ended."""
         self._items.succeeded(request_id)
 
     def note(self, model: Model, errors: Iterable[FirstlineError | None]) -> None:
-        """Promises of one model were asked for together: it waits where none of them got through."""
+        """Notes the outcome of promises of one model that were sent together: the model waits if all of them failed."""
         found = list(errors)
         waits_s = [error.retry_after_s or 0.0 for error in found if error is not None]
         if len(waits_s) == len(found):
@@ -187,7 +187,7 @@ class RetryQueue:
         self._models.release()
 
     def _is_early(self, item: OutboxItem) -> bool:
-        """Whether the gateway is still to be left alone with the request that this promise stands for."""
+        """Whether the gateway may still be working on the request of this promise."""
         request_id, answer = item.request.request_id, item.provisional.answer
         late = answer is not None and answer.reason is Reason.DEADLINE and item.asked
         if not late or request_id in self._items:

@@ -43,7 +43,7 @@ def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
         cache.close()
 
 
-@pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\0\0\0", b"\x01" + encode(output())[1:], encode(output())[:-1]])
+@pytest.mark.parametrize("value", [b"", b"\x02", b"\x02\0\0\0", b"\x02" + encode(output())[1:], encode(output())[:-1]])
 def test_what_this_version_did_not_write_is_nothing(value: bytes) -> None:
     assert decode(value) is None
 
