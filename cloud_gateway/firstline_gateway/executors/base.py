@@ -1,4 +1,4 @@
-"""What the batcher needs of an engine, in this process or on other machines; of several executors also `seating`."""
+"""The interface of executors, in this process or on other machines, and their reports."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from firstline_gateway.models.repository import ServedModel
 
 Probabilities = NDArray[np.float32]
 Outcome = Probabilities | FirstlineError
-"""What became of one request of a batch: (rows, classes) in the order of its rows, or why it alone failed."""
+"""The outcome of one request of a batch: (rows, classes) in the order of its rows, or its own error."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnExecutor:
-    """How one model is on one of several executors.
+    """The state of one model on one of several executors.
 
     Args:
-        pace: what its batches take now, to what is usual there.
-        problem: why it is given none of them, as a sentence; "" where it is given some.
-        energy_source: where the joules of its batches come from: "measured", "modelled" or "absent".
-        oldest_s: how long the oldest of its batches has been under way; 0 where none is.
-        mind: what its owner should know of it, as a sentence; "" where there is nothing.
+        pace: present batch times as a multiple of the usual ones there.
+        problem: why it gets none of its batches, as a sentence, or "".
+        energy_source: of the energy of its batches: "measured", "modelled" or "absent".
+        oldest_s: how long its oldest batch has been under way; 0 if there is none.
+        mind: a warning for the operator, as a sentence, or "".
     """
 
     pace: float
@@ -42,16 +42,16 @@ class OnExecutor:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport:
-    """How one of several executors is.
+    """The state of one of several executors.
 
     Args:
         name: in the settings.
-        problem: why it is given no batches at all, as a sentence; "" where it is given some.
+        problem: why it gets no batches at all, as a sentence, or "".
         slots: batches that it is worth giving at the same moment.
         under_way: batches that it has.
-        batches: that it had, by what became of them; see `EngineReport.batches`.
+        batches: by outcome; see `EngineReport.batches`.
         models: that it runs.
-        energy_j: that its batches took, as far as anybody knows.
+        energy_j: of its batches, as far as it is known.
     """
 
     name: str
@@ -64,22 +64,22 @@ class ExecutorReport:
 
     @property
     def energy_sources(self) -> frozenset[str]:
-        """Where its joules come from."""
+        """The sources of its energy."""
         return frozenset(each.energy_source for each in self.models.values())
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What an engine with servers of its own did, for the metrics.
+    """The counts of executors and their servers, for the metrics.
 
     Args:
-        up: by server: 1 while it is asked, else 0; by deployment of a cluster: its replicas.
+        up: by server: 1 while it gets batches, else 0; by deployment of a cluster: its replicas.
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
-        repeats: batches that were sent once more, by why: "hedge" or "retry"; among executors "executor_retry",
+        repeats: batches that were sent once more, by reason: "hedge" or "retry"; among executors "executor_retry",
             "executor_late" or "executor_probe".
-        apart: by model: what of its runs was not the model's own time.
-        executors: each, where there are several.
+        apart: by model: the times of preparing and of handing out results.
+        executors: each, if there are several.
     """
 
     up: Mapping[tuple[str, ...], float] = field(default_factory=dict)

@@ -43,10 +43,10 @@ def open_engine(
         settings: the gateway's.
         repository: the models.
         options: how they run here.
-        priors: what is kept of a model on this hardware, where its bundle brings nothing.
+        priors: reads the stored profiles of a model on this hardware, if its bundle has none.
 
     Raises:
-        ConfigError: what the engine's settings name is no good.
+        ConfigError: a setting of the executors is invalid.
     """
     if not settings.executors:
         (only,) = settings.engines.values()
@@ -169,10 +169,10 @@ def _open_ray(settings: Settings, models: Sequence[ServedModel]) -> Executor:
 
 
 def check_engine(settings: Settings) -> None:
-    """Whether what the engines need beside the models is there.
+    """Checks the files and libraries that the executors need, except the models.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: one is missing or invalid.
     """
     for name, found in settings.engines.items():
         if found.engine == "oip":

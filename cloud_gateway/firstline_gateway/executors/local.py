@@ -31,7 +31,7 @@ class LocalExecutor:
         models: loaded with one thread each; closed with the executor.
         sessions: batches that run at the same moment.
         max_batch_rows: the most rows that a model sees at once.
-        clock: what deadlines are on.
+        clock: for deadlines.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ Group = list[tuple[int, Array]]
 
 
 class Prepared(NamedTuple):
-    """A batch whose requests are prepared: what can run, and what cannot."""
+    """A batch whose requests are prepared: groups that can run, and the errors of the others."""
 
     groups: list[Group]
     outcomes: dict[int, Outcome]  # by the place in the batch

@@ -27,7 +27,7 @@ def measure(model: LoadedModel, spec: InputSpec, full: Model) -> dict[int, float
     Args:
         model: loaded.
         spec: the bundle's input.
-        full: what was loaded, for its preprocessing.
+        full: the model's declaration, for its preprocessing.
 
     Returns:
         Nothing where what a row takes depends on the row (free sizes; encoded images, which are decoded first), or

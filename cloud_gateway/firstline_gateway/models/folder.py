@@ -1,4 +1,4 @@
-"""The bundles of the models folder: found, read and loaded. What is served of them, `repository.py` knows."""
+"""Finds, reads and loads the bundles of the models folder; `repository.py` holds those that are served."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logger(__name__)
 def load_repository(
     directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0, fetched: Path | None = None
 ) -> Repository:
-    """Opens every bundle in a folder and loads its full model; one that is no good is logged, the others are served.
+    """Opens every bundle in a folder and loads its full model; logs and skips invalid ones.
 
     Args:
         directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
         options: how the models run; None where they are only declared, because they run elsewhere, or load later.
-        budget_bytes: what all models may take, and 0 is no limit; of those that do not fit together newer versions come
-            first, one that does not fit by itself is refused.
+        budget_bytes: memory of all models, or 0 for no limit; if they do not fit together newer versions come first,
+            and one that does not fit alone is refused.
         fetched: a folder of bundles that came from the registry; one that `directory` has too is not looked at.
 
     Raises:
@@ -79,7 +79,7 @@ def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
         must_be_whole: whether the full model's files have to be there.
 
     Raises:
-        IntegrityError: the folder is no bundle, or a file is not what its manifest says.
+        IntegrityError: the folder is not a bundle, or a file differs from its manifest.
         ModelLoadError: it has no full model.
     """
     bundle = open_bundle(path)

@@ -45,14 +45,14 @@ class ServedModel:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes in memory, by the size of its files: known before it is loaded, and the same every time."""
+        """Estimated memory, from the size of its files: known before it is loaded, and always the same."""
         size_bytes = sum(artefact.size_bytes for artefact in self.full.artefacts)
         return int(_RESIDENT_FACTOR * size_bytes) + _RESIDENT_BASE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedBundle:
-    """A folder that looked like a bundle and is not served; `key` is None where its manifest cannot be read."""
+    """A folder that looks like a bundle and is not served; `key` is None if its manifest cannot be read."""
 
     path: Path
     error: FirstlineError
@@ -60,7 +60,7 @@ class RefusedBundle:
 
 
 class Repository:
-    """What is served. Names and versions are those of the manifests, whatever the folders are called.
+    """The served models. Names and versions are those of the manifests, not those of the folders.
 
     Attributes:
         models: by name and version; replaced as a whole by each change.
@@ -143,7 +143,7 @@ class Repository:
         return sorted(set(names).difference(key.name for key in (*self.models, *self.away)))
 
     def metadata(self, name: str, version: str) -> ModelMetadata:
-        """What V2 says of a model.
+        """Returns the V2 metadata of a model.
 
         Raises:
             UnknownModelError: there is no such bundle or version.
@@ -160,10 +160,10 @@ class Repository:
 
 
 def check_size(served: ServedModel, budget_bytes: int) -> None:
-    """Whether there will ever be room for a model; 0 is no limit.
+    """Checks whether a model fits into the budget at all; 0 means no limit.
 
     Raises:
-        ModelLoadError: there will not.
+        ModelLoadError: it does not fit.
     """
     if 0 < budget_bytes < served.memory_bytes:
         raise ModelLoadError(

@@ -1,7 +1,7 @@
-"""Answers given before: a model is a function, so what has its input and its digest has its answer.
+"""Answers of earlier requests: a model is a function of its input, so the same input and digest have the same answer.
 
 Off by default (`cache.limit_bytes`): most inputs are measurements that never come again. The key is a whole SHA-256 of
-all that can change the answer, and of who asks: how long an answer takes tells nobody what somebody else has asked.
+everything that can change the answer, and of the principal: the time of an answer must not reveal requests of others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from firstline_core.types import InferRequest, Tensor
 from firstline_gateway.executors.base import Probabilities
 from firstline_gateway.models.repository import ServedModel
 
-# What an entry takes beside its numbers: the key, the array's own, its place in two orders.
+# Overhead of an entry: its key, the array object, its place in two orders.
 _ENTRY_BYTES = 400
 
 
 class ResponseCache:
-    """The answers that were asked for last; used on one event loop.
+    """The answers that were used last; belongs to one event loop.
 
     Args:
         limit_bytes: of all together.
@@ -35,14 +35,14 @@ class ResponseCache:
         return len(self._answers)
 
     def get(self, key: bytes) -> Probabilities | None:
-        """The answer of a key, (rows, classes), read-only."""
+        """Returns the answer of a key, (rows, classes), read-only, or None."""
         found = self._answers.get(key)
         if found is not None:
             self._answers.move_to_end(key)
         return found
 
     def put(self, key: bytes, probabilities: Probabilities) -> None:
-        """Keeps an answer; those that were asked for longest ago make room."""
+        """Stores an answer; the least recently used ones make room."""
         kept = probabilities.copy()  # not a view of its whole batch
         kept.flags.writeable = False
         if key in self._answers or kept.nbytes + _ENTRY_BYTES > self._limit_bytes:
@@ -54,9 +54,9 @@ class ResponseCache:
 
 
 def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
-    """What the answer to a request is kept under; None for one that is to be computed.
+    """Returns the key of the answer to a request, or None if it has to be computed.
 
-    An audit checks an answer and a promise is kept by one: both are computed anew, each time.
+    The answers of audits and deliveries are always computed.
     """
     if request.audit is not None or request.promised:
         return None

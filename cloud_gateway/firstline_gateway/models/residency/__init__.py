@@ -1,9 +1,9 @@
-"""Which full models are in memory: loaded in the background, within a budget, and given up when others need the room.
+"""The full models in memory: loaded in the background, within a budget, and evicted when others need the memory.
 
-    memory      the models in memory, those who hold them, and the room there is
-    residency   what a request asks: a model that it can hold
-    orders      what an operator asks: load it anew, unload it
+    memory      the models in memory, their holders, and the free memory
+    residency   holds a model for a request, and loads it if it is not in memory
+    orders      loads and unloads models for an operator
 
-The budget counts what models are known to take before they are loaded (`ServedModel.memory_bytes`). What the process
-takes in total is more: runs, requests, the interpreter.
+The budget counts an estimate that is known before a model is loaded (`ServedModel.memory_bytes`). The process takes
+more in total: for runs, requests and the interpreter.
 """

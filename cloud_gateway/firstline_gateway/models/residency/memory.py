@@ -1,7 +1,7 @@
-"""The models in memory, who holds them, and room for others: loaded, exchanged, given up. Who wants what is not known.
+"""The models in memory, and the requests that hold them: models are loaded, exchanged and evicted here.
 
-Room is made by giving up the model that was used longest ago, and only where nobody holds it or waits for it. One
-change is made at a time: whoever makes one has `turn` until it is complete.
+The least recently used model is evicted first, and only if no request holds it or waits for it. One change is made at a
+time, under the lock `turn`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Place:
     """A version that is served, and whether it is in memory.
 
     Args:
-        served: what it is; the loaded model is with the executor alone.
+        served: the version; only the executor has the loaded model.
         is_in: whether a request may hold it now.
         holders: requests that do.
         waiting: requests that wait until they can.
@@ -75,10 +75,10 @@ class ModelMemory:
     """Belongs to one event loop.
 
     Args:
-        repository: what is served; what it holds loaded is the executor's from now on.
+        repository: the served models; the executor takes over those that are loaded.
         executor: runs what is in memory.
         load: one model, blocking; None where models run elsewhere: then all of them are always there.
-        budget_bytes: of all that is in memory; 0 is no limit.
+        budget_bytes: of all models in memory, or 0 for no limit.
         clock: loads are timed by it.
     """
 
@@ -92,7 +92,7 @@ class ModelMemory:
         self._count = itertools.count(1)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-loader")
         self.turn = asyncio.Lock()
-        self.changed = asyncio.Event()  # somebody let go of a model, or waits for it no more
+        self.changed = asyncio.Event()  # a request released a model, or stopped waiting for it
         self.load_s = _FIRST_LOAD_S  # what the last load took, or about that
         self.places: dict[ModelKey, Place] = {}
         for served in repository:
@@ -102,17 +102,17 @@ class ModelMemory:
                 repository.put(self.places[served.key].served)
 
     def close(self) -> None:
-        """Loads nothing more; what is in memory is the executor's."""
+        """Stops loading; the executor owns the models in memory."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def used_bytes(self) -> int:
-        """What the models in memory take."""
+        """Estimated memory of the models in memory."""
         return sum(place.served.memory_bytes for place in self.places.values() if place.is_in or place.leaving)
 
     @property
     def resident(self) -> list[ModelKey]:
-        """What is in memory."""
+        """The models in memory."""
         return [key for key, place in self.places.items() if place.is_in]
 
     def hold(self, key: ModelKey) -> Place | None:
@@ -130,7 +130,7 @@ class ModelMemory:
             self.changed.set()
 
     def fits(self, served: ServedModel) -> bool:
-        """Whether there is room for it beside what is in memory."""
+        """Returns whether there is room for one more model."""
         return not self._budget_bytes or self.used_bytes + served.memory_bytes <= self._budget_bytes
 
     # Changes: by whoever has the turn.
@@ -159,7 +159,7 @@ class ModelMemory:
         log.info("model loaded", model=key.name, version=key.version, digest=place.served.digest)
 
     async def exchange(self, served: ServedModel) -> None:
-        """Has a bundle as it is now. What was in memory of it stays until the new one is loaded beside it.
+        """Replaces a bundle by its present files. The former model stays in memory until the new one is loaded.
 
         Raises:
             FirstlineError: it does not load; nothing has changed.

@@ -1,6 +1,6 @@
-"""What an operator asks of the models that are served: to load one anew from its folder, to unload it.
+"""Orders of an operator: to load a model again from its folder, or to unload it.
 
-An order that was begun is carried out, though the operator leaves meanwhile.
+An order that has begun is completed, even if the operator disconnects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Orders:
     """Belongs to one event loop.
 
     Args:
-        repository: what is served; changed by what is ordered.
+        repository: the served models; changed by orders.
         memory: of those models.
         find: the bundles of a name as they lie in the folder now, blocking.
     """
@@ -56,7 +56,7 @@ class Orders:
         await self._carried_out(self._unload(name))
 
     async def add(self, served: ServedModel) -> None:
-        """Serves one version that was read, beside the others of its name.
+        """Serves one more version of a bundle.
 
         Raises:
             FirstlineError: it does not load; nothing has changed.

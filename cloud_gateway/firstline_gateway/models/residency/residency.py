@@ -1,7 +1,7 @@
-"""What a request asks: a model that it can hold, though it has to be loaded first.
+"""Holds a model for a request, and loads it first if it is not in memory.
 
 A request holds its model from the moment it is let in to its answer. One that finds it out of memory waits, within its
-deadline, for one load that all who wait share. What nobody asked for yet is loaded in the background.
+deadline, for one load that all who wait share. Models that were not requested yet are loaded in the background.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Residency:
     """Belongs to one event loop.
 
     Args:
-        repository: what is served; changed by orders.
+        repository: the served models; changed by orders.
         executor: runs what is in memory.
         load: one model, blocking; None where models run elsewhere: then all of them are always there.
         find: the bundles of a name as they lie in the folder now, blocking.
-        budget_bytes: of all that is in memory; 0 is no limit.
+        budget_bytes: of all models in memory, or 0 for no limit.
         patience_s: how long a request without a deadline waits for its model.
         background: whether what is not in memory yet is loaded from `start` on, as far as there is room.
-        clock: what deadlines are on.
+        clock: for deadlines.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Residency:
             self._beginning = asyncio.create_task(self._begin())
 
     async def close(self) -> None:
-        """Loads nothing more; what is in memory is the executor's."""
+        """Stops loading; the executor owns the models in memory."""
         tasks = [place.work for place in self.memory.places.values() if place.work is not None]
         tasks += [self._beginning] if self._beginning is not None else []
         for task in tasks:
@@ -99,11 +99,11 @@ class Residency:
         return held
 
     def state(self, served: ServedModel, trouble: str) -> ModelState:
-        """How a served version is.
+        """Returns the state of a served version.
 
         Args:
             served: that version.
-            trouble: what the engine, or the gateway, says against it; "" for nothing.
+            trouble: why the executors, or the gateway, cannot run it; "" if they can.
         """
         key, place = served.key, self.memory.places[served.key]
         name, version = key.name, str(key.version)
@@ -135,7 +135,7 @@ class Residency:
             self.memory.changed.set()
 
     async def _begin(self) -> None:
-        """Loads what fits beside what is there, the current versions first."""
+        """Loads the models that fit into the free memory, the current versions first."""
         for served in in_loading_order(place.served for place in self.memory.places.values()):
             place = self.memory.places.get(served.key)
             if place is None or place.is_in or not self.memory.fits(place.served):
@@ -146,7 +146,7 @@ class Residency:
         self.complete = True
 
     async def _bring(self, place: Place) -> None:
-        """Loads a model into memory, where it is still wanted; what fails is noted on its place."""
+        """Loads a model into memory, if it is still wanted; records an error on its place."""
         key = place.served.key
         try:
             async with self.memory.turn:

@@ -1,1 +1,1 @@
-"""Requests that keep a device's promise: each takes effect once, however often it is sent."""
+"""Deliveries: requests that a device repeats until they are answered, each of which takes effect once."""

@@ -1,11 +1,12 @@
-"""Has each delivery take effect once: recorded before it is answered, and answered from the record when it comes again.
+"""Makes each delivery take effect once: it is recorded before it is answered, and repeats are answered from the record.
 
-A device repeats what it got no answer to: the answer may be lost, this process may have died after the commit, or
-another replica may be at work on the same request. Whoever commits first has answered; the others give its answer.
+A device repeats a delivery without an answer: the answer may be lost, this process may have died after the commit, or
+another replica may be working on the same request. The first replica that commits has answered; the others return its
+answer.
 
-Deliveries age by seconds of service (`store/service.py`): a wall clock that jumps neither forgets what a device may
-still repeat nor keeps what is old. Their number is bounded by the order in which they came. Live escalations leave no
-record.
+Deliveries age by seconds of service (`store/service.py`): a wall clock that jumps must neither forget a delivery that a
+device may still repeat nor keep old ones. Their number is bounded by the order in which they came. Live escalations
+leave no record.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from firstline_gateway.store.service import ServiceClock, advance
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
-# After a refusal the store is left alone, and no model runs for what could not be kept.
+# After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
 _REST_S = 1.0
 _RETRY_AFTER_S = 5.0
 _HASHED_AT_ONCE_BYTES = 256 * 1024  # in less time than a thread takes to hand over
@@ -38,15 +39,15 @@ Run = Callable[[], Awaitable[InferResponse]]
 
 
 class Deliveries:
-    """Asked on one event loop.
+    """Belongs to one event loop.
 
     Args:
         database: read from.
         writer: writes to it; both are closed by the caller.
-        settings: how many are kept, and for how long.
-        metrics: gains what became of each.
-        clock: its monotonic time.
-        service: by which they age.
+        settings: the number and age of the records.
+        metrics: counts the results.
+        clock: for durations.
+        service: the clock by which they age.
     """
 
     def __init__(
@@ -70,40 +71,40 @@ class Deliveries:
         self._readers = Readers(database)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Ends the threads that read; False where the database held one for longer than that."""
+        """Ends the threads that read; returns False if the database held one for longer than the timeout."""
         return self._readers.close(timeout_s)
 
     async def once(self, request: InferRequest, run: Run) -> InferResponse:
-        """The answer to a delivery: of the first time, whenever that was.
+        """Returns the answer to a delivery: that of its first time.
 
         Args:
-            request: that keeps a device's promise.
-            run: answers it; called where it was not answered before, and not ended where the caller leaves, for the
-                device will ask again.
+            request: the delivery.
+            run: answers it; called if it was not answered before. It continues if the caller leaves, because the
+                device will repeat the request.
 
         Raises:
             ReusedRequestIdError: the device sent something else under this id.
-            StoreUnavailableError: the answer cannot be kept, so it is none; the device is to ask again.
-            FirstlineError: whatever `run` raises, of which no record is kept.
+            StoreUnavailableError: the answer cannot be recorded; the device has to repeat the request.
+            FirstlineError: the error of `run`, which is not recorded.
         """
         key = DeliveryKey(device_of(request.principal) or "", request.request_id)
         content = await self._content(request)
-        known = self._under_way.get(key)
-        if known is None:
+        running = self._under_way.get(key)
+        if running is None:
             task = asyncio.ensure_future(self._answer(key, content, run))
             self._under_way[key] = (content, task)
             task.add_done_callback(lambda ended: self._end(key, ended))
         else:
-            self._check(key, known[0], content)
-            task = known[1]
+            self._check(key, running[0], content)
+            task = running[1]
             self._metrics.delivery("repeated")
         return replace(await asyncio.shield(task), id=request.id)
 
     def advance(self) -> asyncio.Future[None]:
-        """Brings the store's clock forward, and forgets what is old; to be called every few seconds.
+        """Advances the clock of the store, and deletes old records; call it every few seconds.
 
         Returns:
-            Nothing; or StoreUnavailableError: nothing was forgotten.
+            Nothing; it fails with StoreUnavailableError if nothing was deleted.
         """
         here_s = self._service.now_s()
 
@@ -121,21 +122,21 @@ class Deliveries:
             self._metrics.delivery("repeated")
             return found.response() or await run()
         response = await run()
-        known = await self._put(key, records.recorded(content, response))
-        if known is None:
+        earlier = await self._put(key, records.recorded(content, response))
+        if earlier is None:
             self._metrics.delivery("recorded")
             return response
-        self._check(key, known.content, content)
+        self._check(key, earlier.content, content)
         self._metrics.delivery("repeated")
-        return known.response() or response
+        return earlier.response() or response
 
     def _end(self, key: DeliveryKey, ended: asyncio.Task[InferResponse]) -> None:
         del self._under_way[key]
         if not ended.cancelled():
-            ended.exception()  # looked at here, for all who asked may have left
+            ended.exception()  # retrieved here, because all callers may have left
 
-    def _check(self, key: DeliveryKey, known: bytes, content: bytes) -> None:
-        if known != content:
+    def _check(self, key: DeliveryKey, recorded: bytes, content: bytes) -> None:
+        if recorded != content:
             self._metrics.delivery("reused")
             raise ReusedRequestIdError(
                 f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
@@ -159,12 +160,12 @@ class Deliveries:
         return await self._ask(lambda: asyncio.wrap_future(self._writer.submit(put)))
 
     async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
-        """What the store says, unless it refused a moment ago."""
+        """Returns the reply of the store, unless it refused a moment ago."""
         if self._clock.monotonic_s() < self._rests_until_s:
             self._metrics.delivery("refused")
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
         try:
-            async with asyncio.timeout(PATIENCE_S):  # a device sends again what is not answered
+            async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
                 return await ask()
         except TimeoutError:
             refused = silent(self._readers.database)

@@ -1,7 +1,7 @@
-"""What is kept of a delivery: whose it was, what it asked and what it was answered, within a caller's transaction.
+"""Records of deliveries: the device, a digest of its request, and the answer; each call is in the caller's transaction.
 
-A record is sealed: SQLite does not see that a disk has changed a byte, and a device would take the answer for the full
-model's. One that is damaged is none.
+A record is sealed with a checksum: SQLite does not notice a byte that the disk changed, and a device would accept the
+answer as that of the full model. A damaged record counts as missing.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from firstline_gateway.store.statements import insert
 log = logger(__name__)
 
 ANSWER_LIMIT_BYTES = 64 * 1024
-"""A longer answer is not kept: a repeat is run again, and not recorded again."""
+"""A longer answer is not recorded: a repeat runs again, and is not recorded again."""
 
 _SEAL = ChecksumSeal()
 
 
 class DeliveryKey(NamedTuple):
-    """A device's own request id."""
+    """The key of a delivery: a device, and its own request id."""
 
     device: str
     request_id: str
@@ -39,12 +39,12 @@ class DeliveryKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A delivery that was answered.
+    """A delivery with an answer.
 
     Args:
-        content: SHA-256 of what it asked.
-        answer: as V2 carries it, None where it is over the limit.
-        answer_header: bytes of JSON at its start, None where all is JSON.
+        content: SHA-256 of the request; see `content_of`.
+        answer: in the V2 format, or None if it exceeds the limit.
+        answer_header: the bytes of JSON at its start, or None if all of it is JSON.
     """
 
     content: bytes
@@ -52,7 +52,7 @@ class Record:
     answer_header: int | None
 
     def response(self) -> InferResponse | None:
-        """The answer; None where it was not kept, or cannot be read."""
+        """Returns the answer, or None if it was not recorded or cannot be read."""
         if self.answer is None:
             return None
         try:
@@ -63,7 +63,7 @@ class Record:
 
 
 def content_of(request: InferRequest) -> bytes:
-    """SHA-256 of what a request asks: the model, and the inputs to the last bit; not how long it may take."""
+    """Returns the SHA-256 of a request: its model and the exact inputs, without its deadline."""
     digest = hashlib.sha256()
 
     def add(part: bytes) -> None:
@@ -83,7 +83,7 @@ def content_of(request: InferRequest) -> bytes:
 
 
 def recorded(content: bytes, response: InferResponse) -> Record:
-    """What is kept of an answer: all of it but how a contract stands, which changes."""
+    """Returns the record of an answer, without the state of the contract, which changes."""
     if response.answer is not None:
         response = replace(response, answer=replace(response.answer, contract=None))
     everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
@@ -94,7 +94,7 @@ def recorded(content: bytes, response: InferResponse) -> Record:
 
 
 def find(connection: Connection, key: DeliveryKey) -> Record | None:
-    """The record of a delivery that was answered; None where there is none, or a damaged one."""
+    """Returns the record of a delivery, or None if it is missing or damaged."""
     table = DELIVERIES.c
     row = connection.execute(select(table.content, table.answer, table.answer_header).where(*_is(key))).first()
     if row is None:
@@ -109,10 +109,10 @@ def find(connection: Connection, key: DeliveryKey) -> Record | None:
 
 
 def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: float, limit: int) -> Record | None:
-    """Keeps a delivery, and the newest `limit` of them.
+    """Records a delivery, and deletes all but the newest `limit`.
 
     Returns:
-        What is kept under the key already; None where this is new.
+        The record that exists under the key, or None if this one is new.
     """
     row = {
         "device": key.device,
@@ -129,13 +129,13 @@ def put(connection: Connection, key: DeliveryKey, record: Record, *, service_s: 
         if known is None:
             connection.execute(update(DELIVERIES).where(*_is(key)).values(row))
         return known
-    # By their order, which no clock can change.
+    # By their order, which does not depend on a clock.
     connection.execute(delete(DELIVERIES).where(DELIVERIES.c.sequence <= sequence - limit))
     return None
 
 
 def forget(connection: Connection, before_s: float) -> None:
-    """Forgets the deliveries that were answered before a time of service."""
+    """Deletes the deliveries that were answered before a time of service."""
     connection.execute(delete(DELIVERIES).where(DELIVERIES.c.service_s < before_s))
 
 
@@ -144,5 +144,5 @@ def _is(key: DeliveryKey) -> tuple[ColumnElement[bool], ...]:
 
 
 def _about(key: DeliveryKey, content: bytes, header: int | None) -> bytes:
-    """What a seal covers beside the answer."""
+    """Returns the other data that the seal of an answer covers."""
     return orjson.dumps((*key, content.hex(), header))

@@ -64,7 +64,7 @@ class Bounds:
 
 
 class Backlog(NamedTuple):
-    """What a new request finds.
+    """The work before a new request.
 
     Args:
         completion: of its model's work.
@@ -85,7 +85,7 @@ class Admission:
     """Decides on new requests. Belongs to one event loop.
 
     Args:
-        queue: what waits; only read here.
+        queue: the requests that wait; only read here.
         bounds: how much may wait.
     """
 
@@ -109,7 +109,7 @@ class Admission:
             key: its model.
             request: with its deadline on the clock of `now_s`.
             now_s: the present.
-            backlog: what runs and waits before it.
+            backlog: the work that runs and waits before it.
             idle: whether it starts at once.
 
         Raises:
@@ -204,8 +204,8 @@ class Admission:
     ) -> None:
         """Checks whether its turn comes in time, and its client and level have a right to the room until then.
 
-        Room is time here: what the request allows, less its own batch and the margin. What waits before it fills a part
-        of that, and that of its client another. What runs takes some of it too, but belongs to no share.
+        Room is time here: the time that the request allows, less its own batch and the margin. The requests before it
+        fill a part of that, and those of its client another. Running batches take some too, but belong to no share.
         """
         first_s = batches.first_s
         room_s = self.margin.usable_s(item.latest_s - now_s - batches.seconds)

@@ -72,9 +72,9 @@ class Batcher:
 
     Args:
         dispatcher: runs the batches.
-        clock: what deadlines are on.
+        clock: for deadlines.
         bounds: how much may wait.
-        concurrency: returns the most batches of a model that run at the same moment; 0 is no limit.
+        concurrency: returns the most batches of a model that run at the same moment, or 0 for no limit.
         on_batch: called with the rows of each batch, for the metrics.
         on_late: called for each request that was admitted and not answered by its deadline, except audits.
         on_ran: called for each batch that ended: its model, rows, seconds, and the seconds that each request waited.

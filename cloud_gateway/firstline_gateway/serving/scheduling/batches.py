@@ -1,4 +1,4 @@
-"""What runs next: which request first, and which others with it. Pure decisions on the queue."""
+"""The next batch: its first request, and the others with it. Pure decisions on the queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from firstline_gateway.serving.scheduling.pending import AUDIT_LEVEL, PendingReq
 
 
 class Choice(NamedTuple):
-    """What to take out of the queue now."""
+    """The requests to take out of the queue now."""
 
     batch: list[PendingRequest]  # of one model, the first first
-    hopeless: list[PendingRequest]  # they cannot be done by their deadline any more, so they are not begun
-    put_off: list[tuple[PendingRequest, float]]  # what is passed over for it, and by how many seconds it is done later
+    hopeless: list[PendingRequest]  # they cannot complete by their deadline, so they are not started
+    put_off: list[tuple[PendingRequest, float]]  # passed over for the batch, and the seconds of delay
 
     @property
     def rows(self) -> int:
@@ -33,18 +33,18 @@ def choose(
     max_rows: int,
     full: AbstractSet[ModelKey] = frozenset(),
 ) -> Choice:
-    """The next batch.
+    """Returns the next batch.
 
     Args:
-        queue: what waits, by due time.
+        queue: the requests that wait, by due time.
         times: of every model in it.
         now_s: the present.
-        margin_s: what predictions are usually late by.
+        margin_s: the usual delay of predictions.
         max_rows: of a batch; a larger request is a batch of its own.
-        full: models that run as many batches as they may; what waits for them waits on.
+        full: models at their limit of batches, whose requests keep waiting.
 
     Returns:
-        An empty batch where nothing waits but what is hopeless, or for models that are full.
+        An empty batch if only hopeless requests wait, or requests of models at their limit.
     """
     candidates = list(queue)
     hopeless = [each for each in candidates if each.request.deadline_s is not None and _is_hopeless(each, now_s)]
@@ -64,10 +64,10 @@ def choose(
     filled = fill(by_due, begins_s=begins_s, most_rows=most_rows)
     if by_level != by_due:
         other = fill(by_level, begins_s=begins_s, most_rows=most_rows)
-        # Other models are not put off for the sake of a level.
+        # A level never delays other models.
         if len(other.passed) <= len(filled.passed):
             left = _left(other, by_due)
-            # Those of its model that are left out, though they are due earlier, wait for the next batch where they can.
+            # Requests of its model that are due earlier wait for the next batch, if they can.
             if not any(0 <= spare_s[id(item)] < times[first.key].seconds(other.rows) + margin_s for item in left):
                 filled = other
                 put_off += [(item, _due_later_s(other, item)) for item in left]
@@ -82,7 +82,7 @@ def _is_hopeless(item: PendingRequest, now_s: float) -> bool:
 def _first(
     candidates: list[PendingRequest], times: Mapping[ModelKey, Times], margin_s: float
 ) -> tuple[PendingRequest, list[tuple[PendingRequest, float]]]:
-    """The earliest of the highest level, unless it would make somebody late whose turn is before it; see `Choice`."""
+    """Returns the earliest of the highest level, or the earliest of all if the former would make one before it late."""
     highest = min(candidates, key=level)
     delay_s = times[highest.key].seconds(highest.request.rows)
     passed = candidates[: candidates.index(highest)]
@@ -94,8 +94,8 @@ def _first(
 class _Filled(NamedTuple):
     batch: list[PendingRequest]
     rows: int
-    passed: list[PendingRequest]  # of other models, due before one of it
-    put_off_s: float  # by what those are done later
+    passed: list[PendingRequest]  # of other models, due before a request of the batch
+    put_off_s: float  # the delay of those
 
 
 def _filled(
@@ -108,16 +108,16 @@ def _filled(
     begins_s: float,
     most_rows: int,
 ) -> _Filled:
-    """The batch of `first`: as many rows as pay, as long as nobody in it or of another model becomes late.
+    """Returns the batch of `first`: as many rows as gain by it, while no request becomes late.
 
     Args:
-        first: what is run in any case.
-        fitting: of its model, in the order in which they are to be taken.
+        first: the first request, which always runs.
+        fitting: of its model, in the order in which to take them.
         candidates: of all models, by due time.
-        spare_s: by the identity of each, what it can be put off by.
+        spare_s: by the identity of each, the delay that it tolerates.
         times: of its model.
-        begins_s: the present, and what predictions are usually late by.
-        most_rows: that pay.
+        begins_s: the present, plus the usual delay of predictions.
+        most_rows: that gain by being a batch.
     """
     turns = {id(item): turn for turn, item in enumerate(candidates)}
     others = [item for item in candidates if item.key != first.key]
@@ -127,7 +127,7 @@ def _filled(
         if rows >= most_rows:
             break
         while passed < len(others) and turns[id(others[passed])] < turns[id(item)]:
-            if (left_s := spare_s[id(others[passed])]) >= 0:  # what is late already is not made late by this
+            if (left_s := spare_s[id(others[passed])]) >= 0:  # a late request does not become late by this
                 least_s = min(least_s, left_s)
             passed += 1
         more_rows = rows + item.request.rows
@@ -145,14 +145,14 @@ def _filled(
 
 
 def _left(filled: _Filled, by_due: list[PendingRequest]) -> list[PendingRequest]:
-    """Those of its model that are due earlier than others in it, and are not in it."""
+    """Returns the requests of its model that are due earlier than others in it, and are not in it."""
     taken = {id(item) for item in filled.batch}
     latest = max((at for at, item in enumerate(by_due) if id(item) in taken), default=0)
     return [item for item in by_due[:latest] if id(item) not in taken]
 
 
 def _due_later_s(filled: _Filled, item: PendingRequest) -> float:
-    """The work of what is due after it, and goes before it."""
+    """Returns the work of the requests that are due later and run earlier."""
     return sum(each.work_s for each in filled.batch if each.due_s > item.due_s)
 
 
