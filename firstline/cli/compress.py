@@ -167,7 +167,7 @@ def compress_command(
             seed=seed,
             checkpoints=checkpoints,
             options=options,
-            told=lambda words: typer.echo(f"{words} ...", err=True),
+            report=lambda step: typer.echo(f"{step} ...", err=True),
             progress=on_progress,
         )
         taken = [

@@ -129,19 +129,19 @@ def _energy(reading: Reading | None) -> str:
 
 def _of_target(found: Compression, target: Target) -> str:
     """The source of latency and energy."""
-    said = [
+    sentences = [
         f"Latency is of '{target.machine}', "
         + ("measured now, in turns, each model in its best way." if target.here else "as its profile has it.")
     ]
     measured = [*found.there, *(one.figures for one in found.candidates if one.figures is not None)]
     energy = next((one.energy_mj for one in measured if one.energy_mj is not None), None)
     if isinstance(energy, Absent):
-        said.append(f"Energy is absent: {energy.reason}")
+        sentences.append(f"Energy is absent: {energy.reason}")
     elif energy is not None:
-        said.append(f"Energy is {type(energy).__name__.lower()}: {energy.source}.")
+        sentences.append(f"Energy is {type(energy).__name__.lower()}: {energy.source}.")
     if found.waited_share > DISTURBED:
-        said.append(
+        sentences.append(
             f"Other work had the core for up to {percent(round(found.waited_share, 2))} of a measurement; what waited "
             f"for more than {percent(DISTURBED)} is marked ?, and does not count."
         )
-    return " ".join(said)
+    return " ".join(sentences)

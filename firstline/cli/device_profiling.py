@@ -66,7 +66,7 @@ def bundle_named(bundle: Path) -> Named:
 
 def profile_on(
     device: str,
-    asked: ProfileAsked,
+    request: ProfileAsked,
     where: Where,
     output: Output,
     *,
@@ -76,7 +76,7 @@ def profile_on(
 ) -> None:
     """Asks, follows, prints and draws."""
     with fleet_at(*where) as fleet:
-        found = fleet.profiles.ask(device, asked)
+        found = fleet.profiles.ask(device, request)
         if not wait:
             _print_request(found, output)
             return
@@ -88,8 +88,8 @@ def profile_on(
         if found.state is not ProfilingState.DONE:
             typer.echo(f"{device}: {found.message}", err=True)
             raise typer.Exit(1)
-        profile = fleet.profiles.get(asked.bundle, found.version, device)
-    if without := unheeded(profile, asked):
+        profile = fleet.profiles.get(request.bundle, found.version, device)
+    if without := unheeded(profile, request):
         agent = profile.agent_version or "of an unknown version"
         typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
     kept = f"Kept by the gateway: firstline model profile show {profile.bundle} {profile.version} {device}"
@@ -108,31 +108,31 @@ def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
 
 def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
     """Reports progress until the request ends; an unreachable gateway is asked again."""
-    said, trouble = _saying(), _saying()
+    show, show_trouble = _changes_only(), _changes_only()
     with progress(f"Profiling on {found.device}") as bar:
         while found.state in _LIVE:
             if found.total:
                 bar(found.done, found.total)
-            said(_sentence(found))
+            show(_sentence(found))
             time.sleep(_LOOK_S)
             try:
                 found = profiles.request(found)
             except (LinkError, CapacityError) as error:
-                trouble(f"{error.message} It is asked again.")
+                show_trouble(f"{error.message} It is asked again.")
             else:
-                trouble("")
+                show_trouble("")
     return found
 
 
-def unheeded(profile: Profile, asked: ProfileAsked) -> str:
+def unheeded(profile: Profile, request: ProfileAsked) -> str:
     """Returns the options that an older agent has ignored; "" if it has ignored none."""
     tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
     throttled = {share for key, share in tried if key.condition == "emulated"}
     by = {key.provider for key, _ in tried if key.provider != "tflite"}
     found = []
-    if asked.throttled_share and not throttled & {asked.throttled_share, None}:
+    if request.throttled_share and not throttled & {request.throttled_share, None}:
         found.append("--throttled")
-    if by and not by >= set(asked.providers):
+    if by and not by >= set(request.providers):
         found.append("--providers")
     return " and ".join(found)
 
@@ -147,17 +147,17 @@ def _sentence(found: ProfileRequest) -> str:
     return f"{found.device} does others first."
 
 
-def _saying() -> Callable[[str], None]:
+def _changes_only() -> Callable[[str], None]:
     """Returns a function that prints a sentence if it differs from the previous one."""
     last = ""
 
-    def said(sentence: str) -> None:
+    def show(sentence: str) -> None:
         nonlocal last
         if sentence and sentence != last:
             typer.echo(sentence, err=True)
         last = sentence
 
-    return said
+    return show
 
 
 def _print_request(found: ProfileRequest, output: Output) -> None:
@@ -173,17 +173,17 @@ def _again(found: ProfileRequest) -> str:
 
 
 def _with_options(command: str, found: ProfileRequest) -> str:
-    asked = found.asked
-    said = [command]
-    if asked.version:
-        said.append(f"--version {asked.version}")
-    for option, numbers in (("--threads", asked.threads), ("--batches", asked.batches)):
+    request = found.asked
+    words = [command]
+    if request.version:
+        words.append(f"--version {request.version}")
+    for option, numbers in (("--threads", request.threads), ("--batches", request.batches)):
         if numbers:
-            said.append(f"{option} {','.join(map(str, numbers))}")
-    said += [f"--variant {variant}" for variant in asked.variants]
-    if asked.providers:
-        said.append(f"--providers {','.join(asked.providers)}")
-    if asked.throttled_share:
-        said.append(f"--throttled {asked.throttled_share:g}")
-    said += [option for option, on in (("--quick", asked.quick), ("--anew", asked.anew)) if on]
-    return " ".join(said)
+            words.append(f"{option} {','.join(map(str, numbers))}")
+    words += [f"--variant {variant}" for variant in request.variants]
+    if request.providers:
+        words.append(f"--providers {','.join(request.providers)}")
+    if request.throttled_share:
+        words.append(f"--throttled {request.throttled_share:g}")
+    words += [option for option, on in (("--quick", request.quick), ("--anew", request.anew)) if on]
+    return " ".join(words)

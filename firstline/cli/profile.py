@@ -215,8 +215,8 @@ def _accuracy(bundle: Bundle, data: Path | None, limit: int | None, variants: Se
             raise ConfigError("--limit counts the images of --data; name that folder too.")
         return accuracies(bundle.manifest)
     dataset = open_dataset(data, limit)
-    with progress("Counting right answers") as told:
-        found = accuracies_on(bundle, dataset, variants, progress=told)
+    with progress("Counting right answers") as on_progress:
+        found = accuracies_on(bundle, dataset, variants, progress=on_progress)
     typer.echo(f"Accuracy is counted on {len(dataset):,} images of {data}.", err=True)
     return found
 
@@ -230,8 +230,8 @@ def _named(machine: str) -> str:
         ) from error
 
 
-def _providers(said: str) -> tuple[str, ...]:
-    found = tuple(filter(None, said.split(",")))
+def _providers(listed: str) -> tuple[str, ...]:
+    found = tuple(filter(None, listed.split(",")))
     if not found:
         raise ConfigError("--providers names none; leave it out to use the processor only.")
     return found

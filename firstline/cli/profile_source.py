@@ -33,11 +33,11 @@ def profile_in(file: Path) -> Profile:
     return found
 
 
-def load_profile(said: str, bundle: str, where: Where) -> Profile:
+def load_profile(name: str, bundle: str, where: Where) -> Profile:
     """Returns the profile in a file, else one that the gateway stores.
 
     Args:
-        said: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
+        name: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
         bundle: its name.
         where: the gateway that is asked if there is no such file.
 
@@ -45,24 +45,24 @@ def load_profile(said: str, bundle: str, where: Where) -> Profile:
         ConfigError: there is no such file, and no gateway is asked, or it keeps none.
         FirstlineError: the gateway refuses.
     """
-    file = Path(said)
-    parts = said.split("/")
+    file = Path(name)
+    parts = name.split("/")
     if (is_there(file) and not file.is_dir()) or file.suffix == ".json":
         return profile_in(file)
     if len(parts) not in (1, 3) or not all(map(is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
         raise ConfigError(
-            f"{said[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
+            f"{name[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
             "BUNDLE/VERSION/MACHINE."
         )
     if not where.gateway:
         raise ConfigError(
-            f"There is no file {said[:200]}, and no gateway is named that may keep such a profile; name one with "
+            f"There is no file {name[:200]}, and no gateway is named that may keep such a profile; name one with "
             "--gateway."
         )
     with fleet_at(*where) as fleet:
         if len(parts) == 3:
             return fleet.profiles.get(parts[0], int(parts[1]), parts[2])
-        return _latest(fleet.profiles, bundle, said)
+        return _latest(fleet.profiles, bundle, name)
 
 
 def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:

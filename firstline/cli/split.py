@@ -24,7 +24,7 @@ DOCUMENT = "split.json"
 def split_command(
     bundle: BundleArgument,
     *,
-    data: Annotated[Path, typer.Option(help="Folder of images; labels.csv where accuracy is to be told too.")],
+    data: Annotated[Path, typer.Option(help="Folder of images; labels.csv where accuracy is to be measured too.")],
     at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
     limit: Annotated[int, typer.Option(min=1, help="Take this many images, spread evenly.")] = 200,
     threads: Annotated[int, typer.Option(min=0, help="Threads a model may use; 0 leaves it to the runtime.")] = 1,
@@ -48,8 +48,8 @@ def split_command(
     if out is not None and (out.exists() or out.is_symlink()):
         raise ConfigError(f"{out} exists; name a new folder with --out.")
     options = RuntimeOptions(threads=threads)
-    with progress("Splitting") as told:
-        found = measure_splits(opened, dataset, at=at, options=options, progress=told)
+    with progress("Splitting") as on_progress:
+        found = measure_splits(opened, dataset, at=at, options=options, progress=on_progress)
     if out is not None:
         _write(found, opened, out, options)
     if output is Output.JSON:

@@ -84,8 +84,8 @@ def _record(settings: EdgeSettings, path: Path) -> int:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
     unread = sum(line.startswith("#") for line in lines)
-    told = f"{path}: {counted(len(lines) - unread, 'file')} of this board"
-    say(told + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
+    summary = f"{path}: {counted(len(lines) - unread, 'file')} of this board"
+    say(summary + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
     say("Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.")
     return OK
 

@@ -45,24 +45,24 @@ def measured(stated: Link, status: Mapping[str, Any]) -> tuple[Link, list[str]]:
     name, timing = next(((name, found) for name, found in timings.items() if found), ("", None))
     if timing is None:
         return stated, ["The running agent has sent nothing recently, so it has not measured its link."]
-    bytes_per_s, round_trip_ms, said = stated.bytes_per_s, stated.round_trip_ms, []
+    bytes_per_s, round_trip_ms, notes = stated.bytes_per_s, stated.round_trip_ms, []
     at_rest_ms, rate = timing.get("round_trip_ms"), timing.get("bytes_per_s")
     if round_trip_ms is None:
         round_trip_ms = at_rest_ms
-        told = "what a payload of no size would take"
+        what = "what a payload of no size would take"
         if round_trip_ms is None:
-            round_trip_ms, told = timing.get("network_p50_ms"), f"that of payloads of {timing['typical_bytes']} bytes"
+            round_trip_ms, what = timing.get("network_p50_ms"), f"that of payloads of {timing['typical_bytes']} bytes"
         if round_trip_ms is None:
-            said.append(f"The gateway does not say what of '{name}' is its own time, so the round trip is not known.")
+            notes.append(f"The gateway does not say what of '{name}' is its own time, so the round trip is not known.")
         else:
-            said.append(
-                f"The round trip, {round_trip_ms:.3g} ms, was measured by the running agent over '{name}': {told}."
+            notes.append(
+                f"The round trip, {round_trip_ms:.3g} ms, was measured by the running agent over '{name}': {what}."
             )
     if bytes_per_s is None:
         bytes_per_s = rate
         if bytes_per_s is None:
-            said.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
+            notes.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
         else:
             mbit_s = bytes_per_s / _MBIT
-            said.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
-    return Link(bytes_per_s, round_trip_ms), said
+            notes.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
+    return Link(bytes_per_s, round_trip_ms), notes

@@ -60,18 +60,18 @@ def command(arguments: argparse.Namespace) -> int:
     return OK if found.points else FAILED
 
 
-def _bundle(settings: EdgeSettings, said: str) -> Bundle:
+def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     """The bundle in a folder, or the newest version of a name in `models.directories`."""
-    if os.path.isfile(Path(said) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
-        return open_bundle(Path(said))
+    if os.path.isfile(Path(name) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
+        return open_bundle(Path(name))
     there = [
         (found, path) for path in bundle_paths(map(Path, settings.models.directories)) if (found := declared(path))
     ]
-    fitting = [(found[1], path) for found, path in there if found[0] == said]
+    fitting = [(found[1], path) for found, path in there if found[0] == name]
     if not fitting:
         names = ", ".join(sorted({found[0] for found, _ in there})) or "none"
         raise ConfigError(
-            f"'{said[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
+            f"'{name[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
         )
     return open_bundle(max(fitting)[1])
 

@@ -143,7 +143,7 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
     assert child.stdout is not None  # noqa: S101 (it is a pipe)
     try:
         async with asyncio.timeout(limit_s):
-            said = await child.stdout.read(-1)
+            output = await child.stdout.read(-1)
             code = await child.wait()
     except TimeoutError as error:
         raise ProtocolError(f"The survey of this device did not end within {limit_s:.0f} s.") from error
@@ -155,6 +155,6 @@ async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalog
                 await child.wait()
     if code:
         raise ProtocolError(f"The survey of this device ended with exit code {code}; `edge-agent hardware` says more.")
-    if len(said) > LIMIT_BYTES:
-        raise ProtocolError(f"The survey of this device said {len(said)} bytes; at most {LIMIT_BYTES} are read.")
-    return decode(said, "The survey of this device")
+    if len(output) > LIMIT_BYTES:
+        raise ProtocolError(f"The survey of this device wrote {len(output)} bytes; at most {LIMIT_BYTES} are read.")
+    return decode(output, "The survey of this device")

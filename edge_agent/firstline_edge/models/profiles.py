@@ -52,8 +52,8 @@ class Profiles:
         name = bundle.manifest.name
         own = device_profile_path(self._state_dir, name)
         paths = [path for path in (own, *bundled_profiles(bundle.path, name)) if path.is_file()]
-        told = self.problems.items()
-        self.problems = {path: said for path, said in told if path.is_file() and path not in paths}
+        before = self.problems.items()
+        self.problems = {path: problem for path, problem in before if path.is_file() and path not in paths}
         found, damaged = profile_of_machine(paths, self.fingerprint) if paths else (None, {})
         for path, message in damaged.items():
             self.problems[path] = f"{message} {_ANEW.format(name=name)}"
@@ -87,7 +87,7 @@ def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) 
         options: with which it was loaded.
     """
     runs_on = loaded.runtime.provider
-    asked = runs_on if loaded.model.runtime == "onnx" else "tflite"
-    point = profile.point(loaded.digest, threads=options.threads, provider=asked)
+    provider = runs_on if loaded.model.runtime == "onnx" else "tflite"
+    point = profile.point(loaded.digest, threads=options.threads, provider=provider)
     measured = point is not None and point.ran_on == runs_on and point.query.quantiles_ms[0] > 0
     return point if measured else None

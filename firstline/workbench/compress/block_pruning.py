@@ -69,8 +69,8 @@ def drop_blocks(
 
     def change(shorter: Any) -> float:
         """Kullback-Leibler divergence of the mean row."""
-        said = _log_shares(outputs(shorter, rows, [name])[0])
-        return float((np.exp(wanted) * (wanted - said)).sum(axis=1).mean())
+        changed = _log_shares(outputs(shorter, rows, [name])[0])
+        return float((np.exp(wanted) * (wanted - changed)).sum(axis=1).mean())
 
     dropped: list[str] = []
     total = len(found) - math.ceil(len(found) * depth)

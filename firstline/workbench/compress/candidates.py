@@ -50,7 +50,7 @@ _STORES = {
 Make = Callable[[Path, Array, Path], None]
 """Writes a file (last) from a model's file (first), calibrated by rows as the model takes them."""
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 """Receives in a few words what is done next."""
 
 
@@ -77,7 +77,7 @@ class Work:
     source: Model
     data: Mapping[str, str]
     options: RuntimeOptions
-    told: Told
+    report: Report
     progress: Callable[[int, int], None]
     checkpoints: Path | None = None
 
@@ -92,7 +92,7 @@ def make_candidates(work: Work, parts: Parts, lesson: Lesson | None, others: Map
         raise ConfigError(f"A student is cut from an ONNX model; '{work.source.id}' is {work.source.runtime}.")
     if lesson is not None and not work.source.shows_logits:
         raise ConfigError(f"A student is taught by logits; '{work.source.id}' declares no softmax behind its output.")
-    work.told("Reading images")
+    work.report("Reading images")
     file = work.bundle.file(work.source.artefact)
     with _scratch(work.bundle.path) as scratch:
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
@@ -110,7 +110,7 @@ def _of_onnx(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candida
     nodes = onnx_techniques.prepared(file, ready)
     made = [_static(work, "static-int8", ready, nodes, rows)]
     for technique, make in onnx_techniques.PLAIN.items():
-        work.told(technique)
+        work.report(technique)
         made.append(_candidate(work, technique, {}, partial(make, ready)))
     return made
 
@@ -122,7 +122,7 @@ def _of_tflite(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candi
 
 
 def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Candidate]:
-    work.told("Training a student")
+    work.report("Training a student")
     whole, ready = scratch / "student.onnx", scratch / "ready-student.onnx"
     start = None
     if lesson.start:
@@ -130,7 +130,7 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
         model = start_of(work.bundle.manifest, work.source, lesson.start)
         onnx_techniques.prepared(work.bundle.file(model.artefact), start)
     try:
-        told = student(
+        parameters = student(
             scratch / _READY,
             whole,
             rows,
@@ -138,21 +138,21 @@ def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Ca
             options=work.options,
             start=start,
             checkpoints=work.checkpoints,
-            say=work.told,
+            say=work.report,
             progress=work.progress,
         )
     except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)
         return [Candidate(None, "student", failed=_one_line(error))]
-    made = _candidate(work, "student", told, partial(shutil.copyfile, whole))
+    made = _candidate(work, "student", parameters, partial(shutil.copyfile, whole))
     try:
         nodes = onnx_techniques.prepared(whole, ready)
     except ConfigError as error:  # the student itself, which took an hour, is there
         return [made, Candidate(None, "student-static-int8", failed=error.message)]
-    return [made, _static(work, "student-static-int8", ready, nodes, rows, told)]
+    return [made, _static(work, "student-static-int8", ready, nodes, rows, parameters)]
 
 
 def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> Candidate:
-    work.told(technique)
+    work.report(technique)
     calibration = rows[: _calibration_rows(rows)]
     parameters = {"calibration_rows": str(len(calibration))} if "static" in technique else {}  # others see none
     return _candidate(work, technique, parameters, partial(make, file, calibration))
@@ -162,7 +162,7 @@ def _static(
     work: Work, technique: str, ready: Path, nodes: list[str], rows: Array, *known: dict[str, str]
 ) -> Candidate:
     """Static int8, calibrated on other rows than those that measure sensitivity."""
-    work.told(f"{technique}: sensitivity")
+    work.report(f"{technique}: sensitivity")
     cut = _calibration_rows(rows)
     calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
     try:

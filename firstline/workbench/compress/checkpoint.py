@@ -88,17 +88,17 @@ class Training:
             raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
 
 
-def checkpoint_file(folder: Path, rows: Array, said: Iterable[bytes]) -> Path:
+def checkpoint_file(folder: Path, rows: Array, dependencies: Iterable[bytes]) -> Path:
     """Returns the file of a training.
 
     Args:
         folder: of all trainings.
         rows: (n, ...) that it learns from.
-        said: everything else that the student depends on.
+        dependencies: everything else that the student depends on.
     """
     found = hashlib.sha256(f"{rows.dtype} {rows.shape}".encode())
     for first in range(0, len(rows), _BLOCK_ROWS):
         found.update(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS]).data)
-    for part in said:
+    for part in dependencies:
         found.update(hashlib.sha256(part).digest())
     return folder / f"training-{found.hexdigest()[:32]}.pt"

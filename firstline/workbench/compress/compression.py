@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from firstline.workbench.certify import Certification
-from firstline.workbench.compress.candidates import Candidate, Make, Told, Work, make_candidates
+from firstline.workbench.compress.candidates import Candidate, Make, Report, Work, make_candidates
 from firstline.workbench.compress.evaluation import accuracy, gather_evidence, measure_in_turns, proved, right
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.partition import Parts, split_data
@@ -86,9 +86,9 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     if wanted and known[wanted] not in fit:
         raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")
     if not fit:
-        said = ", ".join(f"{model.id} {model.precision}" for model in manifest.models)
+        precisions = ", ".join(f"{model.id} {model.precision}" for model in manifest.models)
         raise ConfigError(
-            f"Bundle '{manifest.name}' says of no model that it is in fp32, and only such are compressed: {said}. "
+            f"Bundle '{manifest.name}' has no model in fp32, and only such are compressed: {precisions}. "
             "Where one is, say so by precision in the recipe (docs/bundles.md), and create the bundle anew."
         )
     return known[wanted] if wanted else fit[0]
@@ -133,7 +133,7 @@ def compress(
     seed: int = 0,
     checkpoints: Path | None = None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-    told: Told = lambda words: None,
+    report: Report = lambda step: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Compression:
     """Makes, measures, certifies and judges a candidate by each technique.
@@ -153,7 +153,7 @@ def compress(
         seed: of the parts.
         checkpoints: folder that a training is saved in and resumed from, see `checkpoint.py`; None for none.
         options: how the models run, unless a profile says otherwise.
-        told: receives what is done next.
+        report: receives what is done next.
         progress: receives how much of it is done.
 
     Raises:
@@ -167,7 +167,7 @@ def compress(
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
     dataset.check_labels(manifest.labels)
     target = target_of(profile, manifest, Tree()) if profile is not None else None
-    told("Reading the data")
+    report("Reading the data")
     parts = split_data(dataset, seed)
     with_all = _copied(bundle, folder)
     for model in manifest.models:
@@ -179,10 +179,10 @@ def compress(
         "judge_rows": str(len(parts.judge)),
         "certify_rows": str(len(parts.certify)),
     }
-    work = Work(with_all, source, data, options, told, progress, checkpoints)
+    work = Work(with_all, source, data, options, report, progress, checkpoints)
     made = make_candidates(work, parts, lesson, others)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
-    told("Timing")
+    report("Timing")
     if profile is None or target is None:
         costs = measure_in_turns(with_all, models, parts.judge, options)
     elif target.here:
@@ -208,9 +208,9 @@ def _judged(
     loss_delta = LOSS_DELTA if confidence is None else 1 - confidence
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
     models, among = [*manifest.models, *new], max(len(new), 1)
-    work.told("Judging")
+    work.report("Judging")
     judged = gather_evidence(bundle, models, parts.judge, options, work.progress)
-    work.told("Certifying")
+    work.report("Certifying")
     rows = gather_evidence(bundle, models, parts.certify, options, work.progress)
     proofs = {
         model.id: proved(

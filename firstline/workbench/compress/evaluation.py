@@ -98,8 +98,8 @@ def gather_evidence(
     score = load_scorer(bundle, options)
     run = [*(model for model in models if model.id != full.id), full]
     count, classes = len(dataset), len(manifest.labels)
-    said = np.empty((len(run), count, classes), np.float32)
-    logits, scores = np.empty_like(said), np.empty((len(run), count), np.float64)
+    answers = np.empty((len(run), count, classes), np.float32)
+    logits, scores = np.empty_like(answers), np.empty((len(run), count), np.float64)
     truth = np.empty(count, np.int64)
     with ExitStack() as stack:
         loaded = []
@@ -109,14 +109,14 @@ def gather_evidence(
         for i, seen in enumerate(observe(loaded, manifest.input, dataset)):
             truth[i] = seen.label
             for at, (answer, shown) in enumerate(zip(seen.answers, seen.logits, strict=True)):
-                said[at, i] = answer[0]
+                answers[at, i] = answer[0]
                 if shown is not None:
                     logits[at, i] = shown[0]
                 scores[at, i] = score(answer, shown)[0]
             progress(i + 1, count)
-    labels: NDArray[np.int64] = said[-1].argmax(axis=1)
+    labels: NDArray[np.int64] = answers[-1].argmax(axis=1)
     return {
-        model.id: Evidence(model, said[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
+        model.id: Evidence(model, answers[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
         for at, model in enumerate(run)
     }
 

@@ -69,12 +69,12 @@ def _fitted(
     row = np.repeat(np.arange(len(read)), _PLACES)
     y, x = (random.integers(0, size, len(row)) for size in wanted.shape[2:])
     seen = windows[row, :, y, x].reshape(len(row), -1).astype(np.float64)
-    told = wanted[row, :, y, x].astype(np.float64)
-    centre, middle = seen.mean(axis=0), told.mean(axis=0)
+    target = wanted[row, :, y, x].astype(np.float64)
+    centre, middle = seen.mean(axis=0), target.mean(axis=0)
     seen -= centre
     square = seen.T @ seen
     square[np.diag_indices_from(square)] += _RIDGE * np.trace(square) / len(square) + 1e-12
-    weights = np.linalg.solve(square, seen.T @ (told - middle)).T
+    weights = np.linalg.solve(square, seen.T @ (target - middle)).T
     return weights.reshape(shape).astype(np.float32), (middle - weights @ centre).astype(np.float32)
 
 

@@ -120,8 +120,8 @@ def student(
     if len(teacher.graph.output) != 1:
         raise ConfigError(f"A student is taught by one output; its teacher has {len(teacher.graph.output)}.")
     require_change(lesson)
-    cut, told = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)
-    told |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
+    cut, parameters = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)
+    parameters |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
     if lesson.epochs:
         hints = [] if start is not None else _ends(cut)
         place = None
@@ -140,22 +140,22 @@ def student(
             say=say,
             progress=progress,
         )
-        told |= {"rate": f"{lesson.rate:g}", "torch": version("torch")}
+        parameters |= {"rate": f"{lesson.rate:g}", "torch": version("torch")}
     onnx.save(cut, out)
-    return told
+    return parameters
 
 
 def _cut(whole: Any, rows: Array, lesson: Lesson, progress: Callable[[int, int], None]) -> tuple[Any, dict[str, str]]:
     """The cut and refitted model, with the parameters of the cut."""
-    told = {"start": lesson.start} if lesson.start else {}
+    parameters = {"start": lesson.start} if lesson.start else {}
     cut = whole
     if lesson.depth < 1:
         cut, gone = drop_blocks(cut, lesson.depth, rows[:SHORTENING_ROWS], progress=progress)
-        told |= {"depth": f"{lesson.depth:g}", "dropped_blocks": str(len(gone))}
+        parameters |= {"depth": f"{lesson.depth:g}", "dropped_blocks": str(len(gone))}
     if lesson.keep < 1:
         cut, pairs = prune_channels(cut, lesson.keep)
-        told |= {"keep": f"{lesson.keep:g}", "pruned_pairs": str(pairs)}
-    return (refit(cut, whole, rows, progress=progress) if cut is not whole else whole), told
+        parameters |= {"keep": f"{lesson.keep:g}", "pruned_pairs": str(pairs)}
+    return (refit(cut, whole, rows, progress=progress) if cut is not whole else whole), parameters
 
 
 def _taught(
@@ -180,8 +180,8 @@ def _taught(
             name = runtime.inputs[0].name
 
             def teach(seen: Array) -> list[Array]:
-                told = runtime.run({name: seen})
-                return [told[one] for one in wanted]
+                outputs = runtime.run({name: seen})
+                return [outputs[one] for one in wanted]
 
             return distil(
                 cut,

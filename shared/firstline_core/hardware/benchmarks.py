@@ -162,7 +162,7 @@ def try_engine(runtime: str, name: str, *, limit_s: float = _TRIAL_S, trial: Seq
         try:
             return msgspec.json.decode(output, type=Engine)
         except msgspec.MsgspecError:
-            why = "Its trial said nothing that makes sense."
+            why = "Its trial gave no readable result."
     return Engine(runtime, printable_name(name), works=False, reason=why[:_REASON_CHARACTERS])
 
 

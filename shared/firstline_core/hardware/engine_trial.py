@@ -54,7 +54,7 @@ def trial(runtime: str, name: str) -> Engine:
     first_s = time.perf_counter() - began_s
     value = float(found.reshape(-1)[0]) if found.size else math.nan
     if not math.isclose(value, _EXPECTED, rel_tol=1e-2):
-        return Engine(runtime, name, works=False, reason=f"It ran, and said {value:g} where {_EXPECTED:g} is right.")
+        return Engine(runtime, name, works=False, reason=f"It ran, and gave {value:g} where {_EXPECTED:g} is right.")
     return Engine(runtime, name, works=True, reason="It ran the trial model.", first_run_ms=round(first_s * 1e3, 3))
 
 

@@ -38,7 +38,7 @@ class Recording(Tree):
     def __init__(self, root: Path = Path("/"), host: str | None = None) -> None:
         super().__init__(root)
         self._host = platform.node() if host is None else host
-        self._said: dict[str, str | Absent] = {}
+        self._contents: dict[str, str | Absent] = {}
         self._there: set[str] = set()
         self._replaced: dict[str, str] = {}
 
@@ -59,15 +59,15 @@ class Recording(Tree):
         """Reads as `Tree.text`, and records the content."""
         found = super().text(path, limit_bytes)
         if path not in _PRIVATE and super().has(path):
-            self._said[path] = found
+            self._contents[path] = found
         return found
 
     def lines(self) -> list[str]:
         """Returns the recording: files by path, and remarks for those that could not be read."""
-        said, lines = self._said, []
-        for path in sorted(said.keys() | self._only_there()):
+        contents, lines = self._contents, []
+        for path in sorted(contents.keys() | self._only_there()):
             name = self._without_names(path)
-            found = said.get(path, "")
+            found = contents.get(path, "")
             if _NO_NAME.search(name):
                 continue
             if isinstance(found, str):
@@ -79,12 +79,12 @@ class Recording(Tree):
 
     def _only_there(self) -> set[str]:
         """Files for what was found but not read; for a folder, an unused file inside it."""
-        above = {str(parent) for path in (*self._said, *self._there) for parent in Path(path).parents}
-        alone = self._there - above - self._said.keys()
+        above = {str(parent) for path in (*self._contents, *self._there) for parent in Path(path).parents}
+        alone = self._there - above - self._contents.keys()
         return {f"{path}/empty" if (self.root / path).is_dir() else path for path in alone}
 
-    def _content(self, path: str, said: str) -> str:
-        text = _SERIAL.sub("", said)
+    def _content(self, path: str, content: str) -> str:
+        text = _SERIAL.sub("", content)
         text = self._without_names(text) if path == "proc/self/cgroup" else _IN_CONTENT.sub(self._other, text)
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in text.strip())
         return text.replace("\n", "\\n").replace("\t", "\\t")

@@ -26,13 +26,13 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
     cache = f", last cache {cpu.last_cache_bytes / _MIB:.3g} MiB" if cpu.last_cache_bytes else ""
     limit = f", of which {memory.limit_bytes / _GIB:.3g} may be used" if memory.limit_bytes else ""
     facts = [
-        ("board", f"{found.board or 'nobody says'}, kernel {found.kernel}"),
+        ("board", f"{found.board or 'unknown'}, kernel {found.kernel}"),
         (
             "processor",
-            f"{cpu.model or 'nobody says'}, {cpu.architecture}, {counted(cpu.cores, 'core')} "
+            f"{cpu.model or 'unknown'}, {cpu.architecture}, {counted(cpu.cores, 'core')} "
             f"({cpu.usable_cores:.3g} usable){clock}{cache}",
         ),
-        ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is told"),
+        ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
         ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}{_speed(memory.bandwidth)}"),
     ]
     facts += [("beside", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]

@@ -247,7 +247,7 @@ def _partition(point: Point | None, notes: list[str]) -> tuple[Share, ...]:
         return ()
     if not point.operators:
         notes.append(
-            f"Which operators run where was not measured: {(point.operators_absent or 'nobody looked').rstrip('.')}."
+            f"Which operators run where was not measured: {(point.operators_absent or 'no reason given').rstrip('.')}."
         )
         return ()
     providers = dict.fromkeys(operator.provider or point.ran_on for operator in point.operators)
@@ -311,7 +311,7 @@ def _full(
         notes.append("The round trip to the gateway is not stated: it is taken for 0 ms, which flatters the gateway.")
     of = ways(splits, Surroundings(link.round_trip_ms or 0.0, slowdown))
     if link.bytes_per_s is None:
-        notes.append("The bandwidth to the gateway is not stated: the best way is told by bandwidth.")
+        notes.append("The bandwidth to the gateway is not stated: the best way is given by bandwidth.")
         return FullModel(None, None, tuple(stretches(of)))
     way = best(of, link.bytes_per_s)
     return FullModel(way, way.latency_ms(link.bytes_per_s), tuple(stretches(of)))

@@ -70,10 +70,10 @@ def as_stated(energy: Reading, joules_per_core_s: float, processor_ms: float) ->
     """
     if isinstance(energy, Measured) or joules_per_core_s <= 0:
         return energy
-    said = f"stated {joules_per_core_s:g} J a core-second, with the process's measured processor time"
-    if isinstance(energy, Modelled) and energy.source == said:
+    source = f"stated {joules_per_core_s:g} J a core-second, with the process's measured processor time"
+    if isinstance(energy, Modelled) and energy.source == source:
         return energy  # it has more digits than the stored time
-    return Modelled(joules_per_core_s * processor_ms, said)
+    return Modelled(joules_per_core_s * processor_ms, source)
 
 
 def joules(before: Snapshot, after: Snapshot) -> Reading:

@@ -16,8 +16,8 @@ ACCURACY = "accuracy"
 
 def accuracies(manifest: Manifest) -> dict[Sha256, float]:
     """Returns the accuracies in the bundle's manifest, by `Model.digest`."""
-    said = {model.digest: model.measured.get(ACCURACY, -1.0) for model in manifest.models}
-    return {digest: share for digest, share in said.items() if 0 <= share <= 1}
+    shares = {model.digest: model.measured.get(ACCURACY, -1.0) for model in manifest.models}
+    return {digest: share for digest, share in shares.items() if 0 <= share <= 1}
 
 
 class Front(NamedTuple):

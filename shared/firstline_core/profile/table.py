@@ -60,7 +60,7 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
         point = next(one for one in _ordered(profile) if one.key.variant == variant)
         dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
-        yield f"{variant}: {'dearest operators: ' + dear if dear else point.operators_absent}"
+        yield f"{variant}: {'slowest operators: ' + dear if dear else point.operators_absent}"
         yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))

@@ -220,7 +220,7 @@ class TestMeasuring:
 
     def test_its_lines_name_every_point(self, measured: Profile) -> None:
         lines = "\n".join(profile_lines(measured))
-        assert "small" in lines and "p99 ms" in lines and "dearest operators" in lines
+        assert "small" in lines and "p99 ms" in lines and "slowest operators" in lines
 
 
 class TestKeys:
