@@ -14,7 +14,7 @@ Fleet
     rollouts/       brings models and configurations to devices in stages, and judges them
     profiles/       what models cost on machines
     contracts/      whether each bundle's contract still holds, by the audits of all devices
-    fleet/          the devices: what each is to run, and what it does
+    fleet/          the devices: their desired and reported state
     registry/       bundles' files, and the signed metadata that devices trust
 
 Inference

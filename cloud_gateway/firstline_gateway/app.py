@@ -98,7 +98,7 @@ class Gateway:
         repository: the models, loaded.
         executor: runs them; the gateway closes it.
         load: one of them into memory; None where they run elsewhere.
-        clock: what deadlines and durations are on.
+        clock: measures deadlines and durations.
 
     Raises:
         ConfigError: the token file, the store, the contracts' file, the broker's password or the topics are no good.
@@ -356,7 +356,7 @@ class Gateway:
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for those in flight; False where they took longer than `timeout_s`.
 
-        Jobs that run are left to whoever comes next.
+        Running jobs are left to another replica or the next process.
         """
         await self.jobs.endings.close()
         await self._job_runner.close()
@@ -383,7 +383,7 @@ class Gateway:
                 log.warning("answers not published", after_s=_PUBLISH_S)
 
     async def close(self, timeout_s: float = _CLOSE_S) -> bool:
-        """Ends MQTT, writes what is to be kept and frees the models; what is at work has `timeout_s` to finish.
+        """Closes MQTT, writes pending data and frees the models; running work has `timeout_s` to finish.
 
         Returns:
             False where a batch runs on, or a database says nothing: only the end of the process ends those.
@@ -520,7 +520,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
 
 
 def check_files(settings: Settings) -> None:
-    """Tries what the settings name beside the models.
+    """Checks the files and services that the settings name, except the models.
 
     Raises:
         ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no

@@ -18,7 +18,7 @@ class PeriodicTask:
     A failure is logged once until the action succeeds or fails for another reason, and never ends the task.
 
     Args:
-        name: what the action does, for the log.
+        name: names the action in the log.
         action: the work of one round.
         interval_s: seconds between the end of one round and the start of the next.
         clock: measures the interval.

@@ -4,7 +4,7 @@ The identity is the device in the topic: the broker's ACL lets each device publi
 same reason an answer goes to that device's own response topic and to no other, whatever the message asks for.
 
 The gateways' shared subscription keeps its name to itself. Mosquitto lets anybody join a group whose name he knows,
-deals him his share of the messages, and only then finds that he may not read them: what one device asks would be lost
+deals him his share of the messages, and only then finds that he may not read them: requests of one device would be lost
 on another (measured with 2.0.11: every second request). So the name ends in what only those know who know the
 gateways' password.
 """
@@ -62,7 +62,8 @@ class MqttConsumer:
     Args:
         plane: answers.
         settings: the broker, the topics and how many requests may be in work.
-        is_revoked: whether a device of this name was revoked: what it still gets past the broker is not answered.
+        is_revoked: whether a device of this name was revoked: its requests are not answered even if the broker passes
+            them on.
 
     Raises:
         ConfigError: the password file or the topics are no good.
@@ -95,7 +96,7 @@ class MqttConsumer:
         return self._client.connected
 
     async def start(self) -> None:
-        """Connects in the background, for as long as it takes, and again whenever the connection is lost."""
+        """Connects in the background, retries until it succeeds, and reconnects when the connection is lost."""
         await self._client.subscribe(self._filter, self._handle)
         self._client.start()
 
@@ -203,7 +204,7 @@ class MqttConsumer:
             return publication, error
 
     def _drop(self, message: Message, error: FirstlineError) -> None:
-        """Acknowledges a message that nobody may be answered to."""
+        """Acknowledges a message that gets no answer."""
         self._metrics.error(error)
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
         message.ack()
@@ -227,7 +228,7 @@ def connection_settings(settings: Mqtt, body_bytes: int) -> MqttSettings:
         body_bytes: the largest payload that is taken.
 
     Raises:
-        ConfigError: the password file is no good.
+        ConfigError: the password file cannot be read.
     """
     return MqttSettings(
         host=settings.host,

@@ -1,4 +1,4 @@
-"""Who decided what about the fleet: entries are added, and never changed or removed.
+"""The audit log of decisions about the fleet: entries are added, and never changed or removed.
 
 Modules
     audit_log       pages of the log, and its signed head

@@ -58,10 +58,10 @@ class AuditLog:
 
 
 def open_key(directory: Path) -> Ed25519PrivateKey:
-    """The key in the authority's folder, which replicas and backups share; made where there is none. Blocks.
+    """Returns the key in the authority's folder, which replicas and backups share; creates it if missing. Blocks.
 
     Raises:
-        ConfigError: it cannot be made, or is none.
+        ConfigError: the key cannot be created or read.
     """
     path = directory / KEY_FILE
     try:
@@ -82,7 +82,7 @@ def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float) -> Head:
 
 
 def _make(path: Path) -> None:
-    """Makes a key where there is none; of two replicas that do so at once, one's is kept."""
+    """Creates the key if missing; if two replicas do so at once, one key is kept."""
     if path.exists():
         return
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")

@@ -1,4 +1,4 @@
-"""The audit trail in the store, within a caller's transaction: what is done and what is told of it happen together."""
+"""The audit trail in the store, within a caller's transaction: an action and its entry are committed together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add(
         at_s: wall time.
         actor: a principal, or "rule:..." for what no person did.
         action: a word for programs, such as "rollout.start".
-        subject: what it is done to.
-        details: the numbers that it rests on; of what is over 64 KiB only that is told.
+        subject: the object of the action.
+        details: the numbers behind the decision; above 64 KiB only their size is stored.
     """
     text = msgspec.json.encode(details).decode()
     if len(text) > _DETAILS_BYTES:
@@ -40,7 +40,7 @@ def add(
 
 
 def last(connection: Connection) -> tuple[int, str]:
-    """Number and hash of the last entry; (0, `FIRST`) where there is none."""
+    """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
     found = connection.execute(select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
     return (found.number, found.sha256) if found is not None else (0, FIRST)
 

@@ -1,15 +1,15 @@
 """Mosquitto's configuration and access list as text. Pure functions; `files.py` writes them.
 
-Who may do what is decided by the name in a device's certificate, never by what the device says of itself:
+Access is decided by the name in a device's certificate, never by a name that the device claims:
 
 - Devices have a listener of their own, on which the certificate's common name is user name and client id in one:
   a device writes and reads below that name, and cannot end another's session by taking its client id.
 - Gateways have another one, with a password, on which client ids are theirs to choose: replicas share the user, and a
   gateway ends a revoked device's session by taking its client id. A device's certificate opens nothing there.
-- Their user name is none that a device can be given (`firstline_core.types`).
+- No device can have their user name (`firstline_core.types`).
 
 Two of Mosquitto 2.0's ways are dealt with elsewhere. It grants every subscription and holds back what may not be read;
-in a shared subscription that means that the message goes to nobody, so gateways keep their group's name to themselves
+in a shared subscription the message is then lost, so gateways keep their group's name secret
 (`firstline_gateway/mqtt.py`). And it lets sessions run on whose certificate was revoked (`sessions.py`).
 """
 
@@ -44,7 +44,7 @@ _DEVICE_WRITES = ("birth", "state", "req/+", "results", "reported", "telemetry")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one broker is told.
+    """The configuration of one broker.
 
     Args:
         folder: where its files are, as the broker sees it.
@@ -156,7 +156,7 @@ def access_list(prefix: str, revoked: Iterable[str] = ()) -> str:
 
 
 def denied_devices(access: str) -> set[str]:
-    """Whom an access list of ours refuses."""
+    """Returns the devices that an access list refuses."""
     return {line.removeprefix("user ") for line, after in pairwise(access.splitlines()) if after == "topic deny #"}
 
 

@@ -1,4 +1,4 @@
-"""The broker's folder: what it holds, written and kept up to date, and the broker told of what changed.
+"""The broker's folder: writes its files, keeps them up to date, and tells the broker to reload them.
 
 A gateway's own folder of authorities stays the gateway's: the key that signs never comes here.
 """
@@ -42,7 +42,7 @@ class BrokerFolder:
 
     Args:
         path: where this gateway sees it.
-        plan: what the broker is told.
+        plan: the broker's configuration.
         prefix: first levels of every topic.
         hosts: names and addresses by which the broker is reached; its certificate bears them.
     """
@@ -55,10 +55,10 @@ class BrokerFolder:
     def refresh(
         self, authorities: Authorities, revoked: Iterable[Revoked], devices: Iterable[str], now_s: float
     ) -> set[str]:
-        """Writes what is missing or has changed, and has the broker read it anew. Blocks.
+        """Writes missing and changed files, and makes the broker reload them. Blocks.
 
         Args:
-            authorities: whom devices' certificates may come from; the active one signs the broker's.
+            authorities: the authorities of devices' certificates; the active one signs the broker's certificate.
             revoked: certificates that would still be valid otherwise.
             devices: that may do nothing, whatever certificate they show.
             now_s: the wall time.
@@ -159,7 +159,7 @@ class BrokerFolder:
 
     @property
     def _has_group(self) -> bool:
-        """Whether the folder hands its group on: the broker runs as another user then, who is in it."""
+        """Whether the folder hands its group on: the broker then runs as another user of that group."""
         return bool(self.path.stat().st_mode & stat.S_ISGID)
 
     def _hand_on(self, path: Path, mode: int) -> None:
@@ -170,7 +170,7 @@ class BrokerFolder:
             raise ConfigError(f"{path} cannot be given to the broker's group: {error.strerror}.") from error
 
     def _text(self, name: str) -> str:
-        """What a file says; "" where it is missing or damaged, so that it is written anew."""
+        """Returns a file's text; "" if it is missing or damaged, so that it is written again."""
         try:
             return (self.path / name).read_text(encoding="utf-8")
         except (FileNotFoundError, UnicodeDecodeError):
@@ -179,7 +179,7 @@ class BrokerFolder:
             raise ConfigError(f"{self.path / name} cannot be read: {error}.") from error
 
     def _reload(self) -> None:
-        """Has a broker on this machine read its files anew (SIGHUP); others watch them, see `reload.sh`."""
+        """Makes a broker on this machine reload its files (SIGHUP); others watch them, see `reload.sh`."""
         if not self.plan.pid_file:
             return
         try:

@@ -48,10 +48,10 @@ class BrokerKeeper:
 
     Args:
         folder: the broker's.
-        authorities: asked anew each time; blocks.
+        authorities: returns the current authorities; blocks.
         revocations: devices and certificates that are refused.
         refresh_s: how often the version is looked at.
-        clock: what certificates are dated by.
+        clock: dates certificates.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """How a revoked device leaves the broker.
 
-Mosquitto looks at revocations when a connection is made. One that stands goes on: with its new access list it can
-write nothing and is told nothing any more, but it stays. A broker ends the older of two sessions of one client id
+Mosquitto looks at revocations when a connection is made. An open connection continues: with the new access list it can
+neither write nor receive, but it stays open. A broker ends the older of two sessions of one client id
 (MQTT 5, section 3.1.4), and on the gateways' listener client ids are free: so the gateway takes the device's, and
 leaves at once. The device cannot come back, for its certificate is on the list by then.
 """

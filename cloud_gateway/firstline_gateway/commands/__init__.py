@@ -1,1 +1,1 @@
-"""The commands of `firstline-gateway`, beside `run`, `check` and `status`."""
+"""The commands of `firstline-gateway`."""

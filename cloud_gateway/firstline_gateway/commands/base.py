@@ -1,4 +1,4 @@
-"""What every command has: its configuration, and the form of what it prints."""
+"""The options of every command: its configuration, and the form of what it prints."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
-    """One for each: its share of all answered batches, its state, and how each model is there; what is to be minded."""
+    """Returns the lines of the executors: share of answered batches, state, state of each model, warnings."""
     answered = {each["name"]: each["batches"].get("answered", 0) for each in executors}
     lines = []
     for each in executors:

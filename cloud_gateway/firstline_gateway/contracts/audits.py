@@ -27,7 +27,7 @@ class Skipped(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What remains to be counted of a request that was answered."""
+    """An audit that is still to be counted, of an answered request."""
 
     device: str
     request_id: str

@@ -25,8 +25,9 @@ class Fleet:
         """Takes up who audited before this process began, so that a quota is not divided among too few.
 
         Args:
-            contributed: who audited, by promise.
-            service_s: the store's own time: who asked in its last hour is of the hour, however long nothing ran since.
+            contributed: the devices that audited, by promise.
+            service_s: the store's own time: a device that sent a request in its last hour counts, however long no
+                gateway has run since.
             now_s: monotonic time.
         """
         latest: dict[ModelKey, dict[str, tuple[float, str]]] = {}

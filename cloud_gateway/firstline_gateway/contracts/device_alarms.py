@@ -20,7 +20,7 @@ _REMEMBERED = 100_000
 
 @dataclass(frozen=True, slots=True)
 class DeviceAlarm:
-    """What one device says of one version's promise.
+    """The alarm that one device reports for one version's promise.
 
     Attributes:
         edge_digest: of the edge variant whose promise it is.
@@ -49,7 +49,7 @@ class DeviceAlarms:
 
         Args:
             model: that it asks for.
-            device: who asks.
+            device: the device that sent the request.
             edge_digest: of the variant whose promise the device's own audits broke; "" where it says none.
             now_s: wall time, to be shown.
             heard_s: monotonic time, by which alarms are forgotten.

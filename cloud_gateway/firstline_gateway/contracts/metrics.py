@@ -46,7 +46,7 @@ class ContractMetrics:
 
 
 class _ContractCollector(Collector):
-    """What the audits show of each version: where several promises of it are tested, the worst."""
+    """The state of each version's contract: where several promises of it are tested, the worst."""
 
     def __init__(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
         self._read = read

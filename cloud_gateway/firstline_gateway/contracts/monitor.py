@@ -4,7 +4,7 @@ Replicas that share a store share its pools: each audit is counted in a transact
 of all replicas are one sequence. Their order does not depend on an audit's loss, so the test is valid, and alarms
 falsely with at most delta however many replicas there are. Each reads again what the others counted (`refresh`).
 
-What is kept is written by the store's one thread, in the order of the answers: no answer waits for a disk.
+The store's writer thread writes audits in the order of the answers: no answer waits for a disk.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _NO_PROBABILITY = "The full model gave what is no probability."
 
 
 class ContractMonitor:
-    """Asked on one event loop. What its futures promise is done in the order of the calls.
+    """Asked on one event loop. Operations complete in the order of the calls.
 
     Args:
         database: read from.
         writer: writes to it; closed by the caller, before the database.
-        repository: what is served.
-        settings: what counts, what alarms, and what an alarm may cost.
+        repository: the served models.
+        settings: which audits count, the alarm level, and the capacity for escalations.
         metrics: gains the audits.
         clock: for the fleet's hour, and dates.
         service: by which audits are repeats, too many or too close.
@@ -95,7 +95,7 @@ class ContractMonitor:
         self._room = threading.BoundedSemaphore(_WAITING)
 
     def close(self) -> None:
-        """What is answered later counts nowhere; what was answered before is counted until the writer is closed."""
+        """Stops counting later answers; earlier audits are counted until the writer is closed."""
         self._closed = True
 
     def settled(self) -> Future[None]:
@@ -123,7 +123,7 @@ class ContractMonitor:
         return self._contributors.get(key, 0)
 
     def contributions(self, keys: Iterable[PoolKey], limit: int) -> dict[PoolKey, list[Contribution]]:
-        """Who contributed to each pool, those with most disagreements first; blocks.
+        """Returns the contributors to each pool, most disagreements first; blocks.
 
         Raises:
             CapacityError: the store refuses.
@@ -136,15 +136,15 @@ class ContractMonitor:
         return self._fleet.of_the_hour([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
-        """What devices' own audits broke, as they told within the last day, those under way first."""
+        """Returns the alarms that devices reported within the last day, active alarms first."""
         return self._device_alarms.listed(self._clock.monotonic_s())
 
     def quotas(self) -> dict[ModelKey, float]:
-        """What operators set, in escalations per hour of all devices together."""
+        """Returns the operators' quotas, in escalations per hour of all devices together."""
         return dict(self._quotas)
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
-        """What the answer to this request tells its device; None where there is nothing to tell, or no device."""
+        """Returns the notice for the device that sent this request; None if there is nothing to say."""
         device = device_of(request.principal)
         if device is None:
             return None
@@ -159,7 +159,7 @@ class ContractMonitor:
         return ContractNotice(alarm, quota, self._fleet.auditing(model, variant, self._contributors)) if told else None
 
     def quota_per_device(self, model: ModelKey) -> float | None:
-        """What each device may escalate in an hour: of the operator's quota, or of what the gateway has for alarms."""
+        """Returns a device's escalations per hour: its share of the operator's quota, or of the capacity for alarms."""
         now_s = self._clock.monotonic_s()
         own = self._quotas.get(model)
         if own is not None:
@@ -170,11 +170,11 @@ class ContractMonitor:
         return share_per_hour(self._settings.escalations_per_hour, self._fleet.of_the_hour(sharing, now_s))
 
     def answered(self, request: InferRequest, served: ServedModel, probabilities: Array) -> None:
-        """Takes up what an answered request says of its device's alarm, and has it counted where it is an audit.
+        """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
 
         Args:
             request: as it was answered.
-            served: what answered.
+            served: the model that answered.
             probabilities: (1, classes) of the full model.
         """
         note, device, model = request.audit, device_of(request.principal), served.key
@@ -200,7 +200,7 @@ class ContractMonitor:
             self._take(Audit(device, request.request_id, model, key, note, disagrees))
 
     def end(self, model: ModelKey) -> Future[int]:
-        """Gives up all pools of a version, alarms and all; what is audited from now on begins anew.
+        """Deletes all pools of a version with their alarms; later audits start a new test.
 
         Returns:
             How many there were; or CapacityError: the store refuses, and nothing was given up.

@@ -21,7 +21,7 @@ from firstline_core.types import AuditNote, ModelKey
 
 
 class PoolKey(NamedTuple):
-    """What was promised: answers of this edge variant, kept at this threshold, disagree at most epsilon."""
+    """A promise: answers of this edge variant, kept at this threshold, disagree at most epsilon."""
 
     bundle: str
     version: int
@@ -32,7 +32,7 @@ class PoolKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What the audits of one promise have shown so far.
+    """The result of the audits of one promise so far.
 
     Attributes:
         state: of the test.

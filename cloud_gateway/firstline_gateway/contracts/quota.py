@@ -1,4 +1,4 @@
-"""What an alarm may cost: the devices of the last hour, and what each of them may escalate. Pure."""
+"""The cost of an alarm: the devices of the last hour, and what each of them may escalate. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ HOUR_S = 3600.0
 
 
 def share_per_hour(capacity_per_hour: float, devices: int) -> float:
-    """What one device may escalate for an alarm's sake, so that all of them together stay within the capacity.
+    """Returns how much one device may escalate after an alarm, so that all devices stay within the capacity.
 
     Args:
         capacity_per_hour: escalations that the gateway has room for.
-        devices: those that asked within the last hour; at least the one that is told.
+        devices: the devices that sent a request within the last hour; at least 1.
     """
     return capacity_per_hour / max(1, devices)
 
@@ -27,7 +27,7 @@ class Seen:
         """Notes a request.
 
         Args:
-            device: who asked.
+            device: the device that sent the request.
             now_s: on a monotonic clock, and never less than in an earlier call.
         """
         self._latest_s[device] = now_s

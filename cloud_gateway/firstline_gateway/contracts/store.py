@@ -1,7 +1,7 @@
-"""What is kept of contracts: pools, the audits of the last day of service, and quotas, within a caller's transaction.
+"""Contracts in the store: pools, the audits of the last day of service, and quotas, within a caller's transaction.
 
 An audit is one transaction, so that a test and the ids that it counted never part. Replicas that share a database
-share its pools: whoever counts holds the pool's row, so that the audits of all are one sequence, each counted once.
+share its pools: counting locks the pool's row, so that all audits form one sequence and each counts once.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Contribution:
 
 
 def pools(connection: Connection) -> list[Pool]:
-    """All of them. One whose state cannot be read is left out, and begins anew."""
+    """All of them. A pool whose state cannot be read is left out, and starts again."""
     rows = connection.execute(select(POOLS.c.key, POOLS.c.record))
     found = (decoded(key, record) for key, record in rows if record)
     return [pool for pool in found if pool is not None]
 
 
 def locked(connection: Connection, key: PoolKey) -> Pool | None:
-    """A pool that nobody else counts in until this transaction ends; None where there is none yet."""
+    """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
     # A row to hold: two replicas must not both open the pool.
     row = {"key": text_of(key), "record": ""}
     connection.execute(insert(connection, POOLS).values(row).on_conflict_do_nothing())
@@ -54,7 +54,7 @@ def locked(connection: Connection, key: PoolKey) -> Pool | None:
 
 
 def quotas(connection: Connection) -> dict[ModelKey, float]:
-    """What operators set, in escalations per hour."""
+    """Returns the operators' quotas, in escalations per hour."""
     rows = connection.execute(select(QUOTAS.c.bundle, QUOTAS.c.version, QUOTAS.c.per_hour))
     return {ModelKey(bundle, version): per_hour for bundle, version, per_hour in rows}
 

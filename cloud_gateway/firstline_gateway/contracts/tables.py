@@ -1,4 +1,4 @@
-"""Contracts' tables: pools, who contributed, the audits of the last day of service, and quotas.
+"""Contracts' tables: pools, contributions, the audits of the last day of service, and quotas.
 
 `last_s` is wall time, to be shown; `service_s` is the store's own clock, by which things grow old (`store/service.py`).
 """

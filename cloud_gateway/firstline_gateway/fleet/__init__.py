@@ -1,11 +1,11 @@
-"""The devices that this gateway manages: what each is to run, what it runs, and how it does.
+"""The devices that this gateway manages: their desired and reported state, and their statistics.
 
 Modules
     selector        selects devices by their tags; pure
-    fleet           what devices and people ask, over every transport
-    broker          the fleet over MQTT: what devices publish, and what they are to run
+    fleet           the requests of devices and people, over every transport
+    broker          the fleet over MQTT: reads reports, publishes desired documents
     tables          the tables
     devices         devices in the store: desired and reported documents, tags
-    totals          what devices counted, added up over their processes
-    tiers           which tier answered, for all devices together, over time
+    totals          the counts of devices, added up over their processes
+    tiers           the answers by tier, for all devices together, over time
 """

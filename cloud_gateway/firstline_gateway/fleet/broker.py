@@ -1,6 +1,6 @@
-"""The fleet over MQTT: what devices publish about themselves, and the retained word of what each is to run.
+"""The fleet over MQTT: reads what devices publish, and publishes each device's desired document as a retained message.
 
-Every replica may listen: what it takes is numbered, so that whoever is second changes nothing. Retained facts are only
+Every replica may listen: reports are numbered, so that a second replica changes nothing. Retained facts are only
 given to subscriptions that are not shared, and without them a gateway that was away would not know its fleet.
 """
 
@@ -36,7 +36,7 @@ class State(msgspec.Struct):
 
 
 class Spoken(NamedTuple):
-    """Who said something, and by which topic's last level."""
+    """The sender of a message, and the last level of its topic."""
 
     device: str
     leaf: str
@@ -46,7 +46,7 @@ class FleetBroker:
     """Follows the devices of a broker, and tells them what to run.
 
     Args:
-        fleet: told of what they say; asked what they are to hear.
+        fleet: receives the reports of devices, and has their desired documents.
         connection: to the broker, with a client id of its own.
         prefix: first levels of every topic.
         is_revoked: whether a device may not say anything any more.
@@ -73,7 +73,7 @@ class FleetBroker:
         return self._client.connected
 
     async def start(self) -> None:
-        """Connects in the background, for as long as it takes, and again whenever the connection is lost."""
+        """Connects in the background, retries until it succeeds, and reconnects when the connection is lost."""
         for leaf in _LEAVES:
             await self._client.subscribe(f"{self._prefix}/+/{leaf}", self._hear)
         self._client.start()
@@ -86,7 +86,7 @@ class FleetBroker:
         await self._client.close()
 
     async def _hear(self, message: Message) -> None:
-        """Takes one fact; what cannot be read is dropped with a line, as nobody waits for an answer."""
+        """Handles one message; an unreadable message is logged and dropped, as no sender waits for an answer."""
         try:
             said = spoken(message.topic, self._prefix)
             if not self._is_revoked(said.device):
@@ -141,10 +141,10 @@ class FleetBroker:
 
 
 def spoken(topic: str, prefix: str) -> Spoken:
-    """Who published to a topic, and what.
+    """Returns the device and the kind of message of a topic.
 
     Raises:
-        ProtocolError: it is none of a device's facts.
+        ProtocolError: it is not a device's topic.
     """
     head = f"{prefix}/"
     parts = topic[len(head) :].split("/") if topic.startswith(head) else []

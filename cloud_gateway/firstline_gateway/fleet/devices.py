@@ -1,4 +1,4 @@
-"""The devices in the store, within a caller's transaction: what each is to run, and what it says of itself."""
+"""The devices in the store, within a caller's transaction: their desired and reported documents."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ def seen(connection: Connection, name: str, session: str, now_s: float, *, accep
 
 
 def left(connection: Connection, name: str, session: str) -> bool:
-    """A device's process has ended, as its last will says; False where that is an earlier process's will."""
+    """Notes that a device's process has ended, by its last will; returns False for the will of an earlier process."""
     mine = (_C.name == name, _C.session == session)
     return connection.execute(update(DEVICES).where(*mine).values(online=False)).rowcount > 0
 
 
 def report(connection: Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
-    """Keeps what a device says of itself; False where it said something newer before.
+    """Stores a device's report; returns False if a newer one is stored already.
 
-    Where it knows a later revision than there was here, the store is of an earlier moment: what it has is numbered
-    beyond that, and published anew, for the device heeds nothing older than what it knows. Where it knows none so late
+    Where it knows a later revision than there was here, the store is of an earlier moment: its document gets a higher
+    number and is published again, because a device ignores older documents than it knows. Where it knows none so late
     as what was published, the broker may have lost that, and is given it again.
     """
     if not seen(connection, name, reported.session, now_s, accept=accept):
@@ -117,10 +117,10 @@ def desire(
 
     Args:
         connection: within a transaction.
-        names: of the devices; one that is not known yet is told when it comes.
+        names: of the devices; a device that is not known yet gets the document when it connects.
         change: from what a device was to run to what it is; its revision is not looked at.
         now_s: wall time.
-        known: only those that are; whoever was sent away meanwhile is not made anew.
+        known: change only known devices; a device that was removed meanwhile is not created again.
 
     Returns:
         Those for which something changed.
@@ -144,14 +144,14 @@ def desire(
 
 
 def find(connection: Connection, name: str, *, lock: bool = False) -> Device | None:
-    """One device; None where nobody has heard of it. Where `lock`, nobody changes it before this transaction ends."""
+    """Returns one device; None for an unknown device. With `lock`, the row stays locked until this transaction ends."""
     query = _query().where(_C.name == name)
     row = connection.execute(query.with_for_update() if lock else query).first()
     return _device(row) if row is not None else None
 
 
 def unknown(name: str) -> NotFoundError:
-    """For whoever asks for one that nobody has heard of."""
+    """Returns the error for an unknown device."""
     return NotFoundError(f"Nobody has heard of a device {name} here; `firstline device ls` shows those that are known.")
 
 
@@ -233,13 +233,13 @@ def published(connection: Connection, revisions: Mapping[str, int]) -> None:
 
 
 def brake(connection: Connection) -> Brake | None:
-    """What all devices are held to; None where nothing is braked."""
+    """Returns the limits on all devices' escalations; None if there are no limits."""
     row = connection.execute(select(BRAKE.c.brake)).first()
     return msgspec.json.decode(row.brake, type=Brake) if row is not None else None
 
 
 def set_brake(connection: Connection, wanted: Brake | None, by: str, now_s: float) -> None:
-    """Brakes, or lifts it; devices are told by `desire`."""
+    """Sets or lifts the brake; `desire` informs the devices."""
     connection.execute(delete(BRAKE))
     if wanted is not None:
         row = {"id": 1, "brake": msgspec.json.encode(wanted).decode(), "by": by, "since_s": now_s}

@@ -1,4 +1,4 @@
-"""What the fleet's devices and its people ask of this gateway, whichever way they come.
+"""The requests of the fleet's devices and people, over every transport.
 
 Devices say what they run and counted, and hear what they are to run. People look, tag, let in, send away, and brake.
 Whatever people do is in the audit trail, in the transaction that does it.
@@ -40,7 +40,7 @@ class Fleet:
         readers: of the store.
         writer: writes to it.
         found: the settings.
-        clock: what times are on.
+        clock: gives wall time.
         on_desired: called when devices are to run something else, on the event loop.
         delete_with_device: each deletes what another package has stored of a device, in the given transaction.
     """
@@ -64,7 +64,7 @@ class Fleet:
         self._delete_with_device = delete_with_device
 
     async def desired(self, device: str) -> Desired:
-        """What a device is to run; that it asks says that it is there."""
+        """Returns a device's desired document; the request itself shows that the device is online."""
         now_s = self._clock.wall_s()
 
         def asked(connection: Connection) -> Desired:
@@ -75,7 +75,7 @@ class Fleet:
         return await self._writer.write(asked)
 
     async def report(self, device: str, reported: Reported) -> bool:
-        """Takes what a device says of itself; False where it said something newer before."""
+        """Stores a device's report; returns False if a newer one is stored already."""
         now_s = self._clock.wall_s()
         return await self._writer.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
 
@@ -116,7 +116,7 @@ class Fleet:
         """One device.
 
         Raises:
-            NotFoundError: nobody has heard of it.
+            NotFoundError: the device is unknown.
         """
         found = await self._readers.ask(lambda on: devices.find(on, name))
         return _shown(_known(found, name), self._clock.wall_s())
@@ -128,12 +128,12 @@ class Fleet:
 
         Args:
             name: of the device.
-            change: what of it.
+            change: the change.
             by: who.
             check: whether it is still as it was seen; raises where it is not, in the transaction that changes it.
 
         Raises:
-            NotFoundError: nobody has heard of it.
+            NotFoundError: the device is unknown.
             RequestError: it would have too many tags, or is not as it was seen.
         """
         now_s = self._clock.wall_s()
@@ -156,10 +156,10 @@ class Fleet:
         return _shown(found, now_s)
 
     async def decommission(self, name: str, by: str) -> None:
-        """Forgets a device, with all that it said and counted; its access is ended by whoever calls.
+        """Deletes a device with its reports and counts; the caller ends its access.
 
         Raises:
-            NotFoundError: nobody has heard of it.
+            NotFoundError: the device is unknown.
         """
         now_s = self._clock.wall_s()
 
@@ -177,11 +177,11 @@ class Fleet:
             raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
-        """What the fleet is held to."""
+        """Returns the limits on the whole fleet's escalations."""
         return await self._readers.ask(devices.brake)
 
     async def set_brake(self, brake: Brake | None, by: str) -> int:
-        """Brakes the whole fleet's escalation, or lifts it; how many devices are told."""
+        """Sets or lifts the brake on the whole fleet's escalations; returns the number of devices that are informed."""
         now_s = self._clock.wall_s()
 
         def braked(connection: Connection) -> int:
@@ -221,7 +221,7 @@ class Fleet:
         await self._writer.write(lambda on: devices.published(on, revisions))
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
-        """Who answered, over time."""
+        """Returns the answers by tier, over time."""
         since_s = self._clock.wall_s() - hours * 3600
         return await self._readers.ask(lambda on: tiers.history(on, since_s, model))
 

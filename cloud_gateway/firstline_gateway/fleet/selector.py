@@ -50,7 +50,7 @@ def parse_selector(text: str) -> Selector:
     """Reads a selector.
 
     Raises:
-        RequestError: it is none.
+        RequestError: the text is not a selector.
     """
     if len(text) > _LIMIT_CHARACTERS:
         raise RequestError(f"A selector has at most {_LIMIT_CHARACTERS} characters; this has {len(text)}.")

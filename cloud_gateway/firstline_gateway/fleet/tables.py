@@ -1,4 +1,4 @@
-"""The tables of the fleet. Documents are kept as JSON, as they travel; what is asked for by has columns of its own."""
+"""The tables of the fleet. Documents are stored as JSON; searched fields have columns of their own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Who answered what the fleet was asked, of all devices together, in buckets of five minutes.
+"""The fleet's answers by tier, of all devices together, in buckets of five minutes.
 
-What devices counted comes a few hundred times a second in a large fleet, and lies in each device's own row. Here it is
+In a large fleet, counts arrive a few hundred times a second; each device has a row of its own. Here it is
 added up in memory and put into the store now and then, so that a chart costs a few hundred rows, whatever the fleet's
 size. A gateway that ends without a word loses what it has not put there yet; the devices' own totals lose nothing.
 """
@@ -25,7 +25,7 @@ _C = TIERS.c
 
 
 class Key(NamedTuple):
-    """What is counted together; in the order in which the store's rows are written."""
+    """The key of a bucket; keys are sorted in the order in which rows are written."""
 
     bucket: int
     model: str
@@ -37,7 +37,7 @@ Counts = tuple[int, int, int]
 
 
 class Tally:
-    """What was counted and is not in the store yet; on one thread."""
+    """Counts that are not in the store yet; used on one thread."""
 
     def __init__(self) -> None:
         self._held: dict[Key, Counts] = {}
@@ -71,7 +71,7 @@ class Tally:
         return held
 
     def put_back(self, counted: Mapping[Key, Counts]) -> None:
-        """What was taken, and could not be kept."""
+        """Returns taken counts that could not be stored."""
         for key, counts in counted.items():
             self._put(key, counts)
 
@@ -94,7 +94,7 @@ def keep(connection: Connection, counted: Mapping[Key, Counts]) -> None:
 
 
 def history(connection: Connection, since_s: float, model: str) -> TierHistory:
-    """Who answered, bucket by bucket.
+    """Returns the answers by tier, bucket by bucket.
 
     Args:
         connection: within a transaction.

@@ -1,4 +1,4 @@
-"""What devices counted, added up over their processes. The rules are pure; below them, what of it is in the store."""
+"""The counts of devices, added up over their processes: pure rules first, then the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Totals(Struct, frozen=True):
 
 
 class Counted(Struct, frozen=True):
-    """What a device counted before a report, and after it."""
+    """A device's counts before and after a report."""
 
     before: Totals
     after: Totals
@@ -70,7 +70,7 @@ def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals
 
 
 def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
-    """What was counted between two moments; bins that were cut anew count from the beginning."""
+    """Returns the counts between two moments; bins with new edges count from the beginning."""
     if before is None:
         return after
     return replace(
@@ -88,7 +88,7 @@ def difference(after: ModelCounts, before: ModelCounts | None) -> ModelCounts:
 
 
 def gained(bundle: str, start: Totals, end: Totals) -> ModelCounts:
-    """What was counted of all versions of a bundle between two totals; of "": of all bundles, without scores.
+    """Returns the counts of all versions of a bundle between two totals; for "", of all bundles, without scores.
 
     Scores and alarm are those of the version that answered most of it: another version's scores are on another scale,
     and the alarm of one that answers no more says nothing.
@@ -161,13 +161,13 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
 
 
 def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Totals]:
-    """What these devices counted so far; those that never said are left out."""
+    """Returns the counts of these devices so far; devices without a report are left out."""
     query = select(COUNTS.c.device, COUNTS.c.totals).where(COUNTS.c.device.in_(list(devices)))
     return {row.device: msgspec.json.decode(row.totals, type=Totals) for row in connection.execute(query)}
 
 
 def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
-    """What these devices had counted by a wall time, as the last hour before it knew."""
+    """Returns the counts of these devices at a wall time, by the last stored hour before it."""
     wanted = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
     last = select(HISTORY.c.device, func.max(HISTORY.c.hour).label("hour")).where(*wanted).group_by(HISTORY.c.device)
     found = last.subquery()

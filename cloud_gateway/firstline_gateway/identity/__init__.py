@@ -1,1 +1,1 @@
-"""Who may call: the gateway's certificate authority, enrolment, revocation, and API keys."""
+"""Identities of callers: the gateway's certificate authority, enrolment, revocation, and API keys."""

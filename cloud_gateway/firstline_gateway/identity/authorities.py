@@ -1,8 +1,8 @@
 """The authority's files: made once, imported, exchanged for another; and the server certificate that it issues.
 
-    ca.key              who signs: key and certificate, read by nobody but the gateway's user
-    next.key            who will sign after `ca switch`: devices hear of it as they renew
-    previous.key        who signed before it: devices that have not renewed yet are still believed
+    ca.key              the signing authority: key and certificate, readable only by the gateway's user
+    next.key            the authority that signs after `ca switch`: devices learn of it as they renew
+    previous.key        the authority that signed before: devices that have not renewed yet are still trusted
     authorities.pem     the certificates of all of them, for a broker or a proxy
     crl.pem             what they have revoked, likewise
     server.pem          the gateway's own certificate, with its key
@@ -37,7 +37,7 @@ _RENEW_BEFORE_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    """Whom devices' certificates may come from.
+    """The authorities that issue devices' certificates.
 
     Args:
         active: signs.
@@ -57,7 +57,7 @@ class Authorities:
 
 
 def open_authorities(directory: Path, now_s: float) -> Authorities:
-    """The authorities in a folder; the first is made where there is none.
+    """Returns the authorities in a folder; creates the first one if missing.
 
     Raises:
         ConfigError: the folder cannot be read or written, or holds something else.
@@ -81,12 +81,12 @@ def open_authorities(directory: Path, now_s: float) -> Authorities:
 
 
 def signature(directory: Path) -> tuple[tuple[int, int] | None, ...]:
-    """What differs once one of the authorities was replaced, added or taken away."""
+    """Returns a value that changes when an authority is replaced, added or removed."""
     return tuple(changed(directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS))
 
 
 def changed(file: Path) -> tuple[int, int] | None:
-    """What differs once a file was replaced or written; None where there is none."""
+    """Returns a value that changes when a file is replaced or written; None for a missing file."""
     try:
         found = file.stat()
     except OSError:
@@ -110,9 +110,10 @@ def import_authority(directory: Path, authority: Authority) -> None:
 
 
 def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
-    """Has another authority believed and made known beside the active one.
+    """Adds another authority that is trusted and announced together with the active one.
 
-    Its list of revoked certificates, empty as yet, goes to the others': whoever checks lists refuses what has none.
+    Its list of revoked certificates, empty as yet, goes to the others': a verifier refuses certificates of an authority
+    without a list.
 
     Raises:
         ConfigError: one is prepared already, or the folder cannot be written.
@@ -158,7 +159,7 @@ def retire(directory: Path) -> None:
 
 
 def server_certificate(directory: Path, authority: Authority, hosts: Sequence[str], now_s: float) -> Path:
-    """The file with the gateway's certificate, chain and key; made, or made anew before it ends.
+    """Returns the file with the gateway's certificate, chain and key; creates it, and renews it before it expires.
 
     Raises:
         ConfigError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Token buckets: how often somebody may come, with room for a burst."""
+"""Token buckets: a rate limit with room for a burst."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Buckets:
         Args:
             key: whose bucket.
             now_s: monotonic time.
-            per_s: what flows in each second.
-            burst: what it holds; at least 1.
+            per_s: tokens added each second.
+            burst: capacity in tokens; at least 1.
 
         Returns:
             0 where there was one; otherwise the seconds until there is, and nothing was taken.

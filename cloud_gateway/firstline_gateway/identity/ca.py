@@ -83,7 +83,7 @@ def check_authority(certificate: x509.Certificate) -> None:
     """Whether a certificate is an authority's.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the content is not valid.
     """
     try:
         is_authority = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
@@ -101,7 +101,7 @@ def load_certificate(pem: bytes) -> x509.Certificate:
     """A certificate from PEM.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the content is not valid.
     """
     try:
         return x509.load_pem_x509_certificate(pem)
@@ -113,7 +113,7 @@ def load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """An authority's private key from PEM.
 
     Raises:
-        ConfigError: it is none on a NIST curve, or it is encrypted.
+        ConfigError: it is not on a NIST curve, or it is encrypted.
     """
     try:
         key = load_pem_private_key(pem, password=None)
@@ -168,8 +168,8 @@ def issue_server(
 def revocation_list(authority: Authority, revoked: Iterable[tuple[str, float]], now_s: float) -> str:
     """The authority's CRL as PEM.
 
-    Its next update is due when the authority ends: who reads this file has it from the gateway itself, and a list that
-    runs out would have Mosquitto refuse everybody.
+    Its next update is due when the authority ends: readers get this file from the gateway itself, and with an expired
+    list Mosquitto would refuse every device.
 
     Args:
         authority: signs it.
@@ -195,7 +195,7 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
     """The public key that a certificate signing request asks a certificate for.
 
     Raises:
-        RequestError: it is no request, asks for another kind of key, or was not signed with that key.
+        RequestError: the CSR cannot be read, has another kind of key, or was not signed with that key.
     """
     try:
         request = x509.load_pem_x509_csr(csr_pem.encode())
@@ -220,7 +220,7 @@ def key_hash(key: ec.EllipticCurvePublicKey) -> str:
 def _issued(
     authority: Authority, name: str, public_key: ec.EllipticCurvePublicKey, now_s: float, days: float
 ) -> x509.CertificateBuilder:
-    """What all certificates but the authority's own have in common; none outlives the authority."""
+    """Returns a builder for certificates other than the authority's own; none outlives the authority."""
     end = min(_date(now_s) + timedelta(days), authority.certificate.not_valid_after_utc)
     start = max(min(_date(now_s), end) - _BACKDATED, authority.certificate.not_valid_before_utc)
     return (

@@ -1,4 +1,4 @@
-"""What a client's certificate says, once TLS (or a trusted proxy) has shown that its owner is there."""
+"""A client's certificate, after TLS (or a trusted proxy) has verified that the client has its key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Presented:
 
 
 def read_presented(der: bytes) -> Presented:
-    """Reads a certificate that an authority of ours signed; one that cannot be read stands for nobody."""
+    """Reads a certificate that one of our authorities signed; an unreadable certificate identifies no device."""
     try:
         return presented_by(x509.load_der_x509_certificate(der))
     except ValueError:
@@ -37,7 +37,7 @@ def read_presented(der: bytes) -> Presented:
 
 
 def presented_by(certificate: x509.Certificate) -> Presented:
-    """What a certificate says."""
+    """Returns the fields of a certificate."""
     return Presented(
         device=_device(certificate),
         serial=serial_of(certificate),

@@ -1,4 +1,4 @@
-"""What requests are judged by, in memory: devices, their certificates, and API keys. No I/O but `read_changes`."""
+"""The credentials that requests are checked against, in memory: devices, their certificates, and API keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Certificate:
 
 
 class Revoked(NamedTuple):
-    """A certificate that is refused: its serial number in hexadecimal, since when, and whose it is."""
+    """A certificate that is refused: its serial number in hexadecimal, when it was revoked, and its device."""
 
     serial: str
     revoked_s: float
@@ -40,8 +40,8 @@ class ApiKey:
     Args:
         sha256: of the key's text, as hexadecimal digits.
         name: unique among those that are not revoked.
-        kind: "device" stands for a device of that name, "application" for anybody else.
-        scopes: what it may do.
+        kind: "device" for a device of that name, otherwise "application".
+        scopes: its permissions.
         expires_s: wall time until which it is valid; None without end.
         requests_per_s: how often it may be used; None without limit.
     """
@@ -56,7 +56,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is new in the store since a version of it, and the seconds of its service."""
+    """The changes in the store since a version, and the store's service time in seconds."""
 
     version: int
     service_s: float
@@ -66,7 +66,7 @@ class Changes:
 
 
 def read_changes(connection: Connection, since: int) -> Changes:
-    """What changed after version `since`; 0 is before everything."""
+    """Returns the changes after version `since`; 0 returns everything."""
     version = connection.execute(select(VERSION.c.version)).scalar_one()
     service_s = service.read(connection)
     if version == since:

@@ -1,4 +1,4 @@
-"""What a gateway does for its devices: invites, enrols, renews, revokes, lists; and tells it to the log."""
+"""The gateway's services for its devices: invites, enrols, renews, revokes, lists; and tells it to the log."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Devices:
         folder: of the authority.
         readers: of the store.
         writer: writes to it.
-        gatekeeper: told of what changes.
+        gatekeeper: is refreshed after each change.
         found: the settings.
-        server_authority: PEM of whoever vouches for the server's certificate; "" is the gateway's own authority.
-        broker: what devices are told.
-        clock: what times are on.
+        server_authority: PEM of the authority of the server's certificate; "" is the gateway's own authority.
+        broker: the broker's address for devices.
+        clock: gives wall and monotonic time.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Devices:
         self._renewals = Buckets()
 
     async def authorities_pem(self) -> str:
-        """Whom devices are to believe: the server's authority first, then those of certificates.
+        """Returns the authorities that devices trust: the server's authority first, then those of certificates.
 
         Raises:
-            RequestError: nobody was ever invited here, so that there is no authority.
-            CapacityError: its folder is no good.
+            RequestError: no device was ever invited here, so there is no authority.
+            CapacityError: its folder cannot be used.
         """
         if not self._folder.exists:  # a stranger's question is no reason to make one
             raise RequestError(
@@ -126,11 +126,11 @@ class Devices:
 
         Args:
             request: the token's secret and the device's key.
-            address: whom it came from; one that fails too often has to wait.
+            address: the sender; an address with too many failures has to wait.
 
         Raises:
-            RequestError: the CSR is no good.
-            UnauthorizedError: the token is none, has expired or was used.
+            RequestError: the CSR is invalid.
+            UnauthorizedError: the token is unknown, expired or used.
             RateLimitedError: too many failures.
             CapacityError: the store refuses.
         """
@@ -171,7 +171,7 @@ class Devices:
             presented: its present certificate.
 
         Raises:
-            RequestError: the CSR is no good.
+            RequestError: the CSR is invalid.
             UnauthorizedError: the present certificate is not, or no more, good for it.
             RateLimitedError: it came too often.
             CapacityError: the store refuses.
@@ -255,7 +255,7 @@ class Devices:
         """The authorities, made where there are none.
 
         Raises:
-            CapacityError: their folder is no good, which is for the operator to mend.
+            CapacityError: their folder cannot be used; the operator has to repair it.
         """
         try:
             return await asyncio.to_thread(self._folder.open)

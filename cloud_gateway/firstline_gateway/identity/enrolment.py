@@ -32,7 +32,7 @@ Issue = Callable[[str], Issued]
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What a join token brought: the device's certificate; `again` where it had been given before."""
+    """The result of a join token: the device's certificate; `again` where it had been given before."""
 
     device: str
     certificate: str
@@ -40,7 +40,7 @@ class Enrolled:
 
 
 def secret_hash(secret: str) -> str:
-    """What the store keeps of a join token's secret: 32 random bytes, so a plain hash of them cannot be searched."""
+    """Returns the hash of a join token's secret: 32 random bytes, so a plain hash of them cannot be searched."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -81,7 +81,7 @@ def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
 def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float) -> Enrolled | None:
     """Enrols the device that a join token is for, and revokes the certificates that it had before.
 
-    A token that was used enrols nobody else; but the same device, which may have lost the answer, gets it again.
+    A used token enrols no other device; the same device, which may have lost the answer, gets it again.
 
     Args:
         connection: within a transaction.
@@ -139,7 +139,7 @@ def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s:
 
 
 def revoke(connection: Connection, device: str, now_s: float) -> bool:
-    """Refuses a device from now on: its certificates, its join tokens, and an API key that stands for it.
+    """Refuses a device from now on: its certificates, its join tokens, and its API key.
 
     Returns:
         False where there is nothing of that name.

@@ -15,7 +15,7 @@ class AuthorityFolder:
 
     Args:
         directory: where they are, or will be.
-        clock: what certificates are dated by.
+        clock: dates certificates.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -31,10 +31,10 @@ class AuthorityFolder:
         return (self.directory / authorities.BUNDLE_FILE).exists()
 
     def open(self) -> Authorities:
-        """The authorities; the first is made where there is none.
+        """Returns the authorities; creates the first one if missing.
 
         Raises:
-            ConfigError: the folder is no good.
+            ConfigError: the folder cannot be used.
         """
         with self._lock:
             present = authorities.signature(self.directory)

@@ -1,8 +1,8 @@
-"""Who is let in: judges certificates and API keys by what is known, and keeps that knowledge fresh.
+"""Authentication: judges certificates and API keys by what is known, and keeps that knowledge fresh.
 
-Requests are judged from memory. Every `auth.refresh_s` the changes in the store are taken over, whoever made them:
-this gateway, another replica, or a command; a certificate revoked since then has its connections closed. What is not
-known is looked for in the store before it is refused, so that a device may come to one replica after it has enrolled
+Requests are judged from memory. Every `auth.refresh_s` it reads the changes in the store, by any writer:
+this gateway, another replica, or a command; a certificate revoked since then has its connections closed. An unknown
+credential is looked up in the store before it is refused, so that a device may call one replica after it has enrolled
 with another.
 """
 
@@ -40,7 +40,7 @@ class Gatekeeper:
         refresh_s: how often changes are taken over.
         grace_s: how long after its end a certificate can still be renewed.
         on_revoked: called in a thread once certificates were found to be revoked.
-        clock: what times are on.
+        clock: gives wall and monotonic time.
 
     Raises:
         CapacityError: the store refuses.
@@ -123,11 +123,11 @@ class Gatekeeper:
         return found is not None and (found.expires_s is None or found.expires_s > self._clock.wall_s())
 
     async def device(self, presented: Presented, *, renewing: bool = False) -> str:
-        """The device that a certificate stands for.
+        """Returns the device of a certificate.
 
         Args:
             presented: from an authority of ours.
-            renewing: let one in that has ended, for as long as it can be renewed.
+            renewing: accept an expired certificate for as long as it can be renewed.
 
         Raises:
             UnauthorizedError: it names no device, is not known, revoked, expired, or not valid yet.
@@ -194,7 +194,7 @@ class Gatekeeper:
         return read_changes(connection, self.known.version)
 
     async def _keep_fresh(self) -> None:
-        """For ever; while the store is away, what was known goes on to hold."""
+        """Runs until cancelled; while the store is away, the known credentials stay valid."""
         trouble = ""
         while True:
             await asyncio.sleep(self._refresh_s)

@@ -34,10 +34,10 @@ class Identity:
         settings: as `settings/load.py` gave them.
         database: where devices and keys are kept; not closed here.
         writer: writes to it; not closed here.
-        clock: what times are on.
+        clock: gives wall and monotonic time.
 
     Raises:
-        ConfigError: a file that the settings name is no good.
+        ConfigError: a file that the settings name cannot be used.
         CapacityError: the store refuses.
     """
 
@@ -83,7 +83,7 @@ class Identity:
             await self.tls.close()
 
     def trusts(self, address: str) -> bool:
-        """Whether a connection from this address may name the certificate of somebody else."""
+        """Returns whether a connection from this address may forward a client's certificate."""
         return proxy.is_trusted(address, self._trusted)
 
     async def presented_by_proxy(self, values: Sequence[str]) -> Presented | None:
@@ -108,7 +108,7 @@ def check_files(settings: Settings) -> None:
     """Tries what the settings name, without making anything.
 
     Raises:
-        ConfigError: a certificate, its key or its authority, or a proxy's address is no good.
+        ConfigError: a certificate, its key or its authority, or a proxy's address is invalid.
     """
     proxy.networks(settings.auth.trusted_proxies)
     _server_authority(settings.tls.ca_file)
@@ -119,10 +119,10 @@ def check_files(settings: Settings) -> None:
 
 
 def _server_authority(file: str) -> str:
-    """The certificate of another authority that vouches for the server; "" where there is none.
+    """Returns the certificate of another authority of the server; "" if none is configured.
 
     Raises:
-        ConfigError: it is no authority's.
+        ConfigError: it is not an authority's certificate.
     """
     if not file:
         return ""

@@ -26,7 +26,7 @@ PREFIX = "flk_"
 
 
 def key_hash(text: str) -> str:
-    """What the store keeps of a key."""
+    """Returns the digest of a key that the store has."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -45,9 +45,9 @@ def create_key(
     Args:
         connection: within a transaction.
         name: unique among the keys that are not revoked.
-        scopes: what it may do.
+        scopes: its permissions.
         now_s: the wall time.
-        kind: "device" stands for a device of that name, which has no certificate.
+        kind: "device" for a device of that name without a certificate.
         expires_s: the wall time until which it is valid; None without end.
         requests_per_s: how often it may be used, on one gateway; None without limit.
 

@@ -1,4 +1,4 @@
-"""Who asks, as the transports name them: `device:NAME`, `application:NAME`, or "" where authentication is off."""
+"""The caller, as the transports name it: `device:NAME`, `application:NAME`, or "" where authentication is off."""
 
 from __future__ import annotations
 

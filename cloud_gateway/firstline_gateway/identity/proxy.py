@@ -1,4 +1,4 @@
-"""Certificates that a trusted proxy has seen: it ends TLS, checks that the client has the key, and says whose it is.
+"""Certificates that a trusted proxy has seen: it verifies the client's key and forwards the certificate.
 
 Only the configured header counts, and only from the configured addresses. The certificate's signature is checked here
 once more; that the client has its key is the proxy's word.
@@ -31,7 +31,7 @@ def networks(addresses: Sequence[str]) -> Networks:
     """Addresses and networks as they are configured.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: an entry is not a network.
     """
     try:
         return tuple(ipaddress.ip_network(address) for address in addresses)
@@ -53,7 +53,7 @@ def is_trusted(address: str, trusted: Networks) -> bool:
 class ProxyCertificates:
     """Reads what trusted proxies name; a device sends the same with each request, and one is read once.
 
-    Times and revocation are no part of it: whoever is given the certificate looks at them each time.
+    Times and revocation are no part of it: the caller checks them each time.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class ProxyCertificates:
         """The certificate in a proxy's header: PEM with percent signs (nginx, Envoy, HAProxy), or RFC 9440's form.
 
         Args:
-            values: of the header, each time that it is there; an empty one stands for a client without certificate.
-            authorities: who may have signed it; what others had signed is forgotten.
+            values: of each occurrence of the header; an empty value means a client without a certificate.
+            authorities: the trusted authorities; certificates of others are dropped from the cache.
 
         Raises:
-            UnauthorizedError: it is there twice, is no certificate, or another authority's.
+            UnauthorizedError: the header occurs twice, or its value is not a certificate of these authorities.
         """
         if len(values) > 1:
             raise UnauthorizedError(

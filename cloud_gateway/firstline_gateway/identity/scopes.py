@@ -1,11 +1,11 @@
-"""What an API key may do."""
+"""The permissions of an API key."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 Scope = Literal["infer", "fleet", "admin"]
-"""What each may do.
+"""The permissions:
 
 infer: ask models. fleet: load and unload them; invite, list and revoke devices; read contracts. admin: change
 contracts.

@@ -1,10 +1,10 @@
 """The tables of devices, certificates, join tokens and API keys. Times are seconds since 1970.
 
-Every change of a row that requests are judged by gets the next number of `identity_version`: whoever keeps these rows
-in memory asks for those above the number that it has seen. Rows are marked as revoked, not deleted, so that no change
-is missed; what has expired is deleted long after nobody accepts it. A certificate is judged by wall time, but not
-forgotten by it alone: it is kept until gateways were in service for as long as it was made for (`kept_service_s`), so
-that a clock that was far ahead costs no device its place.
+Every change of a row that requests are judged by gets the next number of `identity_version`: a process that caches
+these rows reads those above the number that it has seen. Rows are marked as revoked, not deleted, so that no change is
+missed; expired rows are deleted long after they stopped being valid. A certificate is judged by wall time, but not
+forgotten by it alone: it is kept until gateways have been in service for its intended lifetime (`kept_service_s`), so
+that a clock far ahead deletes no device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The gateway's side of TLS: its certificate, which is exchanged while it serves, and whom it believes.
 
 A client may show a certificate, and OpenSSL checks its chain and that the client has the key; not its times, nor
-whether it was revoked. `gatekeeper.py` does, so that a device whose certificate has expired is told so in a sentence,
-and can still renew it.
+whether it was revoked. `gatekeeper.py` does, so that a device with an expired certificate gets an error that explains
+it, and can still renew it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """What a context is made of; `changed` differs once one of the two files does."""
+    """The content of a TLS context; `changed` differs when one of the two files does."""
 
     certificate: Path
     key: Path
@@ -43,7 +43,7 @@ class ServerTls:
     Args:
         found: hosts, or the operator's own files.
         folder: of the gateway's authority.
-        clock: what certificates are dated by.
+        clock: dates certificates.
 
     Raises:
         ConfigError: the files are no good.
@@ -69,14 +69,14 @@ class ServerTls:
 
     @property
     def files(self) -> ServerFiles:
-        """What is shown and believed at present; another object once it has changed."""
+        """Returns the current certificates; a new object after each change."""
         return self._seen
 
     async def refresh(self) -> bool:
         """Takes changed files over, for connections from now on; whether there were any.
 
         Raises:
-            ConfigError: they are no good; what was before goes on to hold.
+            ConfigError: they cannot be used; the previous ones stay in use.
         """
         found = await asyncio.to_thread(self._prepare)
         if found == self._seen:

@@ -1,7 +1,7 @@
-"""Who waits for a job to end, so that nobody has to ask again and again.
+"""Callers that wait for a job to end, so that they need not poll.
 
-A job that ends in this process is told at once. Those that other replicas end are looked for in the store: one question
-for all that are waited for, and none while nobody waits.
+A job that ends in this process wakes them at once. Those that other replicas end are looked for in the store: one query
+for all awaited jobs, and no query without waiters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Endings:
     Args:
         readers: of the store.
         clock: by which it is looked at.
-        limit: of those who wait; of one principal's, half of it, so that nobody keeps all others from waiting.
+        limit: the most waiters; one principal may have half of them.
     """
 
     def __init__(self, readers: Readers, clock: Clock, limit: int) -> None:
@@ -51,7 +51,7 @@ class Endings:
 
     @contextlib.contextmanager
     def watched(self, job_id: str, principal: str) -> Iterator[Ending]:
-        """What tells of a job's end, from now on; look at the job after this has begun.
+        """Returns a future that is done when a job ends; read the job after this call.
 
         Raises:
             QueueFullError: too many wait.
@@ -91,7 +91,7 @@ class Endings:
                 ending.set_result(None)
 
     async def close(self) -> None:
-        """Keeps nobody waiting any more."""
+        """Ends all waits."""
         self._closed = True
         for job_id in tuple(self._waiting):
             self.tell(job_id)

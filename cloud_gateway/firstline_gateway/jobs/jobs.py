@@ -1,7 +1,7 @@
 """Jobs as callers know them: handed in, looked up, given up.
 
-What is handed in is in the store before that is said, so a job that was accepted outlives this process, and with one
-PostgreSQL any replica may run it and tell what came of it.
+A job is stored before it is acknowledged, so it outlives this process; with PostgreSQL any replica may run it and
+return its result.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Jobs:
         readers: of the store.
         writer: writes to it.
         settings: how many are kept, and for how long.
-        clock: what deadlines are on.
+        clock: measures deadlines.
         service: by which jobs age.
-        endings: who waits for one to end.
+        endings: the callers that wait for jobs.
         counter: counts jobs by event.
         on_new: told that there is one more.
     """

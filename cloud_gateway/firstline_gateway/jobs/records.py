@@ -1,4 +1,4 @@
-"""What is kept of jobs, within a caller's transaction.
+"""Jobs in the store, within a caller's transaction.
 
 A job's content is sealed, as deliveries' answers are: SQLite does not see that a disk has changed a byte.
 """
@@ -32,14 +32,14 @@ class Job:
 
     Args:
         job_id: the request's id.
-        principal: whose it is.
+        principal: the owner.
         model: as it was asked for, and `version` too.
         status: `RUNNING`, or HTTP's.
         content: the request as V2 has it; of one that has ended the answer's body, an error's too.
         header: bytes of JSON at its start; None where all is JSON.
-        due_service_s: when nobody wants it any more; None for never.
+        due_service_s: when it expires; None for never.
         service_s: when it came; of one that has ended, when that was.
-        attempts: how often somebody has begun to work on it.
+        attempts: how often work on it was begun.
     """
 
     job_id: str
@@ -55,7 +55,7 @@ class Job:
 
 
 class Ended(NamedTuple):
-    """What came of a job: an HTTP status, a body, and the bytes of JSON at its start where not all of it is."""
+    """The result of a job: an HTTP status, a body, and the bytes of JSON at its start where not all of it is."""
 
     status: int
     content: bytes
@@ -108,7 +108,7 @@ def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFul
 
 
 def find(connection: Connection, job_id: str, principal: str) -> Job | None:
-    """A principal's job; None where it has none under this id.
+    """Returns a principal's job; None for an unknown id.
 
     Raises:
         IntegrityError: the disk has damaged it.
@@ -119,7 +119,7 @@ def find(connection: Connection, job_id: str, principal: str) -> Job | None:
 
 
 def any_waits(connection: Connection, service_s: float, came_by_s: float) -> bool:
-    """Whether there is a job that nobody works on, and that had come by a time of service."""
+    """Returns whether an unclaimed job had been submitted by a time of service."""
     return connection.execute(_waiting(service_s, came_by_s).limit(1)).first() is not None
 
 
@@ -133,13 +133,13 @@ def claim(
     came_by_s: float,
     lease_s: float,
 ) -> list[Job | str]:
-    """Takes up to `count` jobs that nobody works on, the urgent and the old first; what others take is passed over.
+    """Claims up to `count` unclaimed jobs, urgent and old ones first; skips jobs that others are claiming.
 
     Args:
         connection: to the store.
         holder: the replica.
         count: how many at most.
-        suspects: how many at most of those that somebody began before and said nothing of.
+        suspects: the most jobs among them whose earlier attempts ended without a result.
         service_s: now.
         came_by_s: when those had come that may be taken.
         lease_s: for how long.
@@ -186,7 +186,7 @@ def renew(connection: Connection, holder: str, job_ids: list[str], service_s: fl
 
 
 def put_back(connection: Connection, holder: str, job_ids: list[str], until_service_s: float) -> None:
-    """Leaves jobs to whoever comes next, from a time of service on; that this one began does not count."""
+    """Releases jobs for another attempt, from a time of service on; this attempt does not count."""
     connection.execute(
         update(JOBS)
         .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
@@ -195,7 +195,7 @@ def put_back(connection: Connection, holder: str, job_ids: list[str], until_serv
 
 
 def leave(connection: Connection, holder: str) -> None:
-    """Leaves all that a replica has claimed, a claim that it never heard of included, to whoever comes next."""
+    """Releases all jobs that a replica has claimed, including claims whose confirmation it lost."""
     connection.execute(
         update(JOBS)
         .where(_C.holder == holder, _C.status == RUNNING)
@@ -204,7 +204,7 @@ def leave(connection: Connection, holder: str) -> None:
 
 
 def put_back_all(connection: Connection) -> None:
-    """Leaves every job to whoever comes next: where there is but one gateway, and it has just begun."""
+    """Releases every job: where there is but one gateway, and it has just begun."""
     connection.execute(update(JOBS).where(_C.status == RUNNING).values(holder="", lease_service_s=0.0))
 
 
@@ -273,5 +273,5 @@ def _job(row: Sequence[Any]) -> Job:
 
 
 def _about(job_id: str, status: int, header: int | None) -> bytes:
-    """What a seal covers beside the content."""
+    """Returns what a seal covers in addition to the content."""
     return orjson.dumps((job_id, status, header))

@@ -1,7 +1,7 @@
 """Runs jobs when there is room: each is claimed for a while, run as the least urgent request, and its answer kept.
 
-Replicas on one store share the jobs. A claim is a lease that its holder renews; what a holder that died had claimed is
-taken up by another once the lease has run out, or at once by a gateway that is alone with its store. Of two who run a
+Replicas on one store share the jobs. A claim is a lease that its holder renews; jobs of a holder that died are claimed
+by another replica when the lease expires, or at once by a gateway that has its store alone. Of two who run a
 job all the same, the first to say what came of it is right.
 """
 
@@ -56,7 +56,7 @@ class JobRunner:
         readers: of the store.
         writer: writes to it.
         settings: how many run at the same moment, and how long answers are kept.
-        endings: told of each that has ended.
+        endings: wakes the callers that wait for a job.
         counter: counts jobs by event.
         clock: its monotonic time.
         service: by which leases run out.
@@ -99,7 +99,7 @@ class JobRunner:
         self._wake.set()
 
     async def start(self) -> None:
-        """Begins to run what waits, what was left by this gateway's last life included."""
+        """Starts to run waiting jobs, including those that the previous process left."""
         if self._readers.database.dialect == "sqlite":  # nobody else works on it
             with contextlib.suppress(CapacityError):  # told by the writer; then the leases run out
                 await self._writer.write(records.put_back_all)
@@ -108,7 +108,7 @@ class JobRunner:
         self._started = True
 
     async def close(self) -> None:
-        """Ends, and leaves what is not answered to whoever comes next."""
+        """Stops, and releases unfinished jobs."""
         for task in self._tasks:
             await task.close()
         running = [*self._running.values()]
@@ -191,7 +191,7 @@ class JobRunner:
                 await self._end(job.job_id, _refused(failed))
 
     async def _ran(self, job: Job) -> tuple[InferRequest, InferResponse]:
-        """What was asked, and what is answered.
+        """Returns the request and its response.
 
         Raises:
             FirstlineError: why there is no answer.

@@ -1,4 +1,4 @@
-"""The jobs: what was asked, who works on it, and what came of it. And how much is kept of whom."""
+"""The jobs: the request, the replica that runs it, and the result. And how much is kept of whom."""
 
 from __future__ import annotations
 

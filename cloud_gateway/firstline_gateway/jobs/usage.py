@@ -21,7 +21,7 @@ _C = KEPT.c
 
 
 class Amounts(NamedTuple):
-    """What is kept in all, and of that a principal's own."""
+    """The stored jobs in total, and those of a principal."""
 
     jobs: int
     size_bytes: int
@@ -35,7 +35,7 @@ def change(connection: Connection, principal: str, jobs: int, size_bytes: int) -
 
 
 def amounts(connection: Connection, principal: str) -> Amounts:
-    """What is kept now."""
+    """Returns the current usage."""
     own = _C.principal == principal
     sums = [func.coalesce(func.sum(each), 0) for each in (_C.jobs, _C.size_bytes)]
     sums += [func.coalesce(func.sum(case((own, each), else_=0)), 0) for each in (_C.jobs, _C.size_bytes)]
@@ -48,7 +48,7 @@ def amounts(connection: Connection, principal: str) -> Amounts:
 
 
 def recount(connection: Connection) -> None:
-    """Counts the jobs after all: whoever wrote the store before may have known nothing of sums."""
+    """Counts the jobs after all: an earlier writer may not have maintained the sums."""
     if connection.dialect.name == "postgresql":  # until what others have under way is written
         connection.execute(text("LOCK TABLE jobs_kept IN SHARE ROW EXCLUSIVE MODE"))
     connection.execute(delete(KEPT))

@@ -35,7 +35,7 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the archive is.
+    """Describes the archive.
 
     Attributes:
         format: of the archive.

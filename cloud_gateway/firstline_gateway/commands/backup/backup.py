@@ -1,7 +1,7 @@
 """Backs up what a gateway must not forget, while it runs, and restores it where there is nothing yet.
 
 The store is read in one transaction, so that it is of one moment; the authority's files under the lock of those who
-change them. What operators keep themselves (configuration, models, passwords, their own TLS keys) is not in it.
+change them. Files of the operator (configuration, models, passwords, own TLS keys) are not in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored: the archive's manifest, and rows by table."""
+    """The result of a restore: the archive's manifest, and rows by table."""
 
     manifest: Manifest
     rows: dict[str, int]
@@ -59,7 +59,7 @@ def restore(settings: Settings, path: Path, *, authority_only: bool = False) -> 
         authority_only: leaves the store alone, which has what came after the backup.
 
     Raises:
-        ConfigError: the file is no good, or there is something already; nothing was restored.
+        ConfigError: the file is damaged, or the target is not empty; nothing was restored.
     """
     with archive.reading(path) as file:
         directory = Path(settings.identity.directory)
