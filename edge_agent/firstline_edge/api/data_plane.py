@@ -1,4 +1,4 @@
-"""The data plane: what every protocol calls to have requests answered."""
+"""The data plane: every protocol calls it to answer requests."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def paths(state_dir: Path) -> dict[str, Path]:
 
 
 def sizes_bytes(state_dir: Path) -> dict[str, int]:
-    """What the files of each place take.
+    """Returns the size of each place's files.
 
     Raises:
         OSError: this user may not look.
@@ -76,7 +76,7 @@ class Erasure:
         """Checks that the caller may write in the state directory.
 
         Args:
-            proof: what the caller has written there.
+            proof: a value that the caller wrote there.
 
         Raises:
             ForbiddenError: the proof is wrong.

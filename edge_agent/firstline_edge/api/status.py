@@ -34,7 +34,7 @@ class AgentStatus:
 
     Args:
         device_id: of this device.
-        startup_problems: what went wrong before the agent started, by file.
+        startup_problems: problems before the agent started, by file.
         spending: None if nothing has a price.
         upkeep: None on a device that has not joined.
         fleet: the fleet's section; None on a device that is not a member of a fleet.
@@ -162,7 +162,7 @@ def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, o
 
 
 def certificate_of(held: HeldModel) -> dict[str, object] | None:
-    """What the variant in use is certified for; None where it is not."""
+    """Returns the certificate of the variant in use; None if it has none."""
     certificate = held.edge.certificate if held.edge is not None else None
     if certificate is None:
         return None

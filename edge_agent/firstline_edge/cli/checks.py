@@ -61,7 +61,7 @@ def all_findings(settings: EdgeSettings) -> list[Finding]:
 
 
 def identity_findings(identity: DeviceIdentity) -> list[Finding]:
-    """Whom this device is to its gateway, and until when."""
+    """Checks the device's identity and its validity."""
     found = [from_error("identity", problem) for problem in identity.problems]
     described, credentials = identity.describe(), identity.credentials
     if described is None or credentials is None:
@@ -117,7 +117,7 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
 
 
 def _held_bytes(state_dir: Path) -> int:
-    """What outbox and cache take already."""
+    """Returns the current size of outbox and cache."""
     found = 0
     for folder in ("outbox", "cache"):
         for file in (state_dir / folder).rglob("*"):

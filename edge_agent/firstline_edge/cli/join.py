@@ -99,7 +99,7 @@ def _token_text(file: str) -> str:
 
 
 def _then(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
-    """What it takes for the agent to use it."""
+    """Returns the steps that make the agent use the new identity."""
     if before is not None and not restart_needed(before, joined) and address_of(settings) is not None:
         return f"the agent that runs uses it within {LOOK_S:g} s"
     return "start the agent anew"

@@ -112,7 +112,10 @@ class _Handshake:
         self._credentials = credentials
 
     async def probe(self, timeout_s: float) -> None:
-        """Whether both ends take the other's certificate. A word that is no greeting has the broker hang up."""
+        """Checks that both ends accept the other's certificate.
+
+        The broker closes the connection after an invalid greeting.
+        """
         where = f"{self._section.host}:{self._section.port}"
         try:
             async with asyncio.timeout(timeout_s):
@@ -163,7 +166,7 @@ def _address(section: LinkSection) -> tuple[str, int]:
 
 
 async def _unreachable(subject: str, section: LinkSection, host: str, port: int) -> Finding | None:
-    """What keeps a TCP connection from being made, told apart: the name, or what it leads to."""
+    """Returns why a TCP connection fails: the name, or the address."""
     if section.proxy:
         return None
     loop = asyncio.get_running_loop()

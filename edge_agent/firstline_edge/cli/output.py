@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, the one sentence of a failure on stderr."""
+"""The output of commands: results on stdout, the one sentence of a failure on stderr."""
 
 from __future__ import annotations
 

@@ -15,7 +15,10 @@ log = logger(__name__)
 
 
 def read_desired(path: Path) -> Desired | None:
-    """What is known; None where nothing is, or the file cannot be used: the gateway will say it again."""
+    """Returns the latest desired state; None if there is none, or the file cannot be used.
+
+    The gateway sends it again in that case.
+    """
     try:
         return read_document(read_checked(path), Desired, str(path))
     except FileNotFoundError:

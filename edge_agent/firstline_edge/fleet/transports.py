@@ -111,7 +111,8 @@ class HttpTransport:
 class MqttTransport:
     """Listens to the retained topic `desired`. Of several gateways' words the one with the highest number holds.
 
-    What a broker retains may be older than what this device knows: it, or the gateway's store, was restored from a
+    A broker's retained message may be older than the state that this device has: it, or the gateway's store, was
+    restored from a
     backup. Then the gateway learns from the next report which revision is known here, and numbers beyond it.
     """
 

@@ -34,7 +34,10 @@ def is_key(pem: str) -> bool:
 
 
 def signing_request(key_pem: str) -> str:
-    """A CSR in PEM. It names nobody: the gateway knows by the token, or the certificate, who asks."""
+    """Returns a signing request in PEM.
+
+    It contains no name: the gateway identifies the device by the token or the certificate.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -66,7 +69,7 @@ def accepted(answer: EnrolAnswer, key_pem: str, authority: bytes, *, gateway: st
         proxy: URL, "" for none.
 
     Raises:
-        ProtocolError: the certificate is for another key, another name, or of nobody we believe.
+        ProtocolError: the certificate is for another key or name, or from an unknown authority.
     """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature

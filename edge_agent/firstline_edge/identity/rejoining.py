@@ -1,4 +1,4 @@
-"""`edge-agent join --force` beside an agent that runs: the agent takes the new identity up by itself."""
+"""Takes up a new identity that `edge-agent join --force` wrote while the agent runs."""
 
 from __future__ import annotations
 

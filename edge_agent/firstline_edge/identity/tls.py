@@ -53,7 +53,7 @@ def device_context(judge: Judge) -> DeviceContext:
 
 
 def unverified_context() -> ssl.SSLContext:
-    """Believes whoever answers: for what is checked otherwise, and carries no secret."""
+    """Accepts any server: for what is checked otherwise, and carries no secret."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -15,7 +15,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def check(settings: EdgeSettings) -> None:
-    """What one key alone cannot say.
+    """Checks the combinations of settings.
 
     Raises:
         ConfigError: an open address without tokens, a threshold that is no number, a link without an address, a

@@ -41,7 +41,7 @@ def counted() -> Iterator[Traffic]:
 
 
 def count(link: str, *, sent: int = 0, received: int = 0) -> None:
-    """Tells whoever counts of bytes of requests and answers, with what the protocol puts around each of them."""
+    """Counts the bytes of requests and answers, protocol overhead included."""
     traffic = _current.get()
     if traffic is not None:
         traffic.crossed.append((link, sent, received))

@@ -172,7 +172,7 @@ class Configurator:
         return record.state is _S.TRIAL or (record.state is _S.COMMITTED and record.reason != "already")
 
     async def _undo(self, record: Record) -> None:
-        """The fleet takes its word back: what is under way stops, and what ran before runs again."""
+        """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
         async with self._turn:
             if self._runs(record) and self.kept.can_go_back:
                 await self._go_back("undone", "The fleet took it back.")
@@ -203,7 +203,7 @@ class Configurator:
         await self._ledger.write(lambda kept: kept.fetched(held, self._clock.wall_s()))
 
     async def _stage(self, wanted: DesiredConfiguration) -> float:
-        """Waits for its time, and has the agent go on with it."""
+        """Waits for the time window, and exchanges the agent's settings."""
         now_s = self._clock.wall_s()
         pause_s = wait_s(wanted, now_s)
         if pause_s > 0:
@@ -235,7 +235,10 @@ class Configurator:
         return 0.0
 
     async def _go_back(self, reason: str, message: str) -> None:
-        """What ran before runs again, whatever the disk says; where it may not any more, the device's own settings."""
+        """Rolls back, also if the disk refuses.
+
+        Uses the device's own settings if the previous configuration is not allowed any more.
+        """
         now_s = self._clock.wall_s()
         kept = self.kept.given_up(reason, message, now_s)
         try:
@@ -248,7 +251,10 @@ class Configurator:
         self._adopt(settings)
 
     def _tell_refusal(self, error: OSError) -> None:
-        """Has the fleet hear why nothing goes on, though the disk takes no word of it; it goes on once it does."""
+        """Reports the disk's refusal to the fleet, although it cannot be stored.
+
+        The update resumes when the disk accepts writes.
+        """
         kept, wanted = self.kept, self._wanted
         if wanted is None or wanted.undone:
             return

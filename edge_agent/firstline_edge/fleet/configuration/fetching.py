@@ -32,7 +32,7 @@ class Configurations(Protocol):
 
 
 async def find(source: Configurations, wanted: DesiredConfiguration) -> SignedFile:
-    """What is wanted, as it is signed.
+    """Returns the signed file of the desired configuration.
 
     Raises:
         IntegrityError: it is signed as something else.
@@ -52,7 +52,7 @@ async def fetch(source: Configurations, file: SignedFile, wanted: DesiredConfigu
 
     Raises:
         IntegrityError: other bytes came than were signed.
-        ConfigError: it is no text.
+        ConfigError: it is not text.
         FirstlineError: it cannot be had now.
     """
     content = b""

@@ -90,7 +90,7 @@ class RegistryBytes:
 
 
 class NoRegistry:
-    """A `Catalogue` and a `ByteSource` of a device that has no way to a registry: it is told what it lacks."""
+    """A `Catalogue` and a `ByteSource` of a device without a connection to a registry."""
 
     async def listed(self, name: str, version: int) -> ListedBundle:
         """See `Catalogue`."""
@@ -112,9 +112,9 @@ class AgentServing:
     Args:
         reloading: exchanges them.
         hold: opens, loads and measures one bundle; blocks.
-        running: what answers for a name now.
+        running: returns the model that answers for a name now.
         answered: rows of a version so far, and those that got no answer.
-        hardware: what this device offers; blocks.
+        hardware: returns the device's runtimes and capacity; blocks.
     """
 
     def __init__(

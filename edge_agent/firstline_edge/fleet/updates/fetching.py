@@ -1,4 +1,4 @@
-"""One file, by its sha256, over a line that breaks: what has come is kept, and the rest is asked for."""
+"""Downloads one file by its sha256 over an unreliable connection; resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def fetch(source: ByteSource, file: SignedFile, path: Path, pace: Pace, ca
 
     Args:
         source: where it comes from.
-        file: what is to come.
+        file: the expected file.
         path: the file on disk; bytes that it has are not downloaded again.
         pace: how fast.
         came: receives the number of bytes of each part.

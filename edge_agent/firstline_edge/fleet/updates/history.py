@@ -70,7 +70,7 @@ class History:
     def start(self, wall_s: float) -> None:
         """A process starts: trials have a try less, and records that a power cut left behind are brought up.
 
-        Where the disk refuses to count a start, nothing is tried: what ran before runs, in this process at least.
+        If the disk refuses to count a start, nothing is tried: the previous model runs, at least in this process.
         """
         for name, before in list(self._pointers.items()):
             record = self.records.get(name)
@@ -169,7 +169,7 @@ class History:
             raise
 
     def give_up(self, name: str, reason: str, message: str, wall_s: float) -> None:
-        """What runs cannot: what ran before does from now on.
+        """Rolls back from a model that cannot run.
 
         Raises:
             OSError: the disk refuses; it holds all the same, until a restart at least.

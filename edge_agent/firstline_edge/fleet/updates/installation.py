@@ -1,4 +1,4 @@
-"""From a word of the fleet to a bundle in the other slot: verified, and not yet trusted with a request."""
+"""From the fleet's desired state to a bundle in the other slot: verified, and not yet answering requests."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Installation:
         what: is to be in it.
         source: of bytes.
         elsewhere: bundles on this device whose files are as good.
-        free_bytes: on the disk, None where nobody knows.
+        free_bytes: on the disk; None if unknown.
         pace: how fast bytes may come.
         jitter_s: longest random delay before the first request; it prevents a thundering herd.
         off_loop: has a blocking call made elsewhere.
@@ -126,8 +126,8 @@ class Installation:
 
         Raises:
             NoRoomError: it does not fit.
-            IntegrityError: what comes is not what was signed, again and again.
-            FirstlineError: what is refused for good.
+            IntegrityError: repeated downloads differ from the signed content.
+            FirstlineError: a permanent refusal.
             OSError: the disk refuses.
         """
         files = self._what.files

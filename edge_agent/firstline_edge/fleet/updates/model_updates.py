@@ -1,7 +1,7 @@
-"""The updates of one model, one after the other: every step is on the disk before it is done.
+"""The updates of one model, one after the other: each step is stored before it is taken.
 
-One task alone changes anything here, so that nothing has to be guarded: what the fleet wants, and what somebody at the
-device asks for, are left for it to find. A step that is interrupted leaves the record of the last finished step.
+Only one task changes the state, so that it needs no locks: it takes up the fleet's desired state and rollback requests
+    from `wishes`. A step that is interrupted leaves the record of the last finished step.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ModelUpdates:
         return record.state is _S.TRIAL or (record.state is _S.COMMITTED and record.reason != "already")
 
     async def _answer(self, asked: asyncio.Future[None]) -> None:
-        """Does what somebody asked for, and says so."""
+        """Rolls back on request, and reports the result."""
         self._wishes.asked = None
         try:
             await self._trial.roll_back()
@@ -168,7 +168,7 @@ class ModelUpdates:
                 asked.set_exception(NotReadyError("Going back was cut off; see `edge-agent updates`."))
 
     async def _undo(self, record: Record) -> float:
-        """The fleet takes its word back: what is under way stops, and what ran before runs again."""
+        """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
         pointer = self._history.pointer(self._name)
         if self._runs(record) and pointer.slot != pointer.previous:
             await self._trial.give_up("undone", "The fleet took it back.")
@@ -246,9 +246,9 @@ class ModelUpdates:
         return max(1.0, pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S))
 
     def _tell_refusal(self, error: OSError) -> None:
-        """Has the fleet hear why nothing goes on, though the disk takes no word of it.
+        """Reports the disk's refusal to the fleet, although it cannot be stored.
 
-        What is not whole here has failed, as where its files found no room; what is whole waits for the disk.
+        An incomplete download has failed; a complete one waits for the disk.
         """
         record, wanted = self._history.records.get(self._name), self._wishes.wanted
         if wanted is None or wanted.undone or (record is not None and record.state is _S.TRIAL):

@@ -37,7 +37,7 @@ class ByteSource(Protocol):
 
         Raises:
             NotFoundError: there is no such file.
-            FirstlineError: it cannot be had now; what came before is good.
+            FirstlineError: the file is not available now; the received bytes are valid.
         """
         ...
 

@@ -21,7 +21,7 @@ def self_test(held: HeldModel, running: HeldModel | None) -> None:
 
     Args:
         held: loaded, and not yet before requests.
-        running: what answers now; None where nothing does.
+        running: the model that answers now; None if there is none.
 
     Raises:
         SelfTestError: it does not.
@@ -62,7 +62,7 @@ def self_test(held: HeldModel, running: HeldModel | None) -> None:
 
 
 def _takes(now: InputSpec, before: InputSpec) -> bool:
-    """Whether whoever asked the bundle that runs may go on as they do."""
+    """Returns whether callers of the running bundle can call this one unchanged."""
     sizes = len(now.shape) == len(before.shape) and all(
         size in (-1, had) for size, had in zip(now.shape, before.shape, strict=True)
     )

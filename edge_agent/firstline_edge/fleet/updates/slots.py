@@ -122,11 +122,11 @@ class Slots:
         shutil.rmtree(self._fetch, ignore_errors=True)
 
     def clear(self, slot: Slot) -> None:
-        """Removes all that a slot holds, for whoever needs the room more."""
+        """Deletes the content of a slot."""
         shutil.rmtree(self.path(slot), ignore_errors=True)
 
     def partial_bytes(self) -> int:
-        """What has come of the files that are on their way."""
+        """Returns the size of the files that are being downloaded."""
         try:
             return sum(path.stat().st_size for path in self._fetch.iterdir())
         except OSError:
@@ -134,7 +134,7 @@ class Slots:
 
 
 def manifest_sha256(path: Path) -> str:
-    """Of a bundle's folder; "" where it is none."""
+    """Returns the digest of a bundle's manifest; "" if the folder is not a bundle."""
     try:
         with (path / MANIFEST_NAME).open("rb") as stream:
             return hashlib.sha256(stream.read(MANIFEST_LIMIT_BYTES + 1)).hexdigest()

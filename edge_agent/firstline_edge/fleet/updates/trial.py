@@ -1,4 +1,4 @@
-"""A bundle's trial on this device: put before requests, looked at, and kept or gone back from.
+"""A bundle's trial on this device: it answers requests, is observed, and is accepted or rolled back.
 
 Which slot runs, and whether it is being tried, says the pointer alone (`pointer.py`). It is on the disk before what it
 says is done; only going back waits for no disk: what ran before answers at once, and a restart that knows nothing of
@@ -51,7 +51,7 @@ class Trial:
         """Commits what has answered long enough; goes back where it cannot. Seconds after which to look again.
 
         Raises:
-            OSError: the disk refuses; the trial goes on.
+            OSError: the disk refuses; the trial continues.
         """
         means, name = self._means, self._name
         pointer = means.history.pointer(name)

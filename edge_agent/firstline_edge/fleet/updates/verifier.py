@@ -1,4 +1,4 @@
-"""What verifies signed metadata, in a process of its own that ends with each look, and what the two say to each other.
+"""Verifies signed metadata in a separate, short-lived process, and defines the messages between the two processes.
 
     python -m firstline_edge.fleet.updates.verifier       started by `verifying`, never by hand
 
@@ -41,7 +41,7 @@ class Part(Struct, frozen=True, tag=True):
 
 
 class Failure(Struct, frozen=True, tag=True):
-    """Either way: what stands in the way, by its code."""
+    """In either direction: an error by its code."""
 
     code: str
     message: str
@@ -88,7 +88,7 @@ def hear(stream: IO[bytes], kinds: type[_W] | Any) -> _W | None:
         kinds: which words it may be.
 
     Raises:
-        ProtocolError: it is none of these, or too long.
+        ProtocolError: the message is unknown or too long.
     """
     size_bytes = int.from_bytes(head := stream.read(_LENGTH_BYTES), "big")
     if size_bytes > LIMIT_BYTES:
@@ -104,7 +104,7 @@ def hear(stream: IO[bytes], kinds: type[_W] | Any) -> _W | None:
 
 
 class _Asked:
-    """A `MetadataSource`: whoever started this process."""
+    """A `MetadataSource` that asks the parent process."""
 
     def __init__(self, heard: IO[bytes], said: IO[bytes]) -> None:
         self._heard = heard

@@ -1,4 +1,4 @@
-"""A look at what is signed now, verified by a process that ends with it: see `verifier`."""
+"""Reads the signed metadata through a short-lived process that verifies it; see `verifier`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class _Child:
         self._limit_s = limit_s
 
     def answer(self, word: Struct) -> Fetch | More | Listed | Failure:
-        """What it says to a word."""
+        """Sends a message and returns the answer."""
         process, late = self._process, threading.Event()
         assert process.stdin is not None and process.stdout is not None  # noqa: S101 (they are pipes)
 
@@ -119,7 +119,7 @@ class _Child:
 
 @contextmanager
 def _started(command: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process, which is gone at the end of the block; it is told no setting of this one, secrets among them."""
+    """Starts the process, which ends with the block; it gets no settings or secrets of this one."""
     told = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
     process = subprocess.Popen(  # noqa: S603 (this Python)
         command,

@@ -1,4 +1,4 @@
-"""What the fleet's word says of one update, a model's and a configuration's alike. Pure."""
+"""What the desired state means for one update of a model or of the configuration. Pure."""
 
 from __future__ import annotations
 

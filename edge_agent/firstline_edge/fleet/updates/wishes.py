@@ -1,4 +1,4 @@
-"""What is wanted of one model: by the fleet, and by somebody at the device. Left here for its one task to find."""
+"""The desired version of one model and requests to roll it back, until the model's task takes them up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class SupersededError(LinkDownError):
-    """Something else is wanted: what is under way is left as it is."""
+    """Raised when something else is desired; the work in progress stays as it is."""
 
     def __init__(self) -> None:
         super().__init__("The fleet wants something else by now.")
@@ -61,15 +61,15 @@ class Wishes:
         await first_of(self._news.wait(), self._clock.sleep(wait_s))
 
     def close(self) -> None:
-        """Nobody does any more what somebody may be waiting for."""
+        """Fails requests that are still waiting."""
         if self.asked is not None and not self.asked.done():
             self.asked.set_exception(NotReadyError("The agent stops; roll back again."))
 
     async def while_wanted(self, work: Coroutine[Any, Any, _T], wanted: DesiredModel) -> _T:
-        """Returns the result of the work; the work is cancelled if its result is no longer wanted.
+        """Returns the result of the work; the work is cancelled when its result is not needed any more.
 
         Raises:
-            SupersededError: the fleet wants something else, somebody goes back, or the time is over.
+            SupersededError: the fleet desires something else, a rollback was requested, or the time is over.
         """
         task = asyncio.create_task(work)
         try:
