@@ -173,7 +173,7 @@ async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: h
         assert (await cam.get(path)).status_code == 403
     for path in ("/fleet/v1/twin",):
         refused = await keeper.get(path)
-        assert refused.status_code == 403 and "for devices" in refused.json()["detail"]
+        assert refused.status_code == 403 and "Only devices" in refused.json()["detail"]
     async with httpx.AsyncClient(base_url=str(cam.base_url)) as stranger:
         assert (await stranger.get("/fleet/v1/twin")).status_code == 401
         assert (await stranger.get("/fleet/v1/devices")).status_code == 401

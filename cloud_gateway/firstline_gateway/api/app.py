@@ -1,4 +1,4 @@
-"""The HTTP application: the infer routes first, then the framework's."""
+"""The HTTP application: inference as plain ASGI, and the control plane as a FastAPI application."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from firstline_gateway.api.infer import InferenceApp, infer_routes
 
 
 def create_asgi(gateway: Gateway) -> ASGIApp:
-    """All that a gateway serves; requests for inference see nothing of the framework."""
+    """Returns the whole application; requests for inference do not reach the framework."""
     return InferenceApp(create_app(gateway), gateway)
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """The framework's application, with every address; `GET /openapi.json` describes it."""
+    """Returns the framework's application with every route; `GET /openapi.json` describes it."""
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
         routes=list(infer_routes()),
         redirect_slashes=False,
-        # The documentation pages load scripts from other hosts; the description itself is served.
+        # The framework's documentation pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )

@@ -1,4 +1,4 @@
-"""Who calls: from a client certificate, or the Authorization header, to a principal and what it may do."""
+"""Authentication: from a client certificate, or the Authorization header, to a principal and its scopes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Caller:
     """An authenticated caller.
 
     Args:
-        principal: "device:NAME" or "application:NAME"; "" where authentication is off.
-        scopes: what it may do.
-        trust_request_id: whether its own request ids are kept. An application could otherwise guess at, or
-            reuse, an id that belongs to somebody else's answer.
+        principal: "device:NAME" or "application:NAME"; "" if authentication is off.
+        scopes: its permissions.
+        trust_request_id: whether its own request ids are kept. An application could otherwise guess or reuse the id
+            of another caller's answer.
     """
 
     principal: str
@@ -33,33 +33,33 @@ class Caller:
     trust_request_id: bool
 
 
-_ANYBODY = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
+_ANONYMOUS = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
 _CALLERS_KNOWN = 4096
 _DEVICE_SCOPES = frozenset({"infer"})
 
 
 async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller:
-    """Finds the caller: by its certificate where it shows one, else by its API key.
+    """Returns the caller, identified by its certificate if it shows one, otherwise by its API key.
 
     Args:
-        identity: judges both.
-        connection: of the request; its body is not touched.
+        identity: verifies both.
+        connection: of the request; its body is not read.
 
     Raises:
-        UnauthorizedError: neither, or not a valid one.
+        UnauthorizedError: there is neither, or it is not valid.
         RateLimitedError: the key was used too often.
-        CapacityError: the store that knows cannot be asked.
+        CapacityError: the store of devices and keys is not available.
     """
     authorization = connection.headers.get("authorization", "")
     return await caller_of(identity, await presented_by(identity, connection.scope), authorization)
 
 
 async def caller_of(identity: Identity, presented: Presented | None, authorization: str) -> Caller:
-    """The caller who has shown these, whichever way; see `authenticate`.
+    """Returns the caller with these credentials, whatever the transport; see `authenticate`.
 
     Args:
-        identity: judges both.
-        presented: the certificate; it counts before the key.
+        identity: verifies both.
+        presented: the certificate; it takes precedence over the key.
         authorization: "Bearer KEY", or "".
 
     Raises:
@@ -69,7 +69,7 @@ async def caller_of(identity: Identity, presented: Presented | None, authorizati
         device = await identity.gatekeeper.device(presented)
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.required:
-        return _ANYBODY
+        return _ANONYMOUS
     key = await identity.gatekeeper.key(_given_key(authorization))
     return _caller_with(key.name, key.kind, key.scopes)
 
@@ -85,25 +85,25 @@ def _given_key(authorization: str) -> str:
 
 @lru_cache(_CALLERS_KNOWN)
 def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
-    """Whom a valid key stands for."""
+    """Returns the caller that a valid key identifies."""
     is_device = kind == "device"
     return Caller(device_principal(name) if is_device else application_principal(name), scopes, is_device)
 
 
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
-    """Finds the caller, who must have a scope.
+    """Returns the caller, which must have a scope.
 
     Raises:
         UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
-        ForbiddenError: it lacks the scope.
+        ForbiddenError: the caller lacks the scope.
     """
     caller = await authenticate(identity, connection)
     check_scope(caller, scope)
     return caller
 
 
-async def still_let_in(identity: Identity, connection: HTTPConnection) -> bool:
-    """Whether a caller who was let in would be let in now, by what is known here; takes no use of its key."""
+async def is_still_authorized(identity: Identity, connection: HTTPConnection) -> bool:
+    """Returns whether an authenticated caller would still be accepted; does not count as a use of its key."""
     presented = await presented_by(identity, connection.scope)
     if presented is None:
         return not identity.required or identity.gatekeeper.holds(_given_key(connection.headers["authorization"]))
@@ -115,10 +115,10 @@ async def still_let_in(identity: Identity, connection: HTTPConnection) -> bool:
 
 
 def check_scope(caller: Caller, scope: str) -> None:
-    """Whether a caller has a scope.
+    """Checks that a caller has a scope.
 
     Raises:
-        ForbiddenError: it lacks the scope.
+        ForbiddenError: the caller lacks the scope.
     """
     if scope not in caller.scopes:
         raise ForbiddenError(
@@ -128,7 +128,7 @@ def check_scope(caller: Caller, scope: str) -> None:
 
 
 def address_of(identity: Identity, connection: HTTPConnection) -> str:
-    """Where a request comes from; a trusted proxy appends to X-Forwarded-For for whom it asks."""
+    """Returns the address of the client; a trusted proxy appends it to X-Forwarded-For."""
     address = connection.client.host if connection.client is not None else ""
     if not identity.trusts(address):
         return address

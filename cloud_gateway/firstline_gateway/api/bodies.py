@@ -1,4 +1,4 @@
-"""What request bodies may take of the memory together; of time, and each alone, see `http_body`."""
+"""A budget of memory for all request bodies together; `http_body` has the limits of each body."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _RETRY_S = 1.0
 
 
 class BodyBudget:
-    """Bytes of bodies that are being read or answered now.
+    """Counts the bytes of the bodies that are being read or answered.
 
-    One client's may take as much as is left free, so that room stays for the next however much one sends.
+    One client may hold at most as many bytes as are left free, so that there is always room for another client.
 
     Args:
-        limit_bytes: of all together.
+        limit_bytes: for all bodies together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -28,10 +28,10 @@ class BodyBudget:
         return Share(self, principal)
 
     def take(self, principal: str, size_bytes: int) -> None:
-        """Holds so many bytes for a client, until `give_back`; counted as they arrive, not as they are announced.
+        """Holds bytes for a client until `give_back`. Bytes count when they arrive, not when announced.
 
         Raises:
-            QueueFullError: they do not fit.
+            QueueFullError: the bytes do not fit.
         """
         mine = self._of_principal.get(principal, 0)
         if mine + size_bytes > self._limit_bytes - self._taken_bytes - size_bytes:
@@ -44,7 +44,7 @@ class BodyBudget:
         self._of_principal[principal] = mine + size_bytes
 
     def give_back(self, principal: str, size_bytes: int) -> None:
-        """What `take` took."""
+        """Returns bytes that `take` holds."""
         self._taken_bytes -= size_bytes
         left = self._of_principal.get(principal, 0) - size_bytes
         if left:
@@ -54,7 +54,7 @@ class BodyBudget:
 
 
 class Share:
-    """What one request has taken of a budget; a context manager."""
+    """The bytes of one request; a context manager that returns them."""
 
     def __init__(self, budget: BodyBudget, principal: str) -> None:
         self._budget = budget

@@ -1,4 +1,4 @@
-"""What the audits of all devices show of each contract, for operators; and the two things that they may do about it."""
+"""Routes for operators: the audits of all devices by contract, the end of an alarm, and quotas."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
-from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authorize
+from firstline_gateway.api.dependencies import gateway_of
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.contracts.device_alarms import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 
-# Of a pool's devices, those with most disagreements, and of alarms the latest; the devices' metrics have all.
+# A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.
 _DEVICES_SHOWN = 100
 _PER_HOUR = "escalations_per_hour"
 _MOST_PER_HOUR = 1e12
@@ -50,7 +50,7 @@ async def _operator(
 router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(_operator)])
 
 
-@router.get("", summary="What devices' audits show of every contract, and the quotas that operators set.")
+@router.get("", summary="The audits of every contract, and the quotas that operators set.")
 async def list_contracts(request: Request) -> Response:
     gateway = gateway_of(request)
     await wrap_future(gateway.contracts.refresh())
@@ -72,7 +72,7 @@ async def read_contract(request: Request, bundle: str) -> Response:
     await wrap_future(gateway.contracts.refresh())
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
-        gateway.repository.versions(bundle)  # one that is served and was never audited is known
+        gateway.repository.versions(bundle)  # raises if the bundle is not served either
     contributions = await to_thread(gateway.contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
     described = [
         _described(gateway, pool)
@@ -90,25 +90,25 @@ async def read_contract(request: Request, bundle: str) -> Response:
         for pool in pools
     ]
     alarms = [alarm for alarm in gateway.contracts.device_alarms() if alarm.model.name == bundle]
-    told = {"bundle": bundle, "contracts": described, "device_alarms": _device_alarms(gateway, alarms)}
-    return response_of(http.json_reply(told))
+    described_bundle = {"bundle": bundle, "contracts": described, "device_alarms": _device_alarms(gateway, alarms)}
+    return response_of(http.json_reply(described_bundle))
 
 
 @router.delete(
-    "/{bundle}/versions/{version}", summary="End a version's alarms: its audits are forgotten, and begin anew."
+    "/{bundle}/versions/{version}", summary="End the alarms of a version: delete its audits and start again."
 )
 async def end_contract(request: Request, bundle: str, version: str) -> Response:
     gateway, model = gateway_of(request), _model(bundle, version)
     ended = await wrap_future(gateway.contracts.end(model))
     if not ended:
         raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-    _tell(request, "contract's audits forgotten", model, tests=ended)
+    _log_change(request, "contract's audits forgotten", model, tests=ended)
     return response_of(http.json_reply({"ended": ended}))
 
 
 @router.put(
     "/{bundle}/versions/{version}/quota",
-    summary="Bound what all devices together escalate of a version in an hour, alarm or not.",
+    summary="Limit the escalations of a version in an hour, of all devices together.",
     openapi_extra={
         "parameters": [{"name": _PER_HOUR, "in": "query", "required": True, "schema": {"type": "number", "minimum": 0}}]
     },
@@ -118,17 +118,17 @@ async def set_quota(request: Request, bundle: str, version: str) -> Response:
     model = gateway.repository.resolve(bundle, version).key
     per_hour = _per_hour(request.query_params.get(_PER_HOUR))
     await wrap_future(gateway.contracts.set_quota(model, per_hour))
-    _tell(request, "contract's quota set", model, escalations_per_hour=per_hour)
+    _log_change(request, "contract's quota set", model, escalations_per_hour=per_hour)
     return response_of(http.json_reply(_quota(model, per_hour)))
 
 
-@router.delete("/{bundle}/versions/{version}/quota", summary="Take an operator's quota back.")
+@router.delete("/{bundle}/versions/{version}/quota", summary="Delete an operator's quota.")
 async def delete_quota(request: Request, bundle: str, version: str) -> Response:
     gateway, model = gateway_of(request), _model(bundle, version)
     if model not in gateway.contracts.quotas():
         raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
     await wrap_future(gateway.contracts.set_quota(model, None))
-    _tell(request, "contract's quota taken back", model)
+    _log_change(request, "contract's quota taken back", model)
     return response_of(http.json_reply(_quota(model, None)))
 
 
@@ -198,15 +198,15 @@ def _per_hour(text: str | None) -> float:
 
 
 def _model(bundle: str, version: str) -> ModelKey:
-    """The version as it is asked for; one that is not served any more may be asked for too."""
-    # Digits that int() does not work on without end.
-    known = version.isascii() and version.isdigit() and len(version) <= 18
-    return ModelKey(bundle, int(version) if known else 0)
+    """Returns the key of a version, which need not be served any more."""
+    # int() of very long texts takes long.
+    is_number = version.isascii() and version.isdigit() and len(version) <= 18
+    return ModelKey(bundle, int(version) if is_number else 0)
 
 
 def _date(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
 
 
-def _tell(request: Request, what: str, model: ModelKey, **facts: object) -> None:
-    log.warning(what, model=model.name, version=model.version, principal=request.state.principal, **facts)
+def _log_change(request: Request, event: str, model: ModelKey, **facts: object) -> None:
+    log.warning(event, model=model.name, version=model.version, principal=request.state.principal, **facts)

@@ -1,4 +1,4 @@
-"""V2's health and metadata, the list of models, and the metrics."""
+"""Routes of the V2 protocol for health, metadata and the model repository; the list of models; and the metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from firstline_core.errors import ForbiddenError
 from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.asked import caller, gateway_of, keeper
 from firstline_gateway.api.auth import authenticate
+from firstline_gateway.api.dependencies import gateway_of, require_fleet, require_infer
 from firstline_gateway.api.errors import response_of
 
-# Of a question about the models.
+# Bodies of requests about models.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 
@@ -26,8 +26,8 @@ async def _reader_of_metrics(request: Request) -> None:
 
 
 health = APIRouter(tags=["health"])
-metadata = APIRouter(tags=["models"], dependencies=[Depends(caller)])
-operation = APIRouter(tags=["models"], dependencies=[Depends(keeper)])
+metadata = APIRouter(tags=["models"], dependencies=[Depends(require_infer)])
+operation = APIRouter(tags=["models"], dependencies=[Depends(require_fleet)])
 metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
 
 
@@ -38,14 +38,14 @@ async def live(request: Request) -> Response:
 
 
 @health.head("/v2/health/ready", include_in_schema=False)
-@health.get("/v2/health/ready", summary="Does it take requests? 400 while it does not. Needs no key.")
+@health.get("/v2/health/ready", summary="Does it accept requests? 400 while it does not. Needs no key.")
 async def ready(request: Request) -> Response:
     return response_of(http.ready_reply(gateway_of(request).plane))
 
 
 @metrics.get(
     "/metrics",
-    summary="Prometheus metrics; an API key of any scope reads them, everybody with api.open_metrics is set.",
+    summary="Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set.",
 )
 async def read_metrics(request: Request) -> Response:
     content, content_type = gateway_of(request).metrics.render()
@@ -57,20 +57,20 @@ async def server_metadata(request: Request) -> Response:
     return response_of(http.server_metadata_reply(gateway_of(request).plane))
 
 
-@metadata.get("/v2/models/stats", summary="How often and how long each model ran, as Triton tells it.")
-@metadata.get("/v2/models/{model}/stats", summary="How often and how long a model ran, each of its versions.")
-@metadata.get("/v2/models/{model}/versions/{version}/stats", summary="How often and how long a version ran.")
+@metadata.get("/v2/models/stats", summary="Numbers and durations of runs of every model, in Triton's format.")
+@metadata.get("/v2/models/{model}/stats", summary="Numbers and durations of runs of a model, by version.")
+@metadata.get("/v2/models/{model}/versions/{version}/stats", summary="Numbers and durations of runs of a version.")
 async def statistics(request: Request, model: str = "", version: str = "") -> Response:
     plane = gateway_of(request).plane
     return response_of(extensions.reply_or_refusal(lambda: extensions.statistics_json(plane, model, version)))
 
 
-@metadata.get("/v2/models/{model}", summary="What the current version takes and gives.")
+@metadata.get("/v2/models/{model}", summary="Inputs and outputs of the current version.")
 async def model_metadata(request: Request, model: str) -> Response:
     return response_of(http.model_metadata_reply(gateway_of(request).plane, model, ""))
 
 
-@metadata.get("/v2/models/{model}/versions/{version}", summary="What a version takes and gives.")
+@metadata.get("/v2/models/{model}/versions/{version}", summary="Inputs and outputs of a version.")
 async def version_metadata(request: Request, model: str, version: str) -> Response:
     return response_of(http.model_metadata_reply(gateway_of(request).plane, model, version))
 
@@ -101,7 +101,7 @@ async def repository_index(request: Request) -> Response:
 
 @operation.post(
     "/v2/repository/models/{model}/load",
-    summary="Read a model's bundles anew, all versions; what served before serves on where one does not load.",
+    summary="Reload all versions of a model; if one does not load, the previous ones stay.",
 )
 async def load_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)
@@ -111,7 +111,7 @@ async def load_model(request: Request, model: str) -> Response:
 
 @operation.post(
     "/v2/repository/models/{model}/unload",
-    summary="Serve a model no more, and free its memory once requests in flight are answered.",
+    summary="Unload a model, and free its memory once requests in flight are answered.",
 )
 async def unload_model(request: Request, model: str) -> Response:
     gateway = gateway_of(request)

@@ -1,6 +1,6 @@
-"""Every failure leaves in JSON: ours, the framework's, and the unforeseen.
+"""Answers every failure in JSON: those of the project, of the framework, and unexpected ones.
 
-That is `{"error": sentence, "code": code}`, as V2 has it; and below /fleet/ what RFC 9457 has.
+The form is `{"error": sentence, "code": code}`, as in V2; below /fleet/ it is RFC 9457's.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ log = logger(__name__)
 
 
 def response_of(reply: Reply) -> Response:
-    """A core reply in the framework's form."""
+    """Returns a reply as the framework's response."""
     return Response(reply.body, status_code=reply.status, headers=reply.headers)
 
 
 def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
-    """Has the app answer failures in JSON.
+    """Installs the handlers that answer failures in JSON.
 
     Args:
-        app: of the framework.
-        on_error: told of what nobody foresaw.
+        app: the framework's application.
+        on_error: called for each unexpected failure.
     """
     app.add_exception_handler(FirstlineError, _ours)
     app.add_exception_handler(HTTPException, _frameworks)
@@ -51,11 +51,11 @@ async def _ours(request: Request, error: Exception) -> Response:
 
 
 async def _frameworks(request: Request, error: Exception) -> Response:
-    """404 and 405, which the router raises before any of our code runs."""
+    """Answers 404 and 405, which the router raises."""
     assert isinstance(error, HTTPException)  # noqa: S101
     path = request.url.path[:200]
     sentence = {
-        404: f"There is nothing at {path}; GET /openapi.json lists the addresses.",
+        404: f"There is no endpoint {path}; GET /openapi.json lists the endpoints.",
         405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
     }.get(error.status_code, HTTPStatus(error.status_code).description)
     if request.url.path.startswith(PREFIX):
@@ -67,19 +67,19 @@ async def _frameworks(request: Request, error: Exception) -> Response:
 
 
 async def _not_valid(request: Request, error: Exception) -> Response:
-    """A parameter of the address that is not what the route takes."""
+    """Answers a parameter that the route does not accept."""
     assert isinstance(error, RequestValidationError)  # noqa: S101
     faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
     return await _ours(request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]})."))
 
 
 async def _left(request: Request, _error: Exception) -> Response:
-    """Nobody reads this; without it a stranger could fill the log with failures that are none."""
+    """Ends the request of a client that has left; it must not count as a failure in the log."""
     return await _ours(request, LinkDownError("The client closed the connection before the body was whole."))
 
 
 class LastResort:
-    """The outermost handler: what nobody foresaw is logged with an id, and the client is told that id alone."""
+    """The outermost handler: logs unexpected failures under an id, and answers with that id."""
 
     def __init__(self, app: ASGIApp, on_error: Callable[[FirstlineError], None]) -> None:
         self._app = app
@@ -96,7 +96,7 @@ class LastResort:
         try:
             await self._app(scope, receive, sending)
         except asyncio.CancelledError:
-            # The server cancels what outlives its end, and would answer in plain text. Nobody awaits its tasks.
+            # The server stops and cancels the request; by itself it would answer in plain text.
             if started:
                 raise
             await send_reply(shutting_down(), send)

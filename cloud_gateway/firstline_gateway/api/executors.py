@@ -1,4 +1,4 @@
-"""How each of several executors is, for operators."""
+"""The route that describes the executors, for operators."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.protocol import http
-from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.executors.base import ExecutorReport
 
-router = APIRouter(prefix="/firstline/v1/executors", tags=["executors"], dependencies=[Depends(keeper)])
+router = APIRouter(prefix="/firstline/v1/executors", tags=["executors"], dependencies=[Depends(require_fleet)])
 
 
-@router.get("", summary="What runs the models, where there are several: shares and paces.")
+@router.get("", summary="The executors, if there are several: their state, shares and speeds.")
 async def list_executors(request: Request) -> Response:
     return response_of(http.json_reply({"executors": [_executor(each) for each in gateway_of(request).executors]}))
 

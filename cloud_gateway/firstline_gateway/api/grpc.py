@@ -1,4 +1,4 @@
-"""gRPC on the gateway: the same callers, limits and log as REST has. Imported where `grpc.enabled` says so."""
+"""gRPC on the gateway, with the callers, limits and log of REST. Imported only if `grpc.enabled` is set."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SCOPES = {INFER: "infer", OPERATE: "fleet"}
 
 
 def grpc_server(gateway: Gateway) -> GrpcServer:
-    """The gateway's server for gRPC, which listens once it is started.
+    """Returns the gateway's gRPC server, which listens once it is started.
 
     Raises:
-        CapacityError: the address is taken, or not this machine's.
+        CapacityError: the address is in use, or does not belong to this machine.
     """
 
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
@@ -62,7 +62,7 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
 
 
 async def _authorize(identity: Identity, context: Context, scope: str) -> Caller:
-    """As `auth.authorize`, of what a call has shown."""
+    """Authenticates a call; see `auth.authorize`."""
     metadata: dict[str, str] = {}
     proxied: list[str] = []
     for key, value in context.invocation_metadata() or ():
@@ -94,7 +94,7 @@ def _mark(context: Context, proxy_header: str) -> int:
 
 @lru_cache(1024)
 def _presented(certificate: bytes) -> Presented:
-    """What a certificate says that gRPC has verified; one that cannot be read stands for nobody."""
+    """Reads a certificate that gRPC has verified; one that cannot be read names no device."""
     try:
         return presented_by(x509.load_pem_x509_certificate(certificate))
     except ValueError:
@@ -102,10 +102,9 @@ def _presented(certificate: bytes) -> Presented:
 
 
 def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
-    """The gateway's TLS as gRPC takes it: files that have changed hold for the next handshake.
+    """Returns the gateway's TLS for gRPC; changed files apply from the next handshake on.
 
-    gRPC checks the times of certificates itself, so that a device whose certificate has expired does not get through
-    its handshake; it renews over HTTPS.
+    gRPC itself refuses the handshake of a device whose certificate has expired; the device renews it over HTTPS.
     """
 
     def configuration(files: ServerFiles) -> grpc.ServerCertificateConfiguration:

@@ -1,4 +1,4 @@
-"""Devices: they enrol and renew; and whoever keeps the fleet invites, lists and revokes them."""
+"""Routes of device identities: enrolment and renewal for devices; invitation and revocation for operators."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
 )
 from firstline_core.protocol.limits import MIB, Limits
-from firstline_gateway.api.asked import gateway_of, keeper
 from firstline_gateway.api.auth import address_of, presented_by
-from firstline_gateway.api.fleet.asking import answer, body_of, described, name_of
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.fleet.shared import answer, body_of, body_schema, name_of
 
 _STRANGERS = Limits(body_bytes=16 * 1024)
 _FLEET = Limits(body_bytes=2 * MIB)
 _LISTED_LIMIT = 1000
 
 enrolment = APIRouter(tags=["devices"])
-fleet = APIRouter(tags=["devices"], dependencies=[Depends(keeper)])
+fleet = APIRouter(tags=["devices"], dependencies=[Depends(require_fleet)])
 
 
 @enrolment.get(
-    CA_PATH, summary="The authorities that a device believes, as PEM. Needs no key: a join token has the hash."
+    CA_PATH, summary="The certificate authorities for devices, as PEM. Needs no key: a join token has their hash."
 )
 async def read_authorities(request: Request) -> Response:
     pem = await gateway_of(request).identity.devices.authorities_pem()
@@ -38,8 +38,8 @@ async def read_authorities(request: Request) -> Response:
 
 @enrolment.post(
     ENROL_PATH,
-    summary="A device's first certificate, for a join token's secret.",
-    openapi_extra=described(EnrolRequest),
+    summary="Issue a device's first certificate for the secret of a join token.",
+    openapi_extra=body_schema(EnrolRequest),
 )
 async def enrol(request: Request) -> Response:
     asked = await body_of(request, EnrolRequest, _STRANGERS)
@@ -49,29 +49,29 @@ async def enrol(request: Request) -> Response:
 
 @enrolment.post(
     RENEW_PATH,
-    summary="A device's next certificate, for its present one, which may have expired some time ago.",
-    openapi_extra=described(RenewRequest),
+    summary="Renew a device's certificate, which may have expired some time ago.",
+    openapi_extra=body_schema(RenewRequest),
 )
 async def renew(request: Request) -> Response:
     identity = gateway_of(request).identity
     presented = await presented_by(identity, request.scope)
     if presented is None:
-        raise UnauthorizedError("Only a device renews its certificate, and shows the present one to do so.")
+        raise UnauthorizedError("Only a device renews its certificate, and must show the present one.")
     await identity.gatekeeper.device(presented, renewing=True)  # before the body is read
     return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), presented))
 
 
 @fleet.post(
     DEVICES_PATH,
-    summary="Join tokens for devices, each shown this once.",
-    openapi_extra=described(InviteRequest),
+    summary="Create join tokens for devices; each is shown only once.",
+    openapi_extra=body_schema(InviteRequest),
 )
 async def invite(request: Request) -> Response:
     asked = await body_of(request, InviteRequest, _FLEET)
     return answer(await gateway_of(request).identity.devices.invite(asked, request.state.principal))
 
 
-@fleet.get(DEVICES_PATH, summary="The devices that are enrolled or invited, by name, a thousand at a time.")
+@fleet.get(DEVICES_PATH, summary="The enrolled and invited devices by name, 1,000 at a time.")
 async def list_devices(request: Request, after: str = "") -> Response:
     return answer(await gateway_of(request).identity.devices.list(after and name_of(after), _LISTED_LIMIT))
 

@@ -21,11 +21,11 @@ from firstline_core.telemetry import logs
 from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
 from firstline_gateway.api.errors import shutting_down, unforeseen
 from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.api.jobs import is_asynchronous, submitted
+from firstline_gateway.api.jobs import is_asynchronous, submit
 from firstline_gateway.api.overload import OVERLOADED, client_mark
 from firstline_gateway.telemetry.journal import record
 
-_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's status for the same
+_CLIENT_CLOSED_REQUEST = 499  # never read; nginx's status for the same
 _PATHS_REMEMBERED = 4096
 _OVERLOADED_REPLY = error_reply(OVERLOADED)
 
@@ -102,7 +102,7 @@ async def _answer(gateway: Gateway, request: Request, address: Address, mark: in
     if request.trace is not None:
         logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
     try:
-        # Before the body is read: a stranger may not make the gateway hold megabytes.
+        # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
         presented = await presented_by(gateway.identity, request.scope)
         caller = await caller_of(gateway.identity, presented, request.headers.get("authorization", ""))
         check_scope(caller, "infer")
@@ -147,7 +147,7 @@ async def _v2(gateway: Gateway, call: _Call) -> Reply:
         trace=call.request.trace,
     )
     if _is_job(call):
-        return await submitted(gateway, request)
+        return await submit(gateway, request)
     return response_reply(gateway.plane, request, await gateway.plane.infer(request))
 
 
@@ -166,7 +166,7 @@ async def _file(gateway: Gateway, call: _Call) -> Reply:
         trace=call.request.trace,
     )
     if _is_job(call):
-        return await submitted(gateway, request)
+        return await submit(gateway, request)
     return json_reply(file_inference.answer_json(await gateway.plane.infer(request), metadata.labels))
 
 

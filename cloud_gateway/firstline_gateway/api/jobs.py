@@ -1,6 +1,6 @@
-"""Jobs over HTTP: handed in with `Prefer: respond-async` (RFC 7240), fetched by the id that came back.
+"""Jobs over HTTP: submitted with `Prefer: respond-async` (RFC 7240), and fetched by the id in the answer.
 
-Who fetches asks now and then, waits a while (`Prefer: wait=SECONDS`), or takes the answer as a server-sent event.
+A client polls, waits (`Prefer: wait=SECONDS`), or receives the answer as a server-sent event.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
-from firstline_gateway.api.asked import caller, gateway_of
-from firstline_gateway.api.auth import authorize, still_let_in
+from firstline_gateway.api.auth import authorize, is_still_authorized
+from firstline_gateway.api.dependencies import gateway_of, require_infer
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
 
 WAIT_LIMIT_S = 60
-"""No caller is kept waiting for one reply for longer: whatever stands between would give up."""
+"""Longest wait for one reply: proxies would time out after it."""
 HEARTBEAT_S = 15.0
 
 _PREFER = "respond-async"
@@ -38,7 +38,7 @@ _FORM = {
     "name": "form",
     "in": "query",
     "schema": {"enum": ["short", "v2"]},
-    "description": "In words, or as tensors.",
+    "description": "As short JSON, or as tensors.",
 }
 _WAIT = {
     "name": "Prefer",
@@ -50,21 +50,21 @@ _LAST_EVENT_ID = {
     "name": "Last-Event-ID",
     "in": "header",
     "schema": {"enum": ["0", "1", "2"]},
-    "description": "The id of the last event that was seen: after 2 nothing follows, 204.",
+    "description": "The id of the last event received; after 2 there are no more, and the answer is 204.",
 }
 
 
 def is_asynchronous(headers: Mapping[str, str]) -> bool:
-    """Whether the caller would rather not wait; `headers` by lowered names."""
+    """Returns whether the caller asks for a job; `headers` have lower-case names."""
     return _PREFER in _preferences(headers.get("prefer", ""))
 
 
-async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
-    """Takes a job, once it is in the store.
+async def submit(gateway: Gateway, request: InferRequest) -> Reply:
+    """Accepts a job once it is in the store.
 
     Raises:
-        RequestError: it would be refused, whenever it was run.
-        CapacityError: there is no room for it, or the store cannot be reached.
+        RequestError: the request is not valid.
+        CapacityError: there is no room for the job, or the store is not available.
     """
     request = replace(request, request_id=new_request_id())  # a device's own may be an escalation's
     gateway.plane.check(request)
@@ -75,26 +75,26 @@ async def submitted(gateway: Gateway, request: InferRequest) -> Reply:
     return reply
 
 
-router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(caller)])
+router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(require_infer)])
 
 
 @router.get(
     "/{request_id}",
-    summary="What came of a job; 202 while it waits or runs. Readable by who handed it in.",
+    summary="The answer of a job; 202 while it waits or runs. Only for the caller that submitted it.",
     openapi_extra={"parameters": [_FORM, _WAIT]},
 )
 async def fetch(request: Request, request_id: str) -> Response:
     gateway, form, wait_s = gateway_of(request), _form(request), _wait_s(request)
     if not wait_s:
-        return response_of(_told(gateway, await gateway.jobs.find(request_id, request.state.principal), form))
-    reply = _told(gateway, await _waited_for(gateway, request, request_id, wait_s), form)
+        return response_of(_job_reply(gateway, await gateway.jobs.find(request_id, request.state.principal), form))
+    reply = _job_reply(gateway, await _wait_for(gateway, request, request_id, wait_s), form)
     reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return response_of(reply)
 
 
 @router.get(
     "/{request_id}/events",
-    summary="What came of a job, as a server-sent event when it has ended. Readable by who handed it in.",
+    summary="The answer of a job as a server-sent event. Only for the caller that submitted it.",
     response_class=StreamingResponse,
     responses={200: {"content": {events.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
     openapi_extra={"parameters": [_FORM, _LAST_EVENT_ID]},
@@ -106,32 +106,32 @@ async def follow(request: Request, request_id: str) -> Response:
         ending = held.enter_context(gateway.jobs.endings.watched(request_id, principal))
         job = await gateway.jobs.find(request_id, principal)
         if seen == events.LAST_ID:
-            return Response(status_code=204)  # tells a browser's EventSource not to come back
+            return Response(status_code=204)  # a browser's EventSource does not reconnect after it
 
-        async def said() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[bytes]:
             last = job
             while last.status == RUNNING:
-                yield events.HEARTBEAT  # the first has the head go out
-                if not await _ended_while_let_in(gateway, request, ending, HEARTBEAT_S):
+                yield events.HEARTBEAT  # the first one sends the head
+                if not await _wait_while_authorized(gateway, request, ending, HEARTBEAT_S):
                     return
                 if ending.done():
                     try:
                         last = await gateway.jobs.find(request_id, principal)
-                    except FirstlineError:  # deleted meanwhile, or the store is away: whoever asks again is told
+                    except FirstlineError:  # deleted meanwhile, or no store: a client that reconnects gets the error
                         return
-                    if last.status == RUNNING:  # this gateway ends
+                    if last.status == RUNNING:  # this gateway stops
                         return
-            yield events.event(events.LAST_ID, _in_json(gateway, last, form))
+            yield events.event(events.LAST_ID, _event_data(gateway, last, form))
 
-        return _Held(said(), held.pop_all())
+        return _HoldingStream(pieces(), held.pop_all())
 
 
-async def _waited_for(gateway: Gateway, request: Request, job_id: str, wait_s: float) -> Job:
-    """The caller's job once it has ended, or after so many seconds.
+async def _wait_for(gateway: Gateway, request: Request, job_id: str, wait_s: float) -> Job:
+    """Returns the caller's job once it has ended, or after `wait_s`.
 
     Raises:
-        UnauthorizedError: the caller is no more let in.
-        QueueFullError: too many wait.
+        UnauthorizedError: the caller is not accepted any more.
+        QueueFullError: too many callers wait.
         FirstlineError: as `Jobs.find`.
     """
     principal = request.state.principal
@@ -139,32 +139,32 @@ async def _waited_for(gateway: Gateway, request: Request, job_id: str, wait_s: f
         job = await gateway.jobs.find(job_id, principal)
         if job.status != RUNNING:
             return job
-        if not await _ended_while_let_in(gateway, request, ending, wait_s):
-            await authorize(gateway.identity, request, "infer")  # which says why not
+        if not await _wait_while_authorized(gateway, request, ending, wait_s):
+            await authorize(gateway.identity, request, "infer")  # raises the reason
     return await gateway.jobs.find(job_id, principal)
 
 
-async def _ended_while_let_in(
+async def _wait_while_authorized(
     gateway: Gateway, request: Request, ending: asyncio.Future[None], within_s: float
 ) -> bool:
-    """Waits for the end of a job, no longer than that; False where the caller is no more let in, or has left.
+    """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
 
-    Looks as often as revocations are taken over, so that who waits is refused when requests begin to be.
+    It checks as often as revocations are read, so that a revoked caller stops waiting when its requests are refused.
     """
     look_s = gateway.settings.auth.refresh_s
     until_s = asyncio.get_running_loop().time() + within_s
     while not ending.done() and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
         await asyncio.wait([ending], timeout=min(look_s, left_s))
-        if await request.is_disconnected() or not await still_let_in(gateway.identity, request):
+        if await request.is_disconnected() or not await is_still_authorized(gateway.identity, request):
             return False
     return True
 
 
-class _Held(StreamingResponse):
-    """An event stream that gives back what it holds, however it ends."""
+class _HoldingStream(StreamingResponse):
+    """An event stream that releases its resources at the end."""
 
-    def __init__(self, said: AsyncIterator[bytes], held: ExitStack) -> None:
-        super().__init__(said, headers=events.EVENT_HEADERS, media_type=events.EVENT_STREAM_TYPE)
+    def __init__(self, pieces: AsyncIterator[bytes], held: ExitStack) -> None:
+        super().__init__(pieces, headers=events.EVENT_HEADERS, media_type=events.EVENT_STREAM_TYPE)
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -172,23 +172,23 @@ class _Held(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-@router.delete("/{request_id}", summary="Forget a job, and its answer; one that has not begun is not run.")
+@router.delete("/{request_id}", summary="Delete a job and its answer; a job that waits is not run.")
 async def forget(request: Request, request_id: str) -> Response:
     await gateway_of(request).jobs.remove(request_id, request.state.principal)
     return response_of(http.json_reply({"request_id": request_id, "deleted": True}))
 
 
-def _preferences(said: str) -> dict[str, str]:
-    """What a Prefer header says, by lowered names; the first of a name counts (RFC 7240, section 2)."""
+def _preferences(text: str) -> dict[str, str]:
+    """Parses a Prefer header, by lower-case names; the first of a name counts (RFC 7240, section 2)."""
     found: dict[str, str] = {}
-    for wish in said.split(","):
-        name, _, value = wish.partition(";")[0].partition("=")
+    for preference in text.split(","):
+        name, _, value = preference.partition(";")[0].partition("=")
         found.setdefault(name.strip().lower(), value.strip().strip('"'))
     return found
 
 
 def _wait_s(request: Request) -> int:
-    """How long the caller would wait; 0 where it does not say so in a way that is understood."""
+    """Returns how long the caller waits; 0 without a valid preference."""
     value = _preferences(",".join(request.headers.getlist("prefer"))).get("wait", "")
     return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
 
@@ -200,28 +200,28 @@ def _form(request: Request) -> str:
     return form
 
 
-def _told(gateway: Gateway, job: Job, form: str) -> Reply:
-    """What a caller is told of a job."""
+def _job_reply(gateway: Gateway, job: Job, form: str) -> Reply:
+    """Returns the reply that describes a job."""
     if job.status == RUNNING:
         reply = http.json_reply(_pending(job.job_id, job.model), 202)
         reply.headers["Retry-After"] = _COME_BACK_S
         return reply
     if job.status == 200 and form == "short":
-        return http.json_reply(_in_words(gateway, job))
+        return http.json_reply(_short_answer(gateway, job))
     return Reply(job.status, http.headers_for(Encoded(job.content, job.header)), job.content)
 
 
-def _in_json(gateway: Gateway, job: Job, form: str) -> bytes:
-    """The last word of a job that has ended, as the data of an event."""
+def _event_data(gateway: Gateway, job: Job, form: str) -> bytes:
+    """Returns the answer of a job that has ended, as the data of an event."""
     if job.status != 200:
         return job.content
     if form == "short":
-        return http.json_reply(_in_words(gateway, job)).body
+        return http.json_reply(_short_answer(gateway, job)).body
     response = decode_response(job.content, job.header)
     return encode_response(InferRequest(response.model, (), job.job_id), response).body
 
 
-def _in_words(gateway: Gateway, job: Job) -> dict[str, object]:
+def _short_answer(gateway: Gateway, job: Job) -> dict[str, object]:
     response = decode_response(job.content, job.header)
     try:
         labels = gateway.plane.metadata(response.model, response.version).labels

@@ -1,4 +1,4 @@
-"""The API's description: the framework's own routes, and by hand the raw ones that it does not see."""
+"""The OpenAPI description: generated for the framework's routes, written by hand for inference."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from fastapi import FastAPI
 
 from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, file_infer, refusals, v2_infer
 
-_PENDING = {"202": {"description": "A job that is kept, and not answered yet.", "content": {"application/json": {}}}}
+_PENDING = {
+    "202": {"description": "The job was accepted and is not answered yet.", "content": {"application/json": {}}}
+}
 _PREFER = {
     "name": "Prefer",
     "in": "header",
     "schema": {"enum": ["respond-async"]},
-    "description": "Keep the request as a job, and answer 202; its answer is fetched by id (RFC 7240).",
+    "description": "Store the request as a job and answer 202; the answer is fetched by id (RFC 7240).",
 }
 
 
 def describe(app: FastAPI) -> None:
-    """Puts the raw routes into the app's description, and what each route may refuse with."""
+    """Adds the inference routes, and the errors of every route, to the application's description."""
     framework = app.openapi
 
     def whole() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a request is told that the overload guard refuses unread, and how the guard tells clients apart."""
+"""The refusal of requests that the overload guard does not read, and the mark by which it distinguishes clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OVERLOADED = QueueFullError(
 
 
 def client_mark(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:
-    """Returns a mark of the credentials that a request shows; nobody has verified them yet.
+    """Returns a mark of the credentials of a request, which are not verified yet.
 
     Args:
         serial: of the client's certificate; "" without one.

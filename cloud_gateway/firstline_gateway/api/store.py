@@ -1,4 +1,4 @@
-"""How the store is, for operators."""
+"""The route that describes the store, for operators."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.protocol import http
-from firstline_gateway.api.asked import gateway_of, keeper
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.errors import response_of
 
-router = APIRouter(prefix="/firstline/v1/store", tags=["store"], dependencies=[Depends(keeper)])
+router = APIRouter(prefix="/firstline/v1/store", tags=["store"], dependencies=[Depends(require_fleet)])
 
 
-@router.get("", summary="Which database it is, and why it takes nothing at the moment.")
+@router.get("", summary="The database, and the reason if it accepts no writes at the moment.")
 async def read_store(request: Request) -> Response:
     gateway = gateway_of(request)
     problem = gateway.writer.trouble

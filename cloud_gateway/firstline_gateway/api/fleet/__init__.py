@@ -1,17 +1,17 @@
-"""The fleet's REST API, under /fleet/v1: the only door for commands, applications, the console and devices.
+"""The REST API of the fleet below /fleet/v1, for commands, applications, the console and devices.
 
-What all routes share
-    problems        refusals as RFC 9457 has them
-    asking          who asks, bodies, pages, and answers with an ETag
-    ranges          which bytes of a file are asked for
+Shared by all routes
+    problems        errors as `application/problem+json` (RFC 9457)
+    shared          authentication, bodies, names, pages, and conditional answers
+    ranges          range requests for files
 
 Routes
-    twins           for devices: what to run, and what runs
-    devices         for people: the devices, their tags, the brake
-    rollouts        for people: how models come to the devices
-    profiles        what models cost on machines
-    audit           for people: who decided what
-    blobs           files of bundles: sent, fetched, in parts
-    registry        signed metadata, bundles, aliases, how the registry is
-    configurations  those that are signed for
+    twins           for devices: the desired and the reported state
+    devices         for operators: devices, tags, the limit on escalations
+    rollouts        for operators: rollouts of models and configurations
+    profiles        measured costs of models by machine
+    audit           for operators: the audit log
+    blobs           files of bundles: upload and download
+    registry        signed metadata, bundles, aliases, state of the registry
+    configurations  signed configurations
 """

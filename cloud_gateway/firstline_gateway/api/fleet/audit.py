@@ -1,4 +1,4 @@
-"""For people: the audit trail, and its signed head to keep elsewhere."""
+"""Routes for operators: the audit log, and its signed head."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.asked import gateway_of, keeper
-from firstline_gateway.api.fleet.asking import PAGE, answer
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.fleet.shared import PAGE, answer
 
-router = APIRouter(tags=["audit"], dependencies=[Depends(keeper)])
+router = APIRouter(tags=["audit"], dependencies=[Depends(require_fleet)])
 
 
-@router.get(wire.AUDIT_PATH, summary="Who decided what, by number; about one subject, or all.")
+@router.get(wire.AUDIT_PATH, summary="The decisions of all principals, by number; of one subject, or of all.")
 async def read_audit(
     request: Request,
     after: Annotated[int, Query(ge=0, le=2**53)] = 0,
@@ -24,6 +24,8 @@ async def read_audit(
     return answer(await gateway_of(request).audit_log.page(after, limit, subject))
 
 
-@router.get(wire.AUDIT_HEAD_PATH, summary="How far the trail goes, signed: keep it where the gateway cannot reach.")
+@router.get(
+    wire.AUDIT_HEAD_PATH, summary="The signed head of the audit log; store it where the gateway cannot change it."
+)
 async def read_head(request: Request) -> Response:
     return answer(await gateway_of(request).audit_log.head())

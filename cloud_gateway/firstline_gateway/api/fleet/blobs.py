@@ -1,4 +1,4 @@
-"""Files of bundles over HTTP, by their sha256: sent whole, fetched in parts, resumed after any cut."""
+"""Files of bundles over HTTP, by their sha256: upload, and download in parts that can be resumed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from firstline_core.errors import NotFoundError, RequestError
 from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.protocol.http_body import in_time, within
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.asked import gateway_of, keeper
-from firstline_gateway.api.fleet.asking import answer, device_or_keeper
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.fleet.ranges import has_already, part_of
+from firstline_gateway.api.fleet.shared import answer, require_device_or_fleet
 
 if TYPE_CHECKING:
     from firstline_gateway.registry.registry import Registry
 
 _SHA256_LENGTH = 64
-# Content is named by its hash, so it never changes; shared caches must not keep what they cannot check access to.
-_FOR_EVER = "private, max-age=31536000, immutable"
+# A hash names content that never changes. Shared caches cannot check access, so only private ones may store it.
+_IMMUTABLE = "private, max-age=31536000, immutable"
 
-reading = APIRouter(tags=["registry"], dependencies=[Depends(device_or_keeper)])
-writing = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
+reading = APIRouter(tags=["registry"], dependencies=[Depends(require_device_or_fleet)])
+writing = APIRouter(tags=["registry"], dependencies=[Depends(require_fleet)])
 
-Sha256 = Annotated[str, Path(description="64 hexadecimal digits, small letters.")]
+Sha256 = Annotated[str, Path(description="64 hexadecimal digits in lower case.")]
 
 
-@reading.head(BLOBS_PATH + "/{sha256}", summary="Is the file there, and how large is it?")
-@reading.get(BLOBS_PATH + "/{sha256}", summary="A file's bytes, or a part of them (Range, If-Range).")
+@reading.head(BLOBS_PATH + "/{sha256}", summary="Size of a file; 404 if it is missing.")
+@reading.get(BLOBS_PATH + "/{sha256}", summary="The bytes of a file, or a part of them (Range, If-Range).")
 async def read_blob(request: Request, sha256: Sha256) -> Response:
     files = registry_of(request).files
     blob = await files.blob(_checked(sha256))
     etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _FOR_EVER}
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _IMMUTABLE}
     if has_already(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     try:
@@ -53,7 +53,7 @@ async def read_blob(request: Request, sha256: Sha256) -> Response:
 
 @writing.put(
     BLOBS_PATH + "/{sha256}",
-    summary="Keep a file; one that is there already is not read again. 201 new, 200 known.",
+    summary="Store a file: 201 if it is new, 200 if it exists; its body is then not read.",
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -69,10 +69,10 @@ async def write_blob(request: Request, sha256: Sha256) -> Response:
 
 
 def registry_of(request: Request) -> Registry:
-    """This gateway's registry.
+    """Returns the gateway's registry.
 
     Raises:
-        NotFoundError: it has none.
+        NotFoundError: the gateway has none.
     """
     found = gateway_of(request).registry
     if found is None:

@@ -1,4 +1,4 @@
-"""The configurations that are signed for, over HTTP."""
+"""The route that lists the signed configurations."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.fleet.registry import CONFIGURATIONS_PATH, ConfigurationPage
-from firstline_gateway.api.asked import keeper
-from firstline_gateway.api.fleet.asking import PAGE, answer, name_of, number_of
+from firstline_gateway.api.dependencies import require_fleet
 from firstline_gateway.api.fleet.blobs import registry_of
+from firstline_gateway.api.fleet.shared import PAGE, answer, name_of, number_of
 
-router = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
+router = APIRouter(tags=["registry"], dependencies=[Depends(require_fleet)])
 
 
 @router.get(
     CONFIGURATIONS_PATH,
-    summary="The configurations that are signed for, by name and version (after=NAME/VERSION, name=).",
+    summary="The signed configurations, by name and version (after=NAME/VERSION, name=).",
 )
 async def list_configurations(request: Request, after: str = "", name: str = "", limit: str = str(PAGE)) -> Response:
     last, _, version = after.partition("/")

@@ -1,4 +1,4 @@
-"""For people: the fleet's devices, their tags, the brake, and who answered over time."""
+"""Routes for operators: devices, tags, the limit on escalations, and answers by tier over time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from starlette.responses import Response
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rest
 from firstline_core.fleet.twin import Brake
-from firstline_gateway.api.asked import gateway_of, keeper
-from firstline_gateway.api.fleet.asking import (
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.fleet.shared import (
     PAGE,
     answer,
     body_of,
+    body_schema,
     check_unchanged,
-    described,
+    conditional_answer,
     name_of,
-    unless_known,
 )
 from firstline_gateway.fleet.selector import parse_selector
 
 _ONE = rest.DEVICES_PATH + "/{name}"
 
-router = APIRouter(tags=["fleet"], dependencies=[Depends(keeper)])
+router = APIRouter(tags=["fleet"], dependencies=[Depends(require_fleet)])
 
 
-@router.get(rest.DEVICES_PATH, summary="The devices by name: those that a selector of tags means, or that run a model.")
+@router.get(rest.DEVICES_PATH, summary="The devices by name, filtered by a selector of tags or a model.")
 async def list_devices(
     request: Request,
     *,
@@ -46,13 +46,13 @@ async def list_devices(
     return answer(await gateway_of(request).fleet.page(name, limit, chosen, model=bundle, version=version))
 
 
-@router.get(_ONE, summary="One device: what it is to run, what it runs, and when it was last heard of.")
+@router.get(_ONE, summary="One device: its desired and reported state, and when it was last seen.")
 async def read_device(request: Request, name: str) -> Response:
     found = await gateway_of(request).fleet.device(name_of(name))
-    return unless_known(request, found, _etag(found))
+    return conditional_answer(request, found, _etag(found))
 
 
-@router.patch(_ONE, summary="Tag a device, and let it in.", openapi_extra=described(rest.DeviceChange))
+@router.patch(_ONE, summary="Tag a device, or accept it.", openapi_extra=body_schema(rest.DeviceChange))
 async def change_device(request: Request, name: str) -> Response:
     fleet, change = gateway_of(request).fleet, await body_of(request, rest.DeviceChange)
     changed = await fleet.change(
@@ -61,7 +61,7 @@ async def change_device(request: Request, name: str) -> Response:
     return answer(changed, etag=_etag(changed))
 
 
-@router.post(_ONE + "/decommission", summary="Send a device away for good: no access, and nothing kept of it.")
+@router.post(_ONE + "/decommission", summary="Decommission a device: revoke its access and delete its data.")
 async def decommission(request: Request, name: str) -> Response:
     gateway, device = gateway_of(request), name_of(name)
     await gateway.fleet.device(device)
@@ -71,15 +71,15 @@ async def decommission(request: Request, name: str) -> Response:
     return answer({"decommissioned": device})
 
 
-@router.get(rest.BRAKE_PATH, summary="Whether the whole fleet's escalation is braked.")
+@router.get(rest.BRAKE_PATH, summary="The limit on escalations of the whole fleet.")
 async def read_brake(request: Request) -> Response:
     return answer(rest.BrakeState(await gateway_of(request).fleet.brake()))
 
 
 @router.put(
     rest.BRAKE_PATH,
-    summary="Brake the whole fleet: no device escalates more than this.",
-    openapi_extra=described(Brake),
+    summary="Limit the escalations of every device.",
+    openapi_extra=body_schema(Brake),
 )
 async def set_brake(request: Request) -> Response:
     brake = await body_of(request, Brake)
@@ -87,13 +87,13 @@ async def set_brake(request: Request) -> Response:
     return answer({"brake": brake, "devices": told})
 
 
-@router.delete(rest.BRAKE_PATH, summary="Lift the brake.")
+@router.delete(rest.BRAKE_PATH, summary="Remove the limit on escalations.")
 async def lift_brake(request: Request) -> Response:
     told = await gateway_of(request).fleet.set_brake(None, request.state.principal)
     return answer({"brake": None, "devices": told})
 
 
-@router.get(rest.TIERS_PATH, summary="Who answered what the fleet was asked, over the last hours.")
+@router.get(rest.TIERS_PATH, summary="Answers of the fleet by tier, over the last hours.")
 async def read_tiers(
     request: Request, model: str = "", hours: Annotated[int, Query(ge=1, le=rest.TIERS_HOURS)] = 24
 ) -> Response:
@@ -102,6 +102,6 @@ async def read_tiers(
 
 
 def _etag(device: rest.FleetDevice) -> str:
-    """Of what people may change, and what the device says; not of how long ago it was heard of."""
+    """Returns the ETag of what operators change and the device reports, without the time when it was last seen."""
     said = msgspec.structs.replace(device, last_seen_age_s=None)
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Refusals as `application/problem+json` (RFC 9457), with the codes and statuses of the rest of the API."""
+"""Errors as `application/problem+json` (RFC 9457), with the codes and statuses of the rest of the API."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from firstline_core.errors import FirstlineError, NoRoomError
 from firstline_core.protocol.http_errors import status_of
 
 PREFIX = "/fleet/"
-"""Addresses below it are refused in this form."""
+"""Errors of endpoints below this path have this form."""
 
 
 def problem(status: int, detail: str, code: str, retry_after_s: float | None = None) -> Response:
-    """A refusal; `detail` is a sentence for people and `code` a word for programs."""
+    """Returns an error; `detail` is a sentence for people and `code` a word for programs."""
     # "about:blank": the title is the status' own, and there is no page about the problem (section 4.2.1).
     body: dict[str, Any] = {
         "type": "about:blank",
@@ -34,7 +34,7 @@ def problem(status: int, detail: str, code: str, retry_after_s: float | None = N
 
 
 def problem_of(error: FirstlineError) -> Response:
-    """One of our errors as a refusal."""
-    # On a device it is a conflict between an update and the disk; here it is what this server cannot keep.
+    """Returns the response for an error."""
+    # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
     status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
     return problem(status, error.message, error.code, error.retry_after_s)

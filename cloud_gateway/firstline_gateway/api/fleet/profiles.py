@@ -1,4 +1,4 @@
-"""Profiles over HTTP: what bundles' models cost on machines, and devices that are asked to measure that."""
+"""Routes of profiles: the measured costs of models by machine, and requests to devices to measure them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from firstline_core.fleet.profiles import BODY_BYTES, OWN_PROFILES_PATH, PROFILE
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.asked import gateway_of, keeper
-from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, device, name_of, number_of
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.fleet.ranges import has_already
+from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of, number_of, require_device
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 
@@ -24,13 +24,13 @@ _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
 
 _ASKED = requests_path("{name}")
 
-router = APIRouter(tags=["profiles"], dependencies=[Depends(keeper)])
-own = APIRouter(tags=["twins"], dependencies=[Depends(device)])
+router = APIRouter(tags=["profiles"], dependencies=[Depends(require_fleet)])
+own = APIRouter(tags=["twins"], dependencies=[Depends(require_device)])
 
 
 @router.get(
     PROFILES_PATH,
-    summary="The profiles that are kept, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE).",
+    summary="The stored profiles, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE).",
 )
 async def list_profiles(
     request: Request,
@@ -52,7 +52,7 @@ async def list_profiles(
     return answer(found)
 
 
-@router.get(_ONE, summary="One profile, as it was measured.")
+@router.get(_ONE, summary="One profile.")
 async def read_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
     entry, content = await gateway_of(request).profiles.get(_place(bundle, version, machine))
     headers = {"ETag": f'"{entry.sha256}"', "Cache-Control": "private, no-cache"}
@@ -61,29 +61,29 @@ async def read_profile(request: Request, bundle: str, version: str, machine: str
     return Response(content, headers=headers, media_type="application/json")
 
 
-@router.put(_ONE, summary="Keep a profile in the place of the one before.", openapi_extra=described(Profile))
+@router.put(_ONE, summary="Store a profile, and replace the previous one.", openapi_extra=body_schema(Profile))
 async def write_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
     place = _place(bundle, version, machine)
     brought = await _brought(request, place)
     return answer(await gateway_of(request).profiles.put(brought, request.state.principal))
 
 
-@router.delete(_ONE, summary="Forget a profile.")
+@router.delete(_ONE, summary="Delete a profile.")
 async def remove_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
     place = _place(bundle, version, machine)
     await gateway_of(request).profiles.remove(place, request.state.principal)
     return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
 
 
-@router.get(_ASKED, summary="What a device is asked to measure, and how far it is.")
+@router.get(_ASKED, summary="The measurements requested from a device, and their progress.")
 async def list_requests(request: Request, name: str) -> Response:
     return answer(await gateway_of(request).profile_requests.of(name_of(name)))
 
 
 @router.post(
     _ASKED,
-    summary="Ask a device to measure a bundle: 201 new, 200 where that is asked for already.",
-    openapi_extra=described(ProfileAsked),
+    summary="Request that a device measures a bundle: 201 if new, 200 if already requested.",
+    openapi_extra=body_schema(ProfileAsked),
 )
 async def ask(request: Request, name: str) -> Response:
     asked = await body_of(request, ProfileAsked)
@@ -91,7 +91,7 @@ async def ask(request: Request, name: str) -> Response:
     return answer(found, 201 if found.new else 200)
 
 
-@router.delete(_ASKED + "/{bundle}", summary="Take such a request back.")
+@router.delete(_ASKED + "/{bundle}", summary="Cancel such a request.")
 async def cancel(request: Request, name: str, bundle: str) -> Response:
     asked = name_of(name), name_of(bundle, "a bundle")
     await gateway_of(request).profile_requests.cancel(*asked, request.state.principal)
@@ -100,12 +100,12 @@ async def cancel(request: Request, name: str, bundle: str) -> Response:
 
 @own.put(
     OWN_PROFILES_PATH + "/{bundle}/versions/{version}",
-    summary="A device's profile of itself, which it was asked for.",
-    openapi_extra=described(Profile),
+    summary="Store the profile that was requested from the calling device.",
+    openapi_extra=body_schema(Profile),
 )
 async def write_own(request: Request, bundle: str, version: str) -> Response:
     profiles, place = gateway_of(request).profiles, _place(bundle, version, request.state.device)
-    await profiles.check_asked(place[2], place[0], place[1])  # before megabytes come that nobody wants
+    await profiles.check_asked(place[2], place[0], place[1])  # before megabytes arrive that were not requested
     return answer(await profiles.take(await _brought(request, place), place[2]))
 
 

@@ -1,11 +1,11 @@
-"""Which bytes of a file are asked for (RFC 9110, section 14), and whether the client has them already (section 13)."""
+"""Range requests (RFC 9110, section 14) and conditional requests (section 13)."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-# One range alone: of several, the whole file is sent, as the RFC allows.
+# One range only: a request for several gets the whole file, as the RFC allows.
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
 
 
@@ -17,19 +17,19 @@ class Part(NamedTuple):
 
 
 def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str) -> Part | None:
-    """What of a file is to be sent.
+    """Returns the part of a file that a request asks for.
 
     Args:
         size_bytes: of the file.
         asked: the header Range.
-        if_range: the header If-Range; another ETag, or a date, has the whole file sent.
+        if_range: the header If-Range; for another ETag, or a date, the whole file is sent.
         etag: of the file, strong.
 
     Returns:
-        The part; None where the whole file is to be sent, with 200.
+        The part; None if the whole file is to be sent with status 200.
 
     Raises:
-        ValueError: the file has no such bytes: 416.
+        ValueError: the file has no such bytes; the status is 416.
     """
     if asked is None or (if_range is not None and if_range.strip() != etag):
         return None
@@ -42,14 +42,14 @@ def part_of(size_bytes: int, asked: str | None, if_range: str | None, etag: str)
     else:
         start, end = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
         if last and int(last) < start:
-            return None  # not a range at all
+            return None  # an invalid range is ignored
     if start >= end:
-        raise ValueError(f"bytes={start}- begins behind the file's end")
+        raise ValueError(f"bytes={start}- begins after the end of the file")
     return Part(start, end)
 
 
 def has_already(if_none_match: str | None, etag: str) -> bool:
-    """Whether a client has what is there now."""
+    """Returns whether the client has the current version."""
     if if_none_match is None:
         return False
     known = {one.strip().removeprefix("W/") for one in if_none_match.split(",")}

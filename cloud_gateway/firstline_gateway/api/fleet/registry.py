@@ -1,4 +1,4 @@
-"""Signed metadata, the bundles that it lists, and their aliases over HTTP."""
+"""Routes of the registry: signed metadata, bundles, and aliases."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from firstline_core.fleet.registry import (
     Publication,
 )
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.asked import keeper
-from firstline_gateway.api.fleet.asking import (
-    answer,
-    body_of,
-    described,
-    device_or_keeper,
-    name_of,
-    number_of,
-)
+from firstline_gateway.api.dependencies import require_fleet
 from firstline_gateway.api.fleet.blobs import registry_of
 from firstline_gateway.api.fleet.ranges import has_already
+from firstline_gateway.api.fleet.shared import (
+    answer,
+    body_of,
+    body_schema,
+    name_of,
+    number_of,
+    require_device_or_fleet,
+)
 
 _PUBLICATION = Limits(body_bytes=PUBLICATION_LIMIT_BYTES)
 _PAGE_LIMIT = 200
 _BUNDLE = BUNDLES_PATH + "/{model}/versions/{version}"
 _ALIAS = ALIASES_PATH + "/{model}/{alias}"
 
-reading = APIRouter(tags=["registry"], dependencies=[Depends(device_or_keeper)])
-keeping = APIRouter(tags=["registry"], dependencies=[Depends(keeper)])
+reading = APIRouter(tags=["registry"], dependencies=[Depends(require_device_or_fleet)])
+keeping = APIRouter(tags=["registry"], dependencies=[Depends(require_fleet)])
 
 
 @reading.head(METADATA_PATH + "/{name}", include_in_schema=False)
@@ -57,8 +57,8 @@ async def read_metadata(request: Request, name: str) -> Response:
 
 @keeping.post(
     METADATA_PATH,
-    summary="Make newly signed root and targets metadata current, all of it at once.",
-    openapi_extra=described(Publication),
+    summary="Publish newly signed root and targets metadata, atomically.",
+    openapi_extra=body_schema(Publication),
 )
 async def publish(request: Request) -> Response:
     registry = registry_of(request)
@@ -67,24 +67,25 @@ async def publish(request: Request) -> Response:
     return answer(await registry.publish(contents, request.state.principal))
 
 
-@keeping.get(REGISTRY_PATH, summary="Versions and ends of the metadata, what the files take, and what to mind.")
+@keeping.get(REGISTRY_PATH, summary="Versions and expiry of the metadata, size of the files, and warnings.")
 async def read_status(request: Request) -> Response:
     return answer(await registry_of(request).status())
 
 
-@keeping.get(ONLINE_KEY_PATH, summary="The public key that a root is to name for snapshot and timestamp.")
+@keeping.get(ONLINE_KEY_PATH, summary="The public key that a root must name for snapshot and timestamp.")
 async def read_online_key(request: Request) -> Response:
     return answer(await registry_of(request).online_key(fresh=False))
 
 
 @keeping.post(
-    ONLINE_KEY_PATH, summary="Make another such key, for a rotation; the one in use signs until a root names it."
+    ONLINE_KEY_PATH,
+    summary="Create the next such key, for a rotation; the present one signs until a root names the new one.",
 )
 async def make_online_key(request: Request) -> Response:
     return answer(await registry_of(request).online_key(fresh=True))
 
 
-@keeping.get(BUNDLES_PATH, summary="The bundles that are signed for, by name and version (after=NAME/VERSION, model=).")
+@keeping.get(BUNDLES_PATH, summary="The signed bundles, by name and version (after=NAME/VERSION, model=).")
 async def list_bundles(request: Request, after: str = "", model: str = "", limit: str = str(_PAGE_LIMIT)) -> Response:
     name, _, version = after.partition("/")
     behind = (name_of(name, "a model"), number_of(version, "a version")) if after else ("", 0)
@@ -96,25 +97,25 @@ async def list_bundles(request: Request, after: str = "", model: str = "", limit
     return answer(BundlePage(tuple(page), last))
 
 
-@keeping.get(_BUNDLE, summary="A bundle that is signed for: variants, what they need, certificates, aliases.")
+@keeping.get(_BUNDLE, summary="A signed bundle: variants, requirements, certificates, aliases.")
 async def read_bundle(request: Request, model: str, version: str) -> Response:
     bundles = registry_of(request).bundles
     return answer(await bundles.entry(name_of(model, "a model"), number_of(version, "a version")))
 
 
-@keeping.get(ALIASES_PATH, summary="What aliases stand for.")
+@keeping.get(ALIASES_PATH, summary="The aliases and their versions.")
 async def list_aliases(request: Request, model: str = "") -> Response:
     found = await registry_of(request).aliases.all(model and name_of(model, "a model"))
     return answer(AliasList(tuple(found)))
 
 
-@keeping.get(_ALIAS, summary="What an alias stood for, the newest first.")
+@keeping.get(_ALIAS, summary="The history of an alias, newest first.")
 async def read_alias(request: Request, model: str, alias: str) -> Response:
     found = await registry_of(request).aliases.history(name_of(model, "a model"), name_of(alias, "an alias"))
     return answer(AliasList(tuple(found)))
 
 
-@keeping.put(_ALIAS, summary="Have an alias stand for a version from now on.", openapi_extra=described(AliasRequest))
+@keeping.put(_ALIAS, summary="Set an alias to a version.", openapi_extra=body_schema(AliasRequest))
 async def write_alias(request: Request, model: str, alias: str) -> Response:
     aliases = registry_of(request).aliases
     asked = await body_of(request, AliasRequest)
@@ -122,13 +123,13 @@ async def write_alias(request: Request, model: str, alias: str) -> Response:
     return answer(await aliases.set(*names, asked.version, request.state.principal))
 
 
-@keeping.post(_ALIAS + "/revert", summary="Have an alias stand for what it stood for before its last change.")
+@keeping.post(_ALIAS + "/revert", summary="Revert the last change of an alias.")
 async def revert_alias(request: Request, model: str, alias: str) -> Response:
     aliases = registry_of(request).aliases
     return answer(await aliases.revert(name_of(model, "a model"), name_of(alias, "an alias"), request.state.principal))
 
 
-@keeping.delete(_ALIAS, summary="Have an alias stand for nothing; its history stays.")
+@keeping.delete(_ALIAS, summary="Delete an alias; its history stays.")
 async def remove_alias(request: Request, model: str, alias: str) -> Response:
     aliases = registry_of(request).aliases
     names = name_of(model, "a model"), name_of(alias, "an alias")

@@ -1,4 +1,4 @@
-"""For people: rollouts, what they would do, what was seen of them, and what is done to them."""
+"""Routes for operators: rollouts, their plans, evaluations and commands."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.asked import gateway_of, keeper
-from firstline_gateway.api.fleet.asking import PAGE, answer, body_of, described, name_of
+from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.states import Command
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
 
-router = APIRouter(tags=["rollouts"], dependencies=[Depends(keeper)])
+router = APIRouter(tags=["rollouts"], dependencies=[Depends(require_fleet)])
 
 
-@router.get(wire.ROLLOUTS_PATH, summary="Rollouts, the newest first; of one bundle, or of all.")
+@router.get(wire.ROLLOUTS_PATH, summary="The rollouts, newest first; of one bundle, or of all.")
 async def list_rollouts(
     request: Request, after: str = "", bundle: str = "", limit: Annotated[int, Query(ge=1, le=PAGE)] = 100
 ) -> Response:
@@ -32,8 +32,8 @@ async def list_rollouts(
 
 @router.post(
     wire.ROLLOUTS_PATH,
-    summary="Make a rollout, which does nothing before it is started; with an Idempotency-Key only once.",
-    openapi_extra=described(Definition),
+    summary="Create a rollout, which is not started yet; with an Idempotency-Key only once.",
+    openapi_extra=body_schema(Definition),
 )
 async def create_rollout(request: Request) -> Response:
     key = request.headers.get("idempotency-key")
@@ -46,21 +46,21 @@ async def create_rollout(request: Request) -> Response:
 
 @router.post(
     wire.PLAN_PATH,
-    summary="What a rollout would do: devices, bytes, time, and what it can see.",
-    openapi_extra=described(Definition),
+    summary="The plan of a rollout: devices, bytes, time, and detectable effects.",
+    openapi_extra=body_schema(Definition),
 )
 async def plan_rollout(request: Request, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None) -> Response:
     definition = await body_of(request, Definition)
     return answer(await gateway_of(request).rollouts.plan(definition, size_bytes))
 
 
-@router.get(_ONE, summary="One rollout: how it stands, and what commands would do to its devices.")
+@router.get(_ONE, summary="One rollout: its state, and the effect of commands on its devices.")
 async def read_rollout(request: Request, rollout_id: str) -> Response:
     found = await gateway_of(request).rollouts.get(name_of(rollout_id, "a rollout"))
     return answer(found, etag=str(found.revision))
 
 
-@router.get(_ONE + "/looks", summary="The looks at a rollout, each with its verdict and numbers.")
+@router.get(_ONE + "/looks", summary="The evaluations of a rollout, each with its verdict and numbers.")
 async def read_looks(
     request: Request,
     rollout_id: str,
@@ -74,7 +74,7 @@ async def read_looks(
 
 @router.post(
     _ONE + "/{command}",
-    summary="approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only what was seen.",
+    summary="approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged.",
 )
 async def command_rollout(request: Request, rollout_id: str, command: str) -> Response:
     if command not in set(Command):
@@ -90,5 +90,5 @@ def _revision(match: str | None) -> int | None:
     if match is None or match.strip() == "*":
         return None
     text = match.strip().removeprefix("W/").strip('"')
-    # What is no revision of ours is none that anybody has seen.
+    # A text that is not a revision matches no revision.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1

@@ -1,4 +1,4 @@
-"""What the fleet's routes share: who asks, bodies, names, and answers that may not have changed."""
+"""Shared by the fleet's routes: authentication, bodies, names, and conditional answers."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Name
-from firstline_gateway.api.asked import gateway_of
 from firstline_gateway.api.auth import authenticate, check_scope
+from firstline_gateway.api.dependencies import gateway_of
 
 BODY = Limits(body_bytes=MIB)
 PAGE = 1000
-"""Most items on a page."""
+"""Largest number of items on a page."""
 
 _T = TypeVar("_T")
 
 
-async def device(
+async def require_device(
     request: Request,
     _documented: Annotated[
         object, Depends(HTTPBearer(auto_error=False, description="A device's key; or its client certificate."))
     ],
 ) -> None:
-    """Only for devices; `request.state.device` is then the name that its certificate or key says, and nothing else."""
+    """Requires a device, and sets `request.state.device` to the name in its certificate or key."""
     caller = await authenticate(gateway_of(request).identity, request)
     name = device_of_principal(caller.principal) if caller.principal else None
     if name is None:
         raise ForbiddenError(
-            "This address is for devices, each of which it knows by its certificate or its key; switch authentication "
-            "on (auth.mode), and have the device join."
+            "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), and "
+            "let the device join."
         )
     request.state.device = name
 
 
-async def device_or_keeper(
+async def require_device_or_fleet(
     request: Request,
     _documented: Annotated[
         object,
         Depends(HTTPBearer(auto_error=False, description="A device's key, or an API key with the scope 'fleet'.")),
     ],
 ) -> None:
-    """For devices, by their certificate or key, and for who keeps the fleet."""
+    """Requires a device, or the scope 'fleet'."""
     caller = await authenticate(gateway_of(request).identity, request)
     if device_of_principal(caller.principal) is None:
         check_scope(caller, "fleet")
 
 
 async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T:
-    """The body as JSON.
+    """Returns the body, decoded from JSON.
 
     Raises:
-        RequestError: it is none, or says something else.
-        PayloadTooLargeError: over the limit.
-        RemoteTimeoutError: it comes too slowly.
+        RequestError: the body is not JSON, or not of this kind.
+        PayloadTooLargeError: the body is over the limit.
+        RemoteTimeoutError: the body arrives too slowly.
     """
     body = await read_body(in_time(request.stream()), request.headers, limits)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"The body does not say what it must: {error}.") from error
+        raise RequestError(f"The body is not valid: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not JSON: {error}.") from error
 
 
-def described(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A route's body for the API's description."""
+def body_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Returns the schema of a route's body for the OpenAPI description."""
     (_,), definitions = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     schema = definitions[kind.__name__]
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def name_of(text: str, what: str = "a device") -> str:
-    """A name from a path.
+    """Returns a name from a path.
 
     Raises:
-        RequestError: it cannot be one.
+        RequestError: the text is not a name.
     """
     try:
         return msgspec.convert(text, Name)
@@ -92,10 +92,10 @@ def name_of(text: str, what: str = "a device") -> str:
 
 
 def number_of(text: str, what: str, most: int = 10**18 - 1) -> int:
-    """A whole number from 1 on, from a path or a query.
+    """Returns a whole number of at least 1, from a path or a query.
 
     Raises:
-        RequestError: it is none, or more than that.
+        RequestError: the text is not such a number, or it is over `most`.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and 1 <= int(text) <= most):
         raise RequestError(f"{shown(text)} cannot be {what}; give a whole number from 1 to {most}.")
@@ -103,15 +103,15 @@ def number_of(text: str, what: str, most: int = 10**18 - 1) -> int:
 
 
 def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
-    """JSON that no cache keeps without asking again."""
+    """Returns a JSON response, which caches must revalidate."""
     headers = {"Content-Type": "application/json", "Cache-Control": "no-cache" if etag else "no-store"}
     if etag:
         headers["ETag"] = f'"{etag}"'
     return Response(msgspec.json.encode(value), status, headers)
 
 
-def unless_known(request: Request, value: object, etag: str) -> Response:
-    """The answer, or 304 where the caller has it (`If-None-Match`)."""
+def conditional_answer(request: Request, value: object, etag: str) -> Response:
+    """Returns the answer, or 304 if the caller has it (`If-None-Match`)."""
     known = request.headers.get("if-none-match", "")
     if etag in (tag.strip().removeprefix("W/").strip('"') for tag in known.split(",")):
         return Response(status_code=304, headers={"ETag": f'"{etag}"', "Cache-Control": "no-cache"})
@@ -119,11 +119,11 @@ def unless_known(request: Request, value: object, etag: str) -> Response:
 
 
 def check_unchanged(request: Request, etag: str) -> None:
-    """Whether what the caller wants to change is what it has seen (`If-Match`); without that header it does not care.
+    """Checks that a resource is still as the caller has read it (`If-Match`); without that header it is not checked.
 
     Raises:
-        ConflictError: somebody else has changed it since.
+        ConflictError: the resource has changed since.
     """
     wanted = request.headers.get("if-match")
     if wanted is not None and wanted.strip() != "*" and wanted.strip().strip('"') != etag:
-        raise ConflictError("It was changed since you looked at it; look again, then repeat.")
+        raise ConflictError("The resource was changed since you read it; read it again, then repeat.")

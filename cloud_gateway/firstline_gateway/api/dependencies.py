@@ -1,4 +1,4 @@
-"""What a route asks first: whose gateway it is, and whether the caller may."""
+"""FastAPI dependencies of the routes: the gateway, and the scopes that a caller needs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-async def caller(
+async def require_infer(
     request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
 ) -> None:
-    """Only for who may ask the models; `request.state.principal` is then known."""
+    """Requires the scope 'infer', and sets `request.state.principal`."""
     request.state.principal = (await authorize(gateway_of(request).identity, request, "infer")).principal
 
 
-async def keeper(
+async def require_fleet(
     request: Request,
     _documented: Annotated[
         object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
     ],
 ) -> None:
-    """Only for who keeps the fleet; `request.state.principal` is then known."""
+    """Requires the scope 'fleet', and sets `request.state.principal`."""
     caller = await authorize(gateway_of(request).identity, request, "fleet")
     request.state.principal = caller.principal or "anybody"
