@@ -67,7 +67,7 @@ def gathered(bundle: Bundle, dataset: Dataset, edge: str, device: Server, far: S
         gateway = far.opened(stack, "--full-from", "--full-token-file")
         if gateway is not None and agent is None:
             raise ConfigError("--full-from goes with --from-agent: without a device both models run here.")
-        told = stack.enter_context(progress("Certifying"))
+        bar = stack.enter_context(progress("Certifying"))
         if agent is None:
-            return gather(bundle, dataset, edge=edge, progress=told)
-        return gather_from_agent(bundle, dataset, agent, edge=edge, gateway=gateway, progress=told)
+            return gather(bundle, dataset, edge=edge, progress=bar)
+        return gather_from_agent(bundle, dataset, agent, edge=edge, gateway=gateway, progress=bar)

@@ -38,13 +38,13 @@ def demo(*, output: OutputOption = Output.TEXT) -> None:
         raise typer.Exit(1)
 
 
-async def _until_signalled(told: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+async def _until_signalled(scenario: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     """Runs the scenario; a signal ends it and its processes.
 
     Raises:
         typer.Exit: 128 and the signal's number, as shells have it.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(told)
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(scenario)
     received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:

@@ -44,8 +44,8 @@ def evaluate_bundle(
     dataset = open_dataset(data, limit)
     if plots is not None:
         require_drawing(plots)  # before the models run for minutes
-    with progress("Evaluating") as told:
-        measured = measure(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=told)
+    with progress("Evaluating") as bar:
+        measured = measure(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=bar)
     found = figures(measured)
     drawn = write_report(measured, plots) if plots is not None else None
     if output is Output.JSON:

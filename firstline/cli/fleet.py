@@ -29,8 +29,8 @@ def brake(
     """Hold every device to so many escalations an hour."""
     wanted = Brake(per_hour, reason, time.time() + hours * 3600 if hours else 0.0)
     with fleet_at(gateway, key_file, ca) as fleet:
-        told = fleet.brake(wanted)
-    _say({"brake": wanted, "devices": told}, f"braked; told: {counted(told, 'device')}", output)
+        devices = fleet.brake(wanted)
+    _say({"brake": wanted, "devices": devices}, f"braked; told: {counted(devices, 'device')}", output)
 
 
 @app.command()
@@ -43,8 +43,8 @@ def lift(
 ) -> None:
     """Lift the brake."""
     with fleet_at(gateway, key_file, ca) as fleet:
-        told = fleet.brake(None)
-    _say({"brake": None, "devices": told}, f"lifted; told: {counted(told, 'device')}", output)
+        devices = fleet.brake(None)
+    _say({"brake": None, "devices": devices}, f"lifted; told: {counted(devices, 'device')}", output)
 
 
 def _say(value: object, sentence: str, output: Output) -> None:

@@ -74,8 +74,8 @@ def push(
     opened = open_bundle(require_bundle(bundle))
     asked = _asked(needs or ())
     keyring = keyring_of(keys, passphrase_file)
-    with registry_at(gateway, key_file, ca) as registry, bytes_progress("sending") as told:
-        done = push_bundle(keyring, registry, opened, asked, time.time(), with_full=not without_full, told=told)
+    with registry_at(gateway, key_file, ca) as registry, bytes_progress("sending") as report:
+        done = push_bundle(keyring, registry, opened, asked, time.time(), with_full=not without_full, report=report)
     if output is Output.JSON:
         print_json(done._asdict())
         return
@@ -154,9 +154,9 @@ def pull(
             f"{anchor} cannot be read: {error.strerror}; name the first root metadata with --root, which whoever keeps "
             "the keys has."
         ) from error
-    with registry_at(gateway, key_file, ca) as registry, bytes_progress("fetching") as told:
+    with registry_at(gateway, key_file, ca) as registry, bytes_progress("fetching") as report:
         trust = Trust(seen, registry.metadata, anchor=trusted, now_s=time.time)
-        found = pull_bundle(trust, registry, model, _version(registry, model, version), folder, told=told)
+        found = pull_bundle(trust, registry, model, _version(registry, model, version), folder, report=report)
     if output is Output.JSON:
         print_json({"path": str(found.path), "fetched_bytes": found.fetched_bytes})
     else:

@@ -119,7 +119,7 @@ def progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """Yields a progress bar on stderr after two seconds; without a terminal there is none.
 
     Yields:
-        Told how much is done, of how much.
+        A function that takes the progress and the total.
     """
     return _bar(what, MofNCompleteColumn())
 
@@ -137,7 +137,7 @@ def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], N
     started = False
     start_s = time.monotonic()
 
-    def told(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal started
         if not console.is_terminal or time.monotonic() - start_s < _SILENT_S:
             return
@@ -146,7 +146,7 @@ def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], N
         started = True
 
     try:
-        yield told
+        yield report
     finally:
         if started:  # else it would print an empty line
             bar.stop()

@@ -172,12 +172,12 @@ def get(
 
 def _watched(rollouts: Rollouts, found: RolloutSummary) -> RolloutSummary:
     """Prints the progress until the rollout ends, and continues if the gateway is unreachable for a while."""
-    now = told = ""
+    now = printed = ""
     while found.state in _LIVE:
         now = now or f"{found.state}: {found.sentence} {_counts(found)}"
-        if now != told:
+        if now != printed:
             typer.echo(now, err=True)
-            told = now
+            printed = now
         time.sleep(_LOOK_S)
         try:
             found, now = rollouts.get(found.id), ""

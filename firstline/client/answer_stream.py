@@ -42,14 +42,14 @@ _BACKOFF_MAX_S = 5.0
 _RNG = random.Random()  # noqa: S311 (jitter)
 
 
-class Told(Protocol):
+class AnswerEvent(Protocol):
     """The content of an event: an `InferResponse` or a `Prediction`."""
 
     @property
     def answer(self) -> Answer | None: ...
 
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=AnswerEvent)
 
 
 class Following(Generic[T]):
@@ -97,14 +97,14 @@ class Following(Generic[T]):
         return Call("GET", path, headers=headers, params={"form": self._form})
 
     def connected(self, response: httpx.Response) -> bool:
-        """Returns whether events follow; otherwise the caller reads the body and passes the response to `whole`."""
+        """Returns whether events follow; otherwise the caller reads the body for `read_response`."""
         kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if response.status_code == httpx.codes.OK and kind == EVENT_STREAM_TYPE:
             self._failures, self._failing_since_s = 0, None
             return True
         return False
 
-    def whole(self, response: httpx.Response) -> list[T]:
+    def read_response(self, response: httpx.Response) -> list[T]:
         """Reads the response of a server that does not stream: an error, or the final answer.
 
         Raises:
@@ -113,11 +113,11 @@ class Following(Generic[T]):
         self.done = response.status_code == httpx.codes.NO_CONTENT
         if self.done:
             return []
-        told = self._read_whole(response)
+        answer = self._read_whole(response)
         self.done = True
-        return [told]
+        return [answer]
 
-    def heard(self, piece: bytes) -> list[T]:
+    def read_piece(self, piece: bytes) -> list[T]:
         """Returns the answers that this piece of the stream completes, each once.
 
         Raises:
@@ -131,12 +131,12 @@ class Following(Generic[T]):
             if (refused := _refusal(event.data)) is not None:
                 self.done = True
                 raise refused
-            told = self._read(event.data)
-            if told.answer is None:
+            answer = self._read(event.data)
+            if answer.answer is None:
                 raise ProtocolError("An event's answer does not say how it came about.")
-            self._seen, self._request_id = event.id, told.answer.request_id
-            self.done = told.answer.status is not Status.PROVISIONAL
-            found.append(told)
+            self._seen, self._request_id = event.id, answer.answer.request_id
+            self.done = answer.answer.status is not Status.PROVISIONAL
+            found.append(answer)
         return found
 
     def wait_s(self, failure: FirstlineError) -> float:
@@ -157,15 +157,15 @@ class Following(Generic[T]):
         return min(self._patience_s, failure.retry_after_s or 0.0) + drawn_s
 
 
-def of_tensors(request_id: str, patience_s: float) -> Following[InferResponse]:
+def tensors_of(request_id: str, patience_s: float) -> Following[InferResponse]:
     """Follows the answer with an id, as tensors."""
     return Following("v2", _tensors, calls.read_infer, patience_s, request_id=request_id)
 
 
-def of_words(call: Call, patience_s: float) -> Following[Prediction]:
+def prediction_of(call: Call, patience_s: float) -> Following[Prediction]:
     """Follows the answer to a call of the endpoint for files, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
-    return Following("short", _words, calls.read_prediction, patience_s, first=first)
+    return Following("short", _prediction, calls.read_prediction, patience_s, first=first)
 
 
 def _refusal(data: bytes) -> FirstlineError | None:
@@ -182,7 +182,7 @@ def _tensors(data: bytes) -> InferResponse:
         raise ProtocolError(f"The event stream does not say what a V2 server says. {error.message}") from error
 
 
-def _words(data: bytes) -> Prediction:
+def _prediction(data: bytes) -> Prediction:
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -207,10 +207,10 @@ def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
             ) as response:
                 if following.connected(response):
                     for piece in response.iter_bytes():
-                        yield from following.heard(piece)
+                        yield from following.read_piece(piece)
                 else:
                     response.read()
-                    yield from following.whole(response)
+                    yield from following.read_response(response)
         except httpx.HTTPError as error:
             failure = connection.link_error(error, str(http.base_url))
         except PASSING as error:
@@ -232,12 +232,12 @@ async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> Asyn
             ) as response:
                 if following.connected(response):
                     async for piece in response.aiter_bytes():
-                        for told in following.heard(piece):
-                            yield told
+                        for answer in following.read_piece(piece):
+                            yield answer
                 else:
                     await response.aread()
-                    for told in following.whole(response):
-                        yield told
+                    for answer in following.read_response(response):
+                        yield answer
         except httpx.HTTPError as error:
             failure = connection.link_error(error, str(http.base_url))
         except PASSING as error:

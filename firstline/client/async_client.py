@@ -13,7 +13,7 @@ import httpx
 
 from firstline.client import answer_stream, calls, tracing
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, Wishes
+from firstline.client.calls import Call, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_tasks
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
@@ -48,10 +48,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> InferResponse:
         """See `Client.infer`."""
-        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return calls.read_infer(await self._send(call))
 
     def infer_many(
@@ -65,10 +65,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         ordered: bool = True,
         patience_s: float = RETRY_PATIENCE_S,
         on_progress: Progress | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Outcome]:
         """See `Client.infer_many`."""
-        traced = tracing.settled(wishes)  # of now, and not of whenever the outcomes are asked for
+        traced = tracing.with_current_trace(options)  # the trace of the call, not of a later iteration
         return in_tasks(
             lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
             requests,
@@ -86,15 +86,15 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> str:
         """See `Client.submit`."""
-        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return calls.read_job(await self._send(calls.as_job(call)))
 
-    async def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
+    async def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
         """See `Client.submit_file`."""
-        return calls.read_job(await self._send(calls.as_job(calls.infer_file(model, file, wishes))))
+        return calls.read_job(await self._send(calls.as_job(calls.infer_file(model, file, options))))
 
     async def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.result`."""
@@ -102,17 +102,17 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """See `Client.result_file`."""
-        return await self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
+        return await self._result(calls.answer_as_label(job_id), calls.read_prediction, job_id, timeout_s)
 
     async def forget(self, job_id: str) -> None:
         """See `Client.forget`."""
-        calls.read_forgotten(await self._send(calls.forget(job_id)))
+        calls.read_deleted(await self._send(calls.forget(job_id)))
 
     async def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
         end_s = time.monotonic() + timeout_s
         while True:
             try:
-                return read(await self._send(calls.awaited(call, self.patient_s(end_s))))
+                return read(await self._send(calls.long_polling(call, self.silence_limit_s(end_s))))
             except DeadlineExceededError:  # the job's
                 raise
             except answer_stream.PASSING as error:
@@ -123,10 +123,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         self,
         model: str,
         file: str | Path | bytes,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> Prediction:
         """See `Client.infer_file`."""
-        call = calls.infer_file(model, file, wishes)
+        call = calls.infer_file(model, file, options)
         return calls.read_prediction(await self._send(call))
 
     async def answer(self, request_id: str) -> InferResponse:
@@ -135,7 +135,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def prediction(self, request_id: str) -> Prediction:
         """See `Client.prediction`."""
-        return calls.read_prediction(await self._send(calls.answer_in_words(request_id)))
+        return calls.read_prediction(await self._send(calls.answer_as_label(request_id)))
 
     async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.wait_for_final`."""
@@ -149,7 +149,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
         """See `Client.events`."""
-        return answer_stream.follow_async(self._http, answer_stream.of_tensors(request_id, patience_s))
+        return answer_stream.follow_async(self._http, answer_stream.tensors_of(request_id, patience_s))
 
     def stream_file(
         self,
@@ -157,11 +157,11 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         file: str | Path | bytes,
         *,
         patience_s: float = DEFAULT_PATIENCE_S,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Prediction]:
         """See `Client.stream_file`."""
-        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
-        return answer_stream.follow_async(self._http, answer_stream.of_words(call, patience_s))
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
+        return answer_stream.follow_async(self._http, answer_stream.prediction_of(call, patience_s))
 
     async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """See `Client.metadata`."""

@@ -53,7 +53,7 @@ class Call:
     params: Mapping[str, str] | None = None
 
 
-class Wishes(TypedDict, total=False):
+class RequestOptions(TypedDict, total=False):
     """Options of every request; any other name is a `TypeError`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Wishes(TypedDict, total=False):
 def infer(
     model: str,
     inputs: Mapping[str, ArrayLike | bytes | Sequence[bytes]],
-    wishes: Wishes,
+    options: RequestOptions,
     *,
     version: str | int = "",
     client_id: str = "",
@@ -90,7 +90,7 @@ def infer(
     Raises:
         InvalidTensorError: an input is not an array that V2 can carry, or an option is not valid.
     """
-    _check_wishes(wishes)
+    _check_options(options)
     if not isinstance(inputs, Mapping):
         raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
     if isinstance(outputs, str):
@@ -104,14 +104,14 @@ def infer(
         id=client_id,
         outputs=tuple(RequestedOutput(name) for name in outputs),
         binary_output=True,
-        route=_choice(Route, "route", wishes.get("route", Route.AUTO)),
-        privacy=_choice(Privacy, "privacy", wishes.get("privacy", Privacy.ANY)),
-        wait=_choice(Wait, "wait", wishes.get("wait", Wait.FINAL)),
-        deadline_s=_timeout_s(wishes),
-        priority=_priority(wishes),
+        route=_choice(Route, "route", options.get("route", Route.AUTO)),
+        privacy=_choice(Privacy, "privacy", options.get("privacy", Privacy.ANY)),
+        wait=_choice(Wait, "wait", options.get("wait", Wait.FINAL)),
+        deadline_s=_timeout_s(options),
+        priority=_priority(options),
     )
     encoded = oip.encode_request(request, now_s=0.0)
-    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded) | _traced(wishes))
+    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded) | _traced(options))
 
 
 def read_infer(response: httpx.Response) -> InferResponse:
@@ -148,30 +148,30 @@ def forget(job_id: str) -> Call:
     return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}")
 
 
-def read_forgotten(response: httpx.Response) -> None:
+def read_deleted(response: httpx.Response) -> None:
     _check(response)
 
 
-def infer_file(model: str, file: str | Path | bytes, wishes: Wishes) -> Call:
+def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) -> Call:
     """Returns a request with an encoded image or JSON as its body.
 
     Raises:
         InvalidTensorError: the file cannot be read, or an option is not valid.
     """
-    _check_wishes(wishes)
+    _check_options(options)
     _check_text(model, "model")
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
         raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
-    params: dict[str, str] = {key: str(wishes[key]) for key in ("route", "privacy", "wait") if key in wishes}
-    timeout_s = _timeout_s(wishes)
+    params: dict[str, str] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
+    timeout_s = _timeout_s(options)
     if timeout_s is not None:
         params["timeout"] = str(timeout_us(timeout_s, now_s=0.0))
-    if "priority" in wishes:
-        params["priority"] = str(_priority(wishes))
+    if "priority" in options:
+        params["priority"] = str(_priority(options))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
-    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(wishes), params)
+    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options), params)
 
 
 def read_prediction(response: httpx.Response) -> Prediction:
@@ -188,12 +188,12 @@ def answer(request_id: str) -> Call:
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
 
 
-def answer_in_words(request_id: str) -> Call:
+def answer_as_label(request_id: str) -> Call:
     """Returns the request for the latest answer with an id, as a label."""
     return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
 
 
-def awaited(call: Call, left_s: float) -> Call:
+def long_polling(call: Call, left_s: float) -> Call:
     """Returns the same request with long polling (RFC 7240): the gateway may hold it for up to `left_s`."""
     return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
 
@@ -280,21 +280,23 @@ def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
         raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
 
 
-def _check_wishes(wishes: Wishes) -> None:
+def _check_options(options: RequestOptions) -> None:
     # `privcy="local_only"` must not be passed over in silence.
-    for name in wishes:
-        if name not in Wishes.__annotations__:
-            raise TypeError(f"'{name}' is no wish; there are {', '.join(Wishes.__annotations__)}.")
+    for name in options:
+        if name not in RequestOptions.__annotations__:
+            raise TypeError(
+                f"'{name}' is not an option of requests; there are {', '.join(RequestOptions.__annotations__)}."
+            )
 
 
-def _traced(wishes: Wishes) -> dict[str, str]:
-    return tracing.headers(wishes.get("traceparent"), wishes.get("tracestate"))
+def _traced(options: RequestOptions) -> dict[str, str]:
+    return tracing.headers(options.get("traceparent"), options.get("tracestate"))
 
 
-def _timeout_s(wishes: Wishes) -> float | None:
-    if "timeout_ms" not in wishes:
+def _timeout_s(options: RequestOptions) -> float | None:
+    if "timeout_ms" not in options:
         return None
-    timeout_ms = wishes["timeout_ms"]
+    timeout_ms = options["timeout_ms"]
     if not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
         raise InvalidTensorError(
             f"timeout_ms is {timeout_ms:g}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
@@ -303,8 +305,8 @@ def _timeout_s(wishes: Wishes) -> float | None:
     return timeout_ms / 1000
 
 
-def _priority(wishes: Wishes) -> int:
-    priority = wishes.get("priority", 0)
+def _priority(options: RequestOptions) -> int:
+    priority = options.get("priority", 0)
     if priority not in range(LOWEST_PRIORITY + 1):
         raise InvalidTensorError(f"priority is {priority}; use 1 (the highest) to {LOWEST_PRIORITY}, or leave it out.")
     return priority

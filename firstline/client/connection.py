@@ -49,7 +49,7 @@ class BaseClient(ABC, Generic[Http]):
     def _open(settings: ClientSettings) -> Http:
         """Returns the httpx client of this kind."""
 
-    def patient_s(self, end_s: float) -> float:
+    def silence_limit_s(self, end_s: float) -> float:
         """Returns how long the server may stay silent before `end_s` on the monotonic clock (seconds)."""
         read_s = self._http.timeout.read
         left_s = end_s - time.monotonic()

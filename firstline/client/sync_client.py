@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from firstline.client import answer_stream, calls, tracing
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, Wishes
+from firstline.client.calls import Call, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
 from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
@@ -68,7 +68,7 @@ class Client(BaseClient[httpx.Client]):
         version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> InferResponse:
         """Runs the model on tensors.
 
@@ -78,9 +78,9 @@ class Client(BaseClient[httpx.Client]):
             version: "" for the current one.
             id: your own id of the request, returned with the answer.
             outputs: names of the outputs to return; all by default.
-            **wishes: see `Wishes`.
+            **options: see `RequestOptions`.
         """
-        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return calls.read_infer(self._send(call))
 
     def infer_many(
@@ -94,7 +94,7 @@ class Client(BaseClient[httpx.Client]):
         ordered: bool = True,
         patience_s: float = RETRY_PATIENCE_S,
         on_progress: Progress | None = None,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Outcome]:
         """Runs the model on many requests; an error of one request is returned as its outcome.
 
@@ -107,9 +107,9 @@ class Client(BaseClient[httpx.Client]):
             ordered: yield outcomes in the order of the requests, or as they arrive.
             patience_s: how long a request is retried if the server is overloaded or cannot be reached (seconds).
             on_progress: called after each outcome with the number of outcomes so far.
-            **wishes: see `Wishes`.
+            **options: see `RequestOptions`.
         """
-        traced = tracing.settled(wishes)  # the threads know nothing of this one's span
+        traced = tracing.with_current_trace(options)  # other threads do not have this span
         return in_threads(
             lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
             requests,
@@ -127,19 +127,19 @@ class Client(BaseClient[httpx.Client]):
         version: str | int = "",
         id: str = "",  # noqa: A002 (V2's own name)
         outputs: Sequence[str] = (),
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Submits a job to a gateway: like `infer`, but the answer is fetched later with `result`.
 
         Returns:
             The job's id, once the gateway has stored the job durably.
         """
-        call = calls.infer(model, inputs, wishes, version=version, client_id=id, outputs=outputs)
+        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
         return calls.read_job(self._send(calls.as_job(call)))
 
-    def submit_file(self, model: str, file: str | Path | bytes, **wishes: Unpack[Wishes]) -> str:
+    def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
         """Submits a job: like `infer_file`, but the answer is fetched later with `result_file`."""
-        return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, wishes))))
+        return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, options))))
 
     def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Waits for a job of yours and returns its answer.
@@ -153,17 +153,17 @@ class Client(BaseClient[httpx.Client]):
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """Like `result`, as a label, for a job of `submit_file`."""
-        return self._result(calls.answer_in_words(job_id), calls.read_prediction, job_id, timeout_s)
+        return self._result(calls.answer_as_label(job_id), calls.read_prediction, job_id, timeout_s)
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
-        calls.read_forgotten(self._send(calls.forget(job_id)))
+        calls.read_deleted(self._send(calls.forget(job_id)))
 
     def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
         end_s = time.monotonic() + timeout_s
         while True:
             try:
-                return read(self._send(calls.awaited(call, self.patient_s(end_s))))
+                return read(self._send(calls.long_polling(call, self.silence_limit_s(end_s))))
             except DeadlineExceededError:  # the job's
                 raise
             except answer_stream.PASSING as error:
@@ -174,16 +174,16 @@ class Client(BaseClient[httpx.Client]):
         self,
         model: str,
         file: str | Path | bytes,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> Prediction:
         """Runs the model on one file and returns a label.
 
         Args:
             model: the bundle's name.
             file: its path, or its content as bytes: an encoded image, or one row as JSON for a model of numbers.
-            **wishes: see `Wishes`.
+            **options: see `RequestOptions`.
         """
-        call = calls.infer_file(model, file, wishes)
+        call = calls.infer_file(model, file, options)
         return calls.read_prediction(self._send(call))
 
     def answer(self, request_id: str) -> InferResponse:
@@ -203,7 +203,7 @@ class Client(BaseClient[httpx.Client]):
             UnknownAnswerError: there is no answer with this id for you.
             InvalidTensorError: the request held several rows, or its model is not a classifier.
         """
-        return calls.read_prediction(self._send(calls.answer_in_words(request_id)))
+        return calls.read_prediction(self._send(calls.answer_as_label(request_id)))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Polls until the answer with an id is final or expired.
@@ -234,7 +234,7 @@ class Client(BaseClient[httpx.Client]):
         Raises:
             UnknownAnswerError: there is no answer with this id for you.
         """
-        return answer_stream.follow(self._http, answer_stream.of_tensors(request_id, patience_s))
+        return answer_stream.follow(self._http, answer_stream.tensors_of(request_id, patience_s))
 
     def stream_file(
         self,
@@ -242,7 +242,7 @@ class Client(BaseClient[httpx.Client]):
         file: str | Path | bytes,
         *,
         patience_s: float = DEFAULT_PATIENCE_S,
-        **wishes: Unpack[Wishes],
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Prediction]:
         """Runs the model on one file in one call: yields the first usable answer, then a better one if one is expected.
 
@@ -250,10 +250,10 @@ class Client(BaseClient[httpx.Client]):
             model: the bundle's name.
             file: see `infer_file`.
             patience_s: see `events`.
-            **wishes: see `Wishes`; `wait` is "first" by default.
+            **options: see `RequestOptions`; `wait` is "first" by default.
         """
-        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **wishes})
-        return answer_stream.follow(self._http, answer_stream.of_words(call, patience_s))
+        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
+        return answer_stream.follow(self._http, answer_stream.prediction_of(call, patience_s))
 
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Returns a model's inputs, outputs and labels."""

@@ -39,7 +39,7 @@ def _under_way() -> dict[str, str]:
     return {} if found is None else found.headers()
 
 
-def settled(wishes: Mapping[str, Any]) -> dict[str, Any]:
+def with_current_trace(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options with the current trace, for calls from other threads."""
-    found = headers(wishes.get(TRACEPARENT), wishes.get(TRACESTATE))
-    return {**wishes, **found}
+    found = headers(options.get(TRACEPARENT), options.get(TRACESTATE))
+    return {**options, **found}

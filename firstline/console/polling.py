@@ -103,9 +103,9 @@ class Watch:
         if held.task is not None:
             done, _ = await asyncio.wait({held.task}, timeout=_LONG_S)
             if not done:
-                told = held.answer
+                last = held.answer
                 error = RemoteTimeoutError(f"The gateway has been answering for more than {_LONG_S:g} s.")
-                return Answer(told.value, told.heard_s, error)
+                return Answer(last.value, last.heard_s, error)
         return held.answer
 
     async def do(self, deed: Callable[[Fleet], T]) -> T:
@@ -126,9 +126,9 @@ class Watch:
             try:
                 value = await asyncio.to_thread(fetch, self._fleet)
             except FirstlineError as error:
-                told = held.answer
-                heard_s = told.heard_s if told.value is not None else self._heard_s
-                held.answer = Answer(told.value, heard_s, error.with_traceback(None))
+                last = held.answer
+                heard_s = last.heard_s if last.value is not None else self._heard_s
+                held.answer = Answer(last.value, heard_s, error.with_traceback(None))
             else:
                 self._heard_s = self._wall()
                 held.answer = Answer(value, self._heard_s, None)

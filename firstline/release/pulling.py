@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from firstline.release.pushing import Told
+from firstline.release.pushing import ReportProgress
 from firstline.release.registry import Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.signed_file import SignedFile
@@ -29,7 +29,7 @@ class Pulled(NamedTuple):
     fetched_bytes: int
 
 
-def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, told: Told) -> Pulled:
+def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, report: ReportProgress) -> Pulled:
     """Downloads a bundle into a new folder; resumes an earlier pull.
 
     Args:
@@ -38,7 +38,7 @@ def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path
         name: of the bundle.
         version: of it.
         folder: to be made.
-        told: hears of the progress.
+        report: hears of the progress.
 
     Raises:
         ConfigError: the folder is there, or cannot be written.
@@ -59,9 +59,9 @@ def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path
             for size_bytes in _fetch(registry, file, path):
                 fetched += size_bytes
                 done += size_bytes
-                told(done, total)
+                report(done, total)
             done = before + file.size_bytes
-            told(done, total)
+            report(done, total)
         open_bundle(unfinished)
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
     except OSError as error:

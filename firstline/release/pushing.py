@@ -16,7 +16,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.target import ExtraNeeds
 
-Told = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 """Called with the bytes sent so far, and the total."""
 
 
@@ -39,7 +39,7 @@ def push(
     now_s: float,
     *,
     with_full: bool = True,
-    told: Told = lambda _done, _total: None,
+    report: ReportProgress = lambda _done, _total: None,
 ) -> Pushed:
     """Sends a bundle's files and signs for them.
 
@@ -50,7 +50,7 @@ def push(
         asked: requirements of variants, by id.
         now_s: wall time.
         with_full: the full model too.
-        told: hears of the progress.
+        report: hears of the progress.
 
     Raises:
         ConflictError: the registry has this version with other content.
@@ -63,7 +63,7 @@ def push(
     def one_more(size_bytes: int) -> None:
         nonlocal done
         done += size_bytes
-        told(done, total)
+        report(done, total)
 
     for file in files:
         if registry.has(file):

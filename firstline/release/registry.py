@@ -74,8 +74,8 @@ class Registry:
             raise error_from(reply.status_code, reply.content, reply.headers)
         return True
 
-    def send(self, file: File, told: Callable[[int], None]) -> None:
-        """Uploads a file; calls `told` with the size of each part.
+    def send(self, file: File, report: Callable[[int], None]) -> None:
+        """Uploads a file; calls `report` with the size of each part.
 
         Raises:
             IntegrityError: the file has changed since it was checked.
@@ -87,7 +87,7 @@ class Registry:
                 while part := stream.read(_PART_BYTES):
                     left -= len(part)
                     yield part
-                    told(len(part))
+                    report(len(part))
             if left:
                 raise IntegrityError(f"{file.path} has changed while it was sent; push the bundle again.")
 

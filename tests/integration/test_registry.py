@@ -99,14 +99,14 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
         "digits/1/golden.json",
     ]
     pulled = await begun.with_registry(
-        lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
+        lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore)
     )
     assert {path.name: path.read_bytes() for path in pulled.path.iterdir()} == {
         path.name: path.read_bytes() for path in DIGITS.iterdir()
     }
     with pytest.raises(ConfigError, match="exists already"):
         await begun.with_registry(
-            lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", told=ignore)
+            lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore)
         )
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
@@ -231,7 +231,7 @@ async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path
             path = tmp_path / "file"
             path.write_bytes(sent)
             with pytest.raises(kind):
-                await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), told=ignore))
+                await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), report=ignore))
         assert await site.registry.files.all() == []
         assert not list((site.folder / "blobs" / "incoming").iterdir())
 
@@ -428,7 +428,7 @@ async def test_a_pull_that_was_cut_goes_on(begun: RegistrySite, tmp_path: Path) 
 
     def pulling(registry: Registry) -> int:
         trust = trust_of(begun, registry)
-        return pull(trust, registry, "digits", 1, folder, told=ignore).fetched_bytes
+        return pull(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
 
     total = sum(path.stat().st_size for path in DIGITS.iterdir())
     assert await begun.with_registry(pulling) == total - 1000 - (DIGITS / "edge-onnx.onnx").stat().st_size
@@ -443,7 +443,7 @@ async def test_a_damaged_part_is_fetched_anew(begun: RegistrySite, tmp_path: Pat
 
     def pulling(registry: Registry) -> int:
         trust = trust_of(begun, registry)
-        return pull(trust, registry, "digits", 1, folder, told=ignore).fetched_bytes
+        return pull(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
 
     with pytest.raises(IntegrityError, match="pull again"):
         await begun.with_registry(pulling)

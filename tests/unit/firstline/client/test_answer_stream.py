@@ -70,7 +70,7 @@ def followed(request: pytest.FixtureRequest) -> Callable[..., list[tuple[Status,
     """Follows a short call to its end with one of the two drivers."""
 
     def follow(server: Server, patience_s: float = 10.0) -> list[tuple[Status, str]]:
-        found = answer_stream.of_words(calls.infer_file("m", b"x", {"wait": "first"}), patience_s)
+        found = answer_stream.prediction_of(calls.infer_file("m", b"x", {"wait": "first"}), patience_s)
         transport = httpx.MockTransport(server)
         if request.param == "sync":
             with httpx.Client(base_url=URL, transport=transport) as http:

@@ -102,11 +102,12 @@ class TestInfer:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda wishes: calls.infer("m", {"x": [1]}, wishes), lambda wishes: calls.infer_file("m", b"x", wishes)]
+    "make",
+    [lambda options: calls.infer("m", {"x": [1]}, options), lambda options: calls.infer_file("m", b"x", options)],
 )
-class TestWishes:
+class TestRequestOptions:
     def test_a_misspelt_one_is_not_passed_over(self, make: Any) -> None:
-        with pytest.raises(TypeError, match="'privcy' is no wish; there are route, privacy, wait, timeout_ms"):
+        with pytest.raises(TypeError, match="'privcy' is not an option of requests; there are route, privacy,"):
             make({"privcy": "local_only"})
 
     @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30])
@@ -133,7 +134,11 @@ class TestWishes:
     ],
 )
 def test_what_cannot_be_sent_is_refused_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
-    asked: dict[str, Any] = {"model": "digits", "inputs": {"image": np.zeros((1, 2), np.float32)}, "wishes": {}} | given
+    asked: dict[str, Any] = {
+        "model": "digits",
+        "inputs": {"image": np.zeros((1, 2), np.float32)},
+        "options": {},
+    } | given
     with pytest.raises(InvalidTensorError) as refused:
         calls.infer(**asked)
     assert sentence in refused.value.message
@@ -141,7 +146,7 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence(given: dict[str, Any], sen
 
 @pytest.mark.parametrize(("left_s", "said"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
 def test_a_job_is_waited_for_no_longer_than_there_is_time(left_s: float, said: int) -> None:
-    assert (calls.awaited(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={said}"
+    assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={said}"
 
 
 def test_a_choice_names_its_values() -> None:
@@ -309,8 +314,8 @@ class TestToken:
 class TestTrace:
     PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-    def asked(self, **wishes: Any) -> list[dict[str, str]]:
-        made = [calls.infer("m", {"x": [1]}, wishes), calls.infer_file("m", b"x", wishes)]  # type: ignore[arg-type]
+    def asked(self, **options: Any) -> list[dict[str, str]]:
+        made = [calls.infer("m", {"x": [1]}, options), calls.infer_file("m", b"x", options)]  # type: ignore[arg-type]
         headers = [dict(each.headers or {}) for each in made]
         return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
 
@@ -330,7 +335,7 @@ class TestTrace:
         with use_span(span):
             assert self.asked() == [theirs] * 2
             assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
-            assert tracing.settled({"route": "edge"}) == {"route": "edge"} | theirs
+            assert tracing.with_current_trace({"route": "edge"}) == {"route": "edge"} | theirs
             with use_span(INVALID_SPAN):
                 assert self.asked() == [{}, {}]
         assert self.asked() == [{}, {}]
@@ -340,8 +345,8 @@ class TestTrace:
     ) -> None:
         seen: list[object] = []
 
-        def infer(self: object, model: str, inputs: object, **wishes: object) -> InferResponse:
-            seen.append(wishes.get("traceparent"))
+        def infer(self: object, model: str, inputs: object, **options: object) -> InferResponse:
+            seen.append(options.get("traceparent"))
             return InferResponse(model, "1", ())
 
         monkeypatch.setattr(firstline.Client, "infer", infer)
