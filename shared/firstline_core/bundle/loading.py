@@ -106,7 +106,7 @@ def load_edge(
             reasons.append(f"{model.id}: {error.message}")
             continue
         for reason in reasons:
-            log.warning("edge variant passed over", model=name, taken=model.id, reason=reason)
+            log.warning("edge variant skipped", model=name, taken=model.id, reason=reason)
         loaded.passed_over = tuple(reasons)
         return loaded
     if not reasons:

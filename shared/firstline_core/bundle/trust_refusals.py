@@ -40,7 +40,7 @@ def refusal(
     """
     said = str(error).rstrip(".")
     if trusted is None:
-        return IntegrityError(f"The root metadata that this device was given is no good: {said}.")
+        return IntegrityError(f"The root metadata of this device is invalid: {said}; enrol the device again.")
     if isinstance(error, exceptions.DownloadError):
         return ProtocolError(f"The registry has no {name}: has a release been published? ({said}.)")
     if isinstance(error, exceptions.ExpiredMetadataError):
@@ -53,38 +53,40 @@ def refusal(
         return _wrong_version(name, content, trusted, said)
     if "missing info" in said:  # a snapshot without metadata that an earlier one listed
         return _rollback(name, said)
-    return IntegrityError(f"{name} is no metadata that can be used: {said}.")
+    return IntegrityError(f"{name} is not valid metadata: {said}.")
 
 
 def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
     now = trusted.reference_time
     ended = next((signed for signed in trusted if signed.is_expired(now)), None)
-    which = f"{ended.type} metadata ended at {ended.expires.isoformat()}" if ended is not None else f"{name} has ended"
+    which = (
+        f"{ended.type} metadata expired at {ended.expires.isoformat()}" if ended is not None else f"{name} has expired"
+    )
     return MetadataExpiredError(
-        f"The registry's {which}, and it offers none that is newer: nobody renews it, somebody holds it back, "
-        f"or this device's clock is wrong, by which it is {now.isoformat(timespec='minutes')}. "
-        "Nothing new is installed until that is mended (`firstline keys status`); what is installed goes on."
+        f"The registry's {which}, and it offers no newer one. It was not renewed, newer metadata is held back, "
+        f"or this device's clock, which shows {now.isoformat(timespec='minutes')}, is wrong. "
+        "New bundles are not installed until this is fixed (`firstline keys status`); the installed ones stay in use."
     )
 
 
 def _unsigned(name: str, said: str) -> SignatureError:
     return SignatureError(
-        f"{name} is not signed by those who may sign it: {said}. It was tampered with, or signed with a key that the "
-        "root does not name; it is not used."
+        f"{name} does not have the required signatures: {said}. It was modified, or signed with a key that the "
+        "root does not name. It is not used."
     )
 
 
 def _mismatch(name: str, said: str) -> MetadataMismatchError:
     return MetadataMismatchError(
-        f"{name} is genuine, but not what the other metadata names: {said}. Somebody mixes metadata of different "
-        "moments; it is not used."
+        f"{name} is genuine, but does not match the other metadata: {said}. The registry mixes metadata of different "
+        "moments. It is not used."
     )
 
 
 def _rollback(name: str, said: str) -> MetadataRollbackError:
     return MetadataRollbackError(
-        f"{name} is older than what this device has seen: {said}. A registry never goes back; after a restored backup "
-        "it has to publish anew (`firstline keys publish`)."
+        f"{name} is older than the metadata seen before: {said}. A registry must not go back: after a restored backup "
+        "publish again (`firstline keys publish`)."
     )
 
 

@@ -80,7 +80,9 @@ def decode(encoded: bytes, mode: Literal["RGB", "L"], where: str) -> Image.Image
             f"{where} is neither JPEG nor PNG: {_opening(encoded)}; send the image file's bytes as they are."
         )
     if problem:
-        raise PayloadTooLargeError(f"{where} {problem}, which takes too long to read. Save it anew.")
+        raise PayloadTooLargeError(
+            f"{where} {problem}, which takes too long to read. Save it again with another encoder."
+        )
     try:
         image = opener(BytesIO(encoded))
         if image.width * image.height > PIXELS_LIMIT:

@@ -246,13 +246,13 @@ def _tell(passed_over: list[str], known: set[str], prefix: str, warn: Warn) -> N
     for variable in passed_over:
         close = difflib.get_close_matches(variable.removeprefix(prefix).lower(), spelled, n=1, cutoff=_ALIKE)
         if close:
-            warn(f"The environment variable {variable} is passed over; did you mean {spelled[close[0]]}?")
+            warn(f"The environment variable {variable} is ignored; did you mean {spelled[close[0]]}?")
         else:
             others.append(variable)
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         warn(
-            f"Passed over in the environment: {', '.join(others[:3])}{more}; a setting is spelled "
+            f"Ignored in the environment: {', '.join(others[:3])}{more}; a setting is spelled "
             f"{prefix}SECTION__KEY, with two underscores."
         )
 

@@ -205,7 +205,7 @@ def test_a_frozen_registry_is_noticed_when_its_metadata_ends(device: Device) -> 
     device.now = START + DAY / 2
     device.trust.refresh()
     device.now = START + 2 * DAY
-    device.refused(MetadataExpiredError, "timestamp", "2027-01-02", "holds it back", "goes on")
+    device.refused(MetadataExpiredError, "timestamp", "2027-01-02", "held back", "stay in use")
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -318,7 +318,7 @@ def test_an_empty_registry_and_a_dead_link_may_be_tried_again(device: Device, re
 
 def test_an_anchor_that_is_none_is_said(tmp_path: Path, repository: SignedRepository) -> None:
     found = Trust(tmp_path, repository, anchor=b"{}", now_s=START.timestamp)
-    with pytest.raises(IntegrityError, match="root metadata that this device was given"):
+    with pytest.raises(IntegrityError, match="root metadata of this device is invalid"):
         found.refresh()
     with pytest.raises(UpdateError, match="refresh it first"):
         _ = found.versions

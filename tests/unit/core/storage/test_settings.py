@@ -124,7 +124,7 @@ def test_what_kubernetes_sets_is_passed_over() -> None:
     said: list[str] = []
     assert load(Settings, environ=environ, prefix="X_", warn=said.append) == Settings(api=Api(port=9))
     assert said == [
-        "Passed over in the environment: X_SERVICE_HOST, X_SERVICE_PORT, X_SERVICE_PORT_HTTP and 6 more; a setting is "
+        "Ignored in the environment: X_SERVICE_HOST, X_SERVICE_PORT, X_SERVICE_PORT_HTTP and 6 more; a setting is "
         "spelled X_SECTION__KEY, with two underscores."
     ]
 
@@ -136,7 +136,7 @@ def test_what_kubernetes_sets_is_passed_over() -> None:
 def test_a_near_miss_is_told_with_the_right_spelling(variable: str, meant: str) -> None:
     said: list[str] = []
     assert load(Settings, environ={variable: "1"}, prefix="X_", warn=said.append) == Settings()
-    assert said == [f"The environment variable {variable} is passed over; did you mean {meant}?"]
+    assert said == [f"The environment variable {variable} is ignored; did you mean {meant}?"]
 
 
 def test_without_more_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
