@@ -1,4 +1,4 @@
-"""What a device may bring: what it was asked for, once. An answer that was lost may be asked for again."""
+"""Which profile a device may upload: the requested one, once. An answer that was lost may be asked for again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def permitted(
         bundle: that was measured.
         version: likewise.
         now_s: wall time.
-        lock: nobody asks or takes back before this transaction ends.
+        lock: locks the device until this transaction ends.
 
     Raises:
         ConflictError: there is none, it has ended, or it was fulfilled with another version.

@@ -1,4 +1,4 @@
-"""What models cost on this gateway's hardware, as the store has it, for whoever is about to run them.
+"""Stored profiles of models on this gateway's hardware, for the executors.
 
 Only what people brought counts: a device's word about a machine that is not its own would steer this gateway's work.
 """

@@ -1,4 +1,4 @@
-"""What devices and people ask of the profiles. What people change is in the audit trail, in the same transaction."""
+"""Profiles: the requests of devices and people. Changes by people are in the audit log, in the same transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Profiles:
     Args:
         readers: of the store.
         writer: writes to it.
-        clock: what times are on.
+        clock: gives wall time.
     """
 
     def __init__(self, readers: Readers, writer: StoreWriter, *, clock: Clock) -> None:
@@ -47,7 +47,7 @@ class Profiles:
         return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
 
     async def get(self, place: Place) -> tuple[ProfileEntry, bytes]:
-        """One profile: what is told of it, and the document.
+        """One profile: its entry, and the document.
 
         Raises:
             NotFoundError: there is none.

@@ -40,7 +40,7 @@ def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
 
 
 def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | None:
-    """One profile; None where there is none."""
+    """Returns one profile; None if it is not stored."""
     row = connection.execute(select(_C.entry, _C.content).where(*_at(place))).first()
     return (_entry(row.entry), row.content) if row is not None else None
 
@@ -59,7 +59,7 @@ def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerpr
 def page(
     connection: Connection, after: Place, limit: int, *, bundle: str = "", machine: str = ""
 ) -> list[ProfileEntry]:
-    """What is told of profiles, by bundle, version and machine.
+    """Returns the entries of profiles, by bundle, version and machine.
 
     Args:
         connection: within a transaction.
@@ -77,7 +77,7 @@ def page(
 
 
 def remove(connection: Connection, place: Place) -> bool:
-    """Forgets one; False where there is none."""
+    """Deletes one; returns False if it is not stored."""
     return connection.execute(delete(PROFILES).where(*_at(place))).rowcount > 0
 
 

@@ -1,4 +1,4 @@
-"""What devices were asked to measure, in the store, within a caller's transaction: until when, and what came of it."""
+"""Profile requests in the store, within a caller's transaction: until when, and what came of it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RequestRecord(Struct, frozen=True):
         asked_s: wall time when it did.
         until_s: wall time when the request ends, unless it was fulfilled.
         version: that the device brought; 0 where it has brought none.
-        sha256: of what it brought; "" where that is not known.
+        sha256: of the uploaded profile; "" if it is not known.
         brought_s: wall time when it did; None where it has not.
         ended_s: wall time when it was noted that the request has ended; None where it was not.
-        why: what the device waited for when it ended, in a sentence, or "".
+        why: why the device had not measured when the request ended, as a sentence, or "".
     """
 
     device: str
@@ -40,7 +40,7 @@ class RequestRecord(Struct, frozen=True):
     why: str = ""
 
     def has_expired(self, now_s: float) -> bool:
-        """Whether nobody may fulfil it any more."""
+        """Returns whether the request can no longer be fulfilled."""
         return self.brought_s is None and (self.ended_s is not None or self.until_s <= now_s)
 
 
@@ -61,7 +61,7 @@ def of(connection: Connection, device: str) -> list[RequestRecord]:
 
 
 def find(connection: Connection, device: str, bundle: str) -> RequestRecord | None:
-    """One of them; None where there is none."""
+    """Returns one request; None if it does not exist."""
     row = connection.execute(select(PROFILE_REQUESTS).where(_C.device == device, _C.bundle == bundle)).first()
     return _asked(row) if row is not None else None
 

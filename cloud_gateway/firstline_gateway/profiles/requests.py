@@ -37,7 +37,7 @@ class Requests:
         readers: of the store.
         writer: writes to it.
         age_s: so long a request stands.
-        clock: what times are on.
+        clock: gives wall time.
         on_desired: called when a device is to do something else, on the event loop.
     """
 
@@ -60,7 +60,7 @@ class Requests:
         """All of one device, those that have ended too.
 
         Raises:
-            NotFoundError: nobody has heard of it.
+            NotFoundError: the device is unknown.
         """
         now_s = self._clock.wall_s()
 
@@ -71,10 +71,10 @@ class Requests:
         return await self._readers.ask(read)
 
     async def ask(self, device: str, asked: ProfileAsked, by: str) -> ProfileRequest:
-        """Asks a device; one that stands already and asks for the same is told instead.
+        """Asks a device to measure; an equal request that is open is returned instead.
 
         Raises:
-            NotFoundError: nobody has heard of the device.
+            NotFoundError: the device is unknown.
             ConflictError: it is not let in, or has as many to do as one may.
         """
         now_s, subject = self._clock.wall_s(), f"device:{device}"
@@ -112,7 +112,7 @@ class Requests:
         """Takes a request back: a device that is at it stops, and keeps the points that it has.
 
         Raises:
-            NotFoundError: nobody has heard of the device, or it is asked for nothing of that bundle.
+            NotFoundError: the device is unknown, or has no request for that bundle.
         """
         now_s, subject = self._clock.wall_s(), f"device:{device}"
 
@@ -161,7 +161,7 @@ def _expire(connection: Connection, device: str, now_s: float) -> int:
 
 
 def _tell(connection: Connection, device: str, asked: Sequence[RequestRecord], now_s: float) -> None:
-    """What has been brought stays, so that the device need not hear of it again; what is over goes."""
+    """Fulfilled requests stay in the document, so that the device gets no new one; expired requests are removed."""
     wanted = tuple(one.wanted for one in asked if not one.has_expired(now_s))
 
     def changed(_: str, before: Desired) -> Desired:

@@ -1,4 +1,4 @@
-"""The tables of the profiles, each as it came and what is told of it, and of who was asked for one."""
+"""The tables of the profiles, each with its entry, and of the profile requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A document that somebody sends as a profile: read, and told of."""
+"""A document that is uploaded as a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UploadedProfile(Struct, frozen=True):
     sha256: str
 
     def entry(self, by: str, now_s: float) -> ProfileEntry:
-        """What is told of it, brought by a principal at a wall time."""
+        """Returns the entry of the profile, uploaded by a principal at a wall time."""
         return entry_of(self.profile, self.content, self.sha256, by=by, now_s=now_s)
 
 
@@ -28,7 +28,7 @@ def read_uploaded(content: bytes, place: Place) -> UploadedProfile:
     """Reads what was sent to the address of a place; megabytes take a while, so not on an event loop.
 
     Raises:
-        RequestError: it is no profile, or one of something else.
+        RequestError: it is not a profile, or has another address.
     """
     try:
         profile = decode(content, "The body")

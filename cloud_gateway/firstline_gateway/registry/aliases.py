@@ -1,4 +1,4 @@
-"""Names for versions, such as champion and canary: what they stand for, stood for, and stand for again."""
+"""Names for versions, such as champion and canary: their current versions, their history, and reverts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Aliases:
     Args:
         readers: of the store.
         writer: writes to it.
-        catalogue: what the registry lists now.
-        clock: what time it is.
+        catalogue: returns the current catalogue.
+        clock: gives wall time.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Aliases:
         self._clock = clock
 
     async def all(self, model: str = "") -> list[AliasChange]:
-        """What aliases stand for now, of one model or of all."""
+        """Returns the current aliases, of one model or of all."""
         return await self._readers.ask(lambda connection: records.aliases(connection, model))
 
     async def history(self, model: str, alias: str) -> list[AliasChange]:
-        """What an alias stood for, the newest first.
+        """Returns the history of an alias, newest first.
 
         Raises:
             NotFoundError: there never was such an alias.
@@ -54,11 +54,11 @@ class Aliases:
         return found
 
     async def set(self, model: str, alias: str, version: int | None, by: str) -> AliasChange:
-        """Has an alias stand for a version from now on; None for none any more.
+        """Points an alias at a version; None deletes the alias.
 
         Raises:
             NotFoundError: the version is not listed, or there is no alias to remove.
-            ConflictError: somebody publishes meanwhile.
+            ConflictError: the targets were published meanwhile.
         """
         catalogue = await self._catalogue()
         if version is not None and (model, version) not in catalogue.bundles:
@@ -75,11 +75,12 @@ class Aliases:
         return await self._writer.write(put)
 
     async def revert(self, model: str, alias: str, by: str) -> AliasChange:
-        """Has an alias stand for what it stood for before its last change.
+        """Reverts an alias to its version before the last change.
 
         Raises:
             NotFoundError: there is no such alias.
-            ConflictError: it has stood for nothing else, or that is no longer listed, or somebody publishes meanwhile.
+            ConflictError: it has stood for nothing else, or that is no longer listed, or the targets were published
+                meanwhile.
         """
         catalogue = await self._catalogue()
         now_s = self._clock.wall_s()

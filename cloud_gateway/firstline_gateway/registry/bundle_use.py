@@ -1,4 +1,4 @@
-"""What may keep a signed version from being removed, as the registry asks it."""
+"""How the registry asks whether devices still need a signed version."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Bundles:
         self._catalogue = Catalogue(0, {}, {})
 
     async def catalogue(self) -> Catalogue:
-        """What the current targets list."""
+        """Returns the catalogue of the current targets."""
         version = (await self._readers.ask(records.heads)).get("targets", (0, 0.0))[0]
         if version != self._catalogue.version:
             found = await self._readers.ask(lambda connection: records.newest(connection, "targets"))

@@ -1,4 +1,4 @@
-"""What targets metadata lists, read as devices read it, and shown as the API shows it. No I/O."""
+"""The content of targets metadata, as devices read it and as the API shows it. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firstline_gateway.registry import signing
 
 
 class Catalogue(NamedTuple):
-    """What targets list.
+    """The content of targets metadata.
 
     Attributes:
         version: of the metadata; 0 where nothing is listed yet.
@@ -32,7 +32,7 @@ class Catalogue(NamedTuple):
 
 
 def catalogue_of(targets: Targets) -> Catalogue:
-    """What targets list, each bundle's files together: there may be thousands of either.
+    """Returns the content of targets, grouped by bundle: there may be thousands of either.
 
     Raises:
         RequestError: a file is neither a bundle's nor a configuration.

@@ -1,4 +1,4 @@
-"""The registry's files: kept once, in parts or whole to whoever asks, and no more of them than there is room for."""
+"""The registry's files: each is stored once and served in parts or whole; their total size is limited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Files:
     Args:
         blobs: where they are.
         settings: the limits.
-        clock: what time it is.
+        clock: gives wall and monotonic time.
     """
 
     def __init__(self, blobs: Blobs, settings: RegistrySettings, *, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Files:
         return found
 
     async def sweep(self, wanted: Collection[str], grace_s: float) -> int:
-        """Forgets files that are not wanted, and that are older than that: somebody may be about to list a new one."""
+        """Forgets files that are not wanted, and that are older than that: a new file may be about to be listed."""
         before_s = self._clock.wall_s() - grace_s
         gone = [blob for blob in await self.all() if blob.sha256 not in wanted and blob.came_s < before_s]
         for blob in gone:
@@ -105,7 +105,7 @@ class Files:
                 )
 
     async def _fitting(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """A file's parts as they come, for as long as there is room for them, and for those that come beside."""
+        """Yields a file's parts while there is room for them and for other uploads in progress."""
         came_bytes = 0
         try:
             async for part in parts:
@@ -124,10 +124,10 @@ class Files:
 
 
 def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
-    """What the setting `registry.blobs` names: a folder, or s3://BUCKET/PREFIX.
+    """Opens the setting `registry.blobs`: a folder, or s3://BUCKET/PREFIX.
 
     Raises:
-        ConfigError: it is no good, or its library is missing.
+        ConfigError: it cannot be used, or its library is missing.
     """
     if not where.startswith("s3://"):
         return LocalBlobs(Path(where))

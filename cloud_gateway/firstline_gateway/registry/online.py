@@ -1,7 +1,7 @@
 """The online key: it signs snapshots and timestamps, and nothing that would have a device believe another model.
 
-Its private half is made in the gateway's identity folder and never leaves it; the root names its public half. Who takes
-the gateway can hold metadata back until it ends, or mix what was signed, and no more.
+Its private half is made in the gateway's identity folder and never leaves it; the root names its public half. An
+attacker who controls the gateway can withhold metadata until it expires, or mix signed versions, and no more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def signers(directory: Path) -> list[CryptoSigner]:
     """The keys that are there, the newest last.
 
     Raises:
-        ConfigError: a file cannot be read, or is no such key.
+        ConfigError: a file cannot be read, or is not such a key.
     """
     if not directory.exists():
         return []
@@ -38,7 +38,7 @@ def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
 
     Raises:
         NotReadyError: it is not here.
-        ConfigError: a file cannot be read, or is no such key.
+        ConfigError: a file cannot be read, or is not such a key.
     """
     for signer in signers(directory):
         if signer.public_key.keyid in keyids:
@@ -50,7 +50,7 @@ def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
 
 
 def offered(directory: Path, *, fresh: bool, used: set[str]) -> OnlineKey:
-    """The public half of the key that a root is to name; made where there is none.
+    """Returns the public half of the key that a root is to name; creates the key if missing.
 
     Args:
         directory: the identity folder.

@@ -49,7 +49,7 @@ def heads(connection: Connection) -> dict[str, tuple[int, float]]:
 
 
 def put(connection: Connection, documents: list[Document]) -> None:
-    """Keeps new metadata, and forgets what nobody asks for any more; every root is kept."""
+    """Stores new metadata, and deletes outdated versions; every root is kept."""
     connection.execute(insert(SIGNED), [document._asdict() for document in documents])
     for document in documents:
         if document.role != "root":
@@ -60,7 +60,7 @@ def put(connection: Connection, documents: list[Document]) -> None:
 
 
 def aliases(connection: Connection, model: str = "") -> list[AliasChange]:
-    """What aliases stand for now, of one model or of all, by model and alias."""
+    """Returns the current aliases, of one model or of all, by model and alias."""
     latest = select(func.max(_A.sequence)).group_by(_A.model, _A.alias)
     query = _changes().where(_A.sequence.in_(latest), _A.version.is_not(None)).order_by(_A.model, _A.alias)
     if model:
@@ -69,13 +69,13 @@ def aliases(connection: Connection, model: str = "") -> list[AliasChange]:
 
 
 def alias_history(connection: Connection, model: str, alias: str, limit: int) -> list[AliasChange]:
-    """What an alias stood for, the newest first."""
+    """Returns the history of an alias, newest first."""
     query = _changes().where(_A.model == model, _A.alias == alias).order_by(_A.sequence.desc()).limit(limit)
     return [AliasChange(*row) for row in connection.execute(query)]
 
 
 def change_alias(connection: Connection, change: AliasChange) -> None:
-    """Has an alias stand for something else from now on."""
+    """Changes an alias."""
     connection.execute(
         insert(ALIASES).values(
             model=change.model,

@@ -1,7 +1,8 @@
 """The registry's signed metadata, published, renewed and shown. Replicas that share store and files share it.
 
-What devices believe is not decided here: a gateway serves what root and targets keys have signed, and cannot sign for
-a model itself. What it checks, it checks so that whoever publishes is told, and not every device on its own.
+The gateway does not decide what devices trust: a gateway serves what root and targets keys have signed, and cannot sign
+for
+a model itself. It checks metadata so that the publisher gets the error, instead of every device.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Registry:
     Args:
         readers: of the store.
         writer: writes to it.
-        files: what is signed for.
+        files: the files of the registry.
         bundles: as the current targets list them.
         folder: the identity folder, which has the online key.
         in_use: knows which versions have to stay signed.
-        clock: what time it is.
+        clock: gives wall time.
 
     Attributes:
-        files: what is signed for.
+        files: the files of the registry.
         bundles: as the current targets list them.
         aliases: names for versions.
     """

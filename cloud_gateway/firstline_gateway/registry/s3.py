@@ -36,7 +36,7 @@ class S3Blobs:
         region: "" for what the environment says.
 
     Raises:
-        ConfigError: that is no store.
+        ConfigError: the store cannot be used.
     """
 
     def __init__(self, bucket: str, prefix: str = "", *, endpoint: str = "", region: str = "") -> None:
@@ -108,5 +108,5 @@ class S3Blobs:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong: obstore appends how often it tried, over many lines."""
+    """Returns the cause: obstore appends how often it tried, over many lines."""
     return str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__

@@ -29,12 +29,12 @@ _SHA256 = "sha256"
 
 
 class Accepted(NamedTuple):
-    """What is to be current.
+    """The new current metadata.
 
     Attributes:
-        fresh: what is new of it.
-        root: who may sign.
-        targets: what is signed.
+        fresh: the new documents.
+        root: the root metadata.
+        targets: the targets metadata.
         targets_content: the same as bytes.
     """
 
@@ -47,7 +47,7 @@ class Accepted(NamedTuple):
 def accept(
     contents: Sequence[bytes], root_now: Document | None, targets_now: Document | None, now_s: float
 ) -> Accepted:
-    """Verifies metadata that somebody wants to be current.
+    """Verifies metadata that is to become current.
 
     Args:
         contents: root metadata in the order of their versions, and at most one targets metadata.
@@ -56,7 +56,7 @@ def accept(
         now_s: wall time.
 
     Raises:
-        RequestError: it is no such metadata.
+        RequestError: it is not root or targets metadata.
         ConflictError: it does not follow what is current.
         SignatureError: those who may have not signed it.
         MetadataExpiredError: it has ended already.
@@ -96,8 +96,8 @@ def signed_online(
 ) -> list[Document]:
     """The next snapshot and the next timestamp.
 
-    Their versions are the time at least, in seconds since 1970: what a registry signs after its store was restored from
-    a backup is newer than anything that devices have seen.
+    Their versions are the time at least, in seconds since 1970: after its store was restored from a backup, a registry
+    signs newer versions than devices have seen.
 
     Args:
         targets_content: the targets metadata that they are of.
@@ -140,7 +140,7 @@ def root_of(content: bytes) -> Root:
 
 
 def files_of(targets: Targets) -> dict[str, SignedFile]:
-    """What targets metadata lists, by path.
+    """Returns the files that targets metadata lists, by path.
 
     Raises:
         RequestError: a file is listed without its sha256.

@@ -1,7 +1,7 @@
 """Which rollouts still need a signed version that is about to be removed; reads in the caller's transaction.
 
 A running rollout brings a version, and may have to take devices back to those that they ran before. A device that joins
-later is offered what the rollout in force brought. A device refuses a version that is no longer signed.
+later is offered what the rollout in force brought. A device refuses unsigned versions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a step of a rollout sees, and what it changes; and the ways in which a stage ends. Pure.
+"""The input and the changes of a rollout's step, and the ways in which a stage ends. Pure.
 
-A step takes nothing back: whoever carries it out does all of it, or nothing.
+A step takes nothing back: it is executed as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Now(NamedTuple):
 
 
 class View(Protocol):
-    """What a step sees of the fleet: all of it at one moment."""
+    """The fleet as a step sees it: all of it at one moment."""
 
     @property
     def devices(self) -> Mapping[str, Seen]:
@@ -37,11 +37,11 @@ class View(Protocol):
         ...
 
     def totals(self, names: Iterable[str]) -> Mapping[str, Totals]:
-        """What they counted so far."""
+        """Returns their counts so far."""
         ...
 
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
-        """What they had counted by a wall time."""
+        """Returns their counts at a wall time."""
         ...
 
     def measured(self) -> Mapping[str, tuple[Period | None, Totals]]:
@@ -51,16 +51,16 @@ class View(Protocol):
 
 @dataclass
 class Step:
-    """What changes.
+    """The changes of one step.
 
     Args:
         rollout: as it is after.
         assigned: devices whose standing is another one now.
-        told: what devices are to hear about the bundle.
-        before: what they did in the time before their stage.
-        start: what they had counted when they began to be observed.
+        told: the desired version for devices.
+        before: the period before their stage.
+        start: their counts at the start of the observation.
         look: that was had.
-        notes: for the audit trail: an action, who did it, and its numbers.
+        notes: for the audit trail: an action, its actor, and its numbers.
         more: whether the next step has something to do at once.
     """
 

@@ -1,4 +1,4 @@
-"""What a person's command changes in a rollout; pure. Devices hear of it by the engine's next steps."""
+"""The changes that a person's command makes in a rollout; pure. Devices hear of it by the engine's next steps."""
 
 from __future__ import annotations
 

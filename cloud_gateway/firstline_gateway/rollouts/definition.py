@@ -1,4 +1,4 @@
-"""What a rollout is to do, as a person says it; and how one stands, with each of its devices."""
+"""The definition of a rollout, and the state of a rollout and of its devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_STAGES = (Stage(0.01), Stage(0.1), Stage(1.0))
 
 
 class Definition(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rollout is to do.
+    """The definition of a rollout.
 
     Attributes:
         bundle: its name; of a configuration, where it brings one.
@@ -28,7 +28,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         stages: judged one after the other; devices that no stage took get the model when the last was promoted.
         rules: by which they are judged.
         selector: of the devices that it is for; "" is all.
-        held_back: the share of devices that no stage takes, so that there is always somebody to compare with.
+        held_back: the share of devices that no stage takes, so that there is always a control group.
         salt: of the hash that gives devices their places; "" is the rollout's id, and the same one keeps the places.
         approval: whether a second person has to approve it.
         silent_s: a device that was not heard of for so long is away before it was offered the model, and has failed
@@ -55,20 +55,20 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether it can do what it is made for; one that is kept is read whatever it says.
 
         Raises:
-            RequestError: by its rules no stage could ever be promoted, or a stage takes nobody.
+            RequestError: its rules can never promote a stage, or a stage takes no device.
         """
         self.rules.check()
         check_growing(self.stages)
 
     @property
     def brought(self) -> str:
-        """What it brings, in words."""
+        """Returns its target in words."""
         what = "" if self.what is Subject.MODEL else f"{self.what} "
         return f"{what}{self.bundle} version {self.version}"
 
     @property
     def place(self) -> tuple[Subject, str]:
-        """What it fills of a device's document, which has a word for each bundle and one for all configurations."""
+        """Returns its place in a device's document: one for each bundle, and one for all configurations."""
         return self.what, self.bundle if self.what is Subject.MODEL else ""
 
     @property
@@ -78,7 +78,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Phase(StrEnum):
-    """What a rollout that runs does."""
+    """The phase of a running rollout."""
 
     NONE = ""
     INSTALLING = "installing"
@@ -91,7 +91,7 @@ class Rollout(Struct, frozen=True):
     Attributes:
         revision: grows with each change.
         created_s: wall time.
-        stage: from 0; as many as there are stages while those held back take the model.
+        stage: from 0; the number of stages while the devices held back take the model.
         since_s: when the phase began.
         patience_s: from when on a person's patience counts.
         paused_s: when it was paused; None where it is not.
@@ -100,7 +100,7 @@ class Rollout(Struct, frozen=True):
         look_due_s: when the next one is.
         seed: of the divisions that the test draws.
         sentence: why it stands so.
-        unsettled: whether devices still have to be told of an abort.
+        unsettled: whether devices still have to receive an abort.
         attempt: of those that are offered the model now.
         started_s: when a person started it; 0 before.
     """
@@ -143,7 +143,7 @@ class Rollout(Struct, frozen=True):
 
 
 class DeviceState(StrEnum):
-    """How a device stands in a rollout."""
+    """The state of a device in a rollout."""
 
     CONTROL = "control"
     """Left alone, for comparison."""
@@ -182,9 +182,9 @@ class Assignment(Struct, frozen=True):
         there: whether it was heard of lately when the stage began.
         place: in the order in which they are offered the model.
         offered_s: when that was; None before.
-        before: what it was to run until then, as a fleet's word; None where there was none.
-        before_version: what it ran then; 0 where it did not say.
-        withdrawn: what had been taken back by then, see `DesiredModel`.
+        before: its desired version until then; None if there was none.
+        before_version: the version that it ran then; 0 if it did not report one.
+        withdrawn: the versions withdrawn by then, see `DesiredModel`.
         reason: why it failed, in its word.
     """
 

@@ -1,4 +1,4 @@
-"""How one device stands in a rollout, from what it says. Pure functions."""
+"""The state of one device in a rollout, from its reports. Pure functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_there(device: Seen | None, silent_s: float) -> bool:
 
 
 def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float) -> Assignment:
-    """The assignment once its device is told of the model."""
+    """Returns the assignment after the offer to its device."""
     held = device.desired
     mine = held is not None and held.rollout == rollout.id
     return replace(
@@ -58,7 +58,7 @@ def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float
 
 
 def target(rollout: Rollout) -> DesiredModel:
-    """What a rollout brings."""
+    """Returns the version that a rollout brings."""
     definition = rollout.definition
     return DesiredModel(
         definition.bundle,
@@ -71,12 +71,12 @@ def target(rollout: Rollout) -> DesiredModel:
 
 
 def offer(assignment: Assignment, rollout: Rollout) -> DesiredModel:
-    """What a device is told that is to run it."""
+    """Returns the desired version for a device that is to run it."""
     return replace(target(rollout), withdrawn=assignment.withdrawn)
 
 
 def way_back(assignment: Assignment, rollout: Rollout) -> DesiredModel:
-    """What a device is told that is to run again what ran before."""
+    """Returns the desired version for a device that is to go back."""
     offered = offer(assignment, rollout)
     if assignment.before is None:
         return replace(offered, window=None, undone=True)
@@ -106,7 +106,7 @@ def moved(assignment: Assignment, device: Seen | None, rollout: Rollout) -> Assi
 
 
 def _said(device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
-    """What the device says of this rollout; None where that is nothing new."""
+    """Returns the reported state of this rollout; None if there is no new report."""
     definition, update = rollout.definition, device.update
     if not device.heard:
         return None

@@ -81,7 +81,7 @@ class Engine:
         self._task.start()
 
     async def close(self) -> None:
-        """Ends, and leaves rollouts to whoever comes next."""
+        """Stops, and releases the lease for another replica."""
         await self._task.close()
         with contextlib.suppress(TimeoutError):  # the database may hold the thread for long
             async with asyncio.timeout(_CLOSE_S):

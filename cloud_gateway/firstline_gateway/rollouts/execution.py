@@ -1,4 +1,4 @@
-"""A step's changes in the store: all of them, with what the trail says of them, or none."""
+"""A step's changes in the store: all of them with their audit log entries, or none."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) ->
 
     Args:
         connection: within a transaction that writes.
-        before: what the step was made from.
+        before: the rollout that the step was computed from.
         made: the step.
         wall_s: now.
 
     Returns:
-        The rollout as it is now; None where somebody changed it meanwhile, and nothing was done.
+        The changed rollout; None if it had been changed meanwhile and nothing was done.
     """
     held = records.find(connection, before.id, lock=True)
     if held is None or held.revision != before.revision:

@@ -1,8 +1,9 @@
-"""Who joins the fleet late is told what the others run: what the latest completed rollout that means it brought. Pure.
+"""Devices that join late are offered the version of the latest completed rollout that selects them. Pure.
 
-Joining is to be let in, or to be given tags that a rollout's selector means. Nobody judges it: its stages were judged,
-and the device goes back by itself where the model does not run on it. Who was away when the rollout was completed is
-followed here, too, until it says how it went.
+Joining is to be let in, or to be given tags that a rollout's selector means. This is not judged: its stages were
+judged,
+and the device goes back by itself where the model does not run on it. Devices that were away when the rollout was
+completed are also followed here until they report.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NAMED = 20  # in the trail
 
 
 def in_force(completed: Iterable[Rollout]) -> list[Rollout]:
-    """Of completed rollouts those that somebody can still join: the newest first, and none that a newer one covers."""
+    """Returns the completed rollouts that devices can still join: newest first, none that a newer one covers."""
     found: list[Rollout] = []
     for rollout in sorted(completed, key=_order, reverse=True):
         mine = rollout.definition

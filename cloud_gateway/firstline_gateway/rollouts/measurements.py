@@ -1,4 +1,4 @@
-"""What devices did before a stage and since its installations have ended, as the judgement compares it. Pure."""
+"""Devices' counts before a stage and since its installations ended, for the judgement. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEWEST_SCORES = 200
 
 
 def between(bundle: str, start: Totals, end: Totals) -> Period | None:
-    """What a device did between two totals; None where it was not in service."""
+    """Returns a device's counts between two totals; None if it was not in service."""
     counts = gained(bundle, start, end)
     hours = max(0.0, end.service_s - start.service_s) / 3600
     if not hours and not counts.rows:

@@ -1,4 +1,4 @@
-"""What a rollout read of its fleet before, so that a step reads and decodes only what has changed since.
+"""A cache of a rollout's fleet, so that a step reads and decodes only changed rows.
 
 A step is due every few seconds, and of ten thousand devices hardly any says something new meanwhile. Of all devices a
 few short columns are read; documents only of those whose columns say that there is another one.
@@ -25,7 +25,7 @@ _C = DEVICES.c
 
 
 class _Said(NamedTuple):
-    """What a device's documents say of one rollout.
+    """Returns the fields of a device's documents that concern one rollout.
 
     Attributes:
         edition: another one where a document is another one; when it was let in tells a device from one of the same

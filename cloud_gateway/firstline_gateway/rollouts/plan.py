@@ -1,4 +1,4 @@
-"""What a rollout would do, before it does: devices, bytes, time, what it can see, what an abort would mean. Pure."""
+"""The plan of a rollout: devices, bytes, time, detectable effects, consequences of an abort. Pure."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class _Spreads(NamedTuple):
 
 
 def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -> Plan:
-    """What a rollout would do to the fleet as it is.
+    """Returns the effects of a rollout on the current fleet.
 
     Args:
         definition: of the rollout.
         view: of the fleet.
-        size_bytes: that one device fetches; None where nobody knows.
+        size_bytes: that one device fetches; None if unknown.
         now: the time.
     """
     # Without a salt the rollout's id, which it has not got yet, would divide: the numbers are what another salt gives.
@@ -91,7 +91,7 @@ def plan(definition: Definition, view: View, size_bytes: int | None, now: Now) -
 
 
 def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
-    """What each command that the rollout is open to would do to the devices now.
+    """Returns the effect of each allowed command on the devices now.
 
     Args:
         rollout: as it stands.
@@ -115,7 +115,7 @@ def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def for_nobody(definition: Definition, devices: int) -> tuple[str, ...]:
-    """A warning where a rollout is for so many devices as none: who joins later may still be meant."""
+    """A warning where a rollout is for so many devices as none: later devices may still match."""
     if devices:
         return ()
     which = f"matches {definition.selector}" if definition.selector else "belongs to the fleet"
@@ -123,7 +123,7 @@ def for_nobody(definition: Definition, devices: int) -> tuple[str, ...]:
 
 
 def _warnings(definition: Definition, devices: int) -> Iterable[str]:
-    """What a rollout's stages cannot see however its devices do, and where there are none."""
+    """Returns the effects that a rollout's stages cannot detect, and the stages without devices."""
     yield from for_nobody(definition, devices)
     if "silence" not in definition.rules.judged:
         return
@@ -166,7 +166,7 @@ def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> list[_S
 def _figure(
     name: str, limit: Limit, spreads: Iterable[_Spreads], *, soak_s: float, groups: tuple[int, int], level: float
 ) -> FigurePlan:
-    """What a stage can see, from how the devices differed over as long a time as it lasts."""
+    """Returns the smallest effects that a stage can detect, from the devices' differences over an equal time."""
     seen: dict[int, tuple[float, float]] = {}
     for hours, of in spreads:
         if name in of:

@@ -38,7 +38,7 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
 
 
 def find(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
-    """One rollout; where `lock`, nobody else changes it before this transaction ends."""
+    """Returns one rollout; with `lock`, it stays locked until this transaction ends."""
     query = select(_R.record).where(_R.id == rollout_id)
     held = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
     return _rollout(held) if held is not None else None
@@ -72,7 +72,7 @@ def live(connection: Connection) -> list[Rollout]:
 
 
 def completed(connection: Connection) -> list[Rollout]:
-    """Rollouts that came to all of their devices, and were not taken back since."""
+    """Returns rollouts that were completed and not rolled back since."""
     query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
     return [_rollout(held) for held in connection.execute(query).scalars()]
 
@@ -85,7 +85,7 @@ def ended(connection: Connection) -> list[Rollout]:
 
 
 def lock(connection: Connection) -> None:
-    """Has nobody else change a rollout before this transaction ends, one that waits to be started neither.
+    """Locks all rollouts until this transaction ends, including those that wait to be started.
 
     Of two that are started at the same moment the second so sees the first.
     """
@@ -168,7 +168,7 @@ def measure(
     before: Mapping[str, Period | None],
     start: Mapping[str, Totals],
 ) -> None:
-    """Keeps by what devices will be compared; a device that is named begins anew."""
+    """Stores the base of the comparison; a named device starts again."""
     mine = (_A.rollout == rollout_id) & (_A.device == bindparam("one"))
     if before:
         periods = [
@@ -225,13 +225,13 @@ def lease(connection: Connection, holder: str, service_s: float, for_s: float) -
 
 
 def holds(connection: Connection, holder: str) -> bool:
-    """Whether nobody has taken that right since; nobody does before this transaction ends."""
+    """Returns whether the lease is still held; locks it until this transaction ends."""
     found = connection.execute(select(LEASE.c.holder).where(LEASE.c.id == 1).with_for_update()).scalar_one_or_none()
     return found == holder
 
 
 def release(connection: Connection, holder: str) -> None:
-    """Leaves it to whoever comes next."""
+    """Releases the lease."""
     connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
 
 

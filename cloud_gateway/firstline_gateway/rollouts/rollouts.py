@@ -1,4 +1,4 @@
-"""What people ask of rollouts and do to them; each deed is in the trail, in the transaction that does it."""
+"""Rollouts: people's requests and commands, each with an audit log entry in the same transaction."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Rollouts:
         writer: writes to it.
         clock: for wall time.
         service: by which rollouts last.
-        listed: what the registry's current targets say; None where this gateway has no registry.
+        listed: returns the signed digest of a version; None if this gateway has no registry.
         on_change: called where the engine has something to do.
-        before_start: what has to be there before devices are told; a rollout that it refuses does not start.
+        before_start: prepares the start; a rollout does not start if it raises.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Rollouts:
         self._before_start = before_start
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
-        """Makes a rollout, which then can be started, or first has to be approved by somebody else.
+        """Creates a rollout, which can be started, or has to be approved by another person first.
 
         Raises:
             ConflictError: the same key was used for another one.
-            RequestError: by its rules no stage could ever be promoted, or a stage takes nobody.
+            RequestError: its rules can never promote a stage, or a stage takes no device.
         """
         definition.check()
         now_s = self._clock.wall_s()
@@ -158,7 +158,7 @@ class Rollouts:
             NotFoundError: there is none.
             ConflictError: it was changed since, or what it is to offer is not signed for.
             RequestError: not in the state that it is in.
-            ForbiddenError: whoever made it may not approve it.
+            ForbiddenError: its creator may not approve it.
         """
         if command is Command.START:
             await self._prepare(rollout_id)
@@ -186,7 +186,7 @@ class Rollouts:
         return shown
 
     async def _prepare(self, rollout_id: str) -> None:
-        """What a start takes time for, before the transaction that starts."""
+        """Does the slow part of a start, before its transaction."""
         found = _known(await self._readers.ask(partial(records.find, rollout_id=rollout_id)), rollout_id)
         after(Command.START, found.state)
         await self._check_listed(found.definition)
@@ -194,11 +194,11 @@ class Rollouts:
             await self._before_start(found.definition)
 
     async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
-        """What a rollout would do.
+        """Returns the plan of a rollout.
 
         Args:
             definition: of the rollout.
-            size_bytes: what one device fetches; None where nobody knows.
+            size_bytes: the bytes that one device fetches; None if unknown.
 
         Raises:
             RequestError: as `create` does.

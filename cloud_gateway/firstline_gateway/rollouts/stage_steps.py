@@ -1,4 +1,4 @@
-"""Whom a stage takes, when they are offered the model, and how they are told to go back. Pure."""
+"""Selects a stage's devices, offers them the model at its pace, and takes them back. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def meant(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]]:
 
 
 def arms(rollout: Rollout, held: Mapping[str, Assignment], view: View) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Whom the stage takes, in their order, and whom it leaves alone; those held back are the last to be taken."""
+    """Returns the stage's devices in order, and its control group; the devices held back come last."""
     definition, found = rollout.definition, meant(rollout, view)
     taken = {name for name, assignment in held.items() if assignment.treated}
     if rollout.is_rest:
@@ -74,7 +74,7 @@ def begin(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> N
 
 
 def install(made: Step, held: Mapping[str, Assignment], view: View, now: Now) -> None:
-    """Offers the model to as many as the stage's pace allows by now; goes on once all have ended."""
+    """Offers the model to as many devices as the stage's pace allows; continues when all have finished."""
     rollout = made.rollout
     mine = of_stage(rollout, held)
     elapsed_s = now.service_s - rollout.since_s - rollout.lost_s
@@ -138,7 +138,7 @@ def go_back(made: Step, held: Mapping[str, Assignment], view: View, *, all_of_th
 
 
 def _stranded(rollout: Rollout, held: Mapping[str, Assignment]) -> str:
-    """What is said of devices that could not go back; "" where all could."""
+    """Returns a sentence about devices that could not go back; "" if all could."""
     mine = [each for each in held.values() if each.state is _S.STRANDED]
     if not mine:
         return ""

@@ -1,9 +1,8 @@
 """Which devices a stage takes, which it leaves alone as its control, and in which order. Pure functions of names.
 
 Chance divides the devices: each has a place in [0, 1) by a hash of the rollout's salt and its name. A stage takes the
-places below its share, so that a growing share keeps whom it has, and whoever joins the fleet later has a place too.
-The places at the upper end are held back until the last stage was judged: without them it would have nobody to be held
-against.
+places below its share, so that a growing share keeps its devices, and devices that join later have a place too.
+The places at the upper end are held back until the last stage was judged: without them it would have no control group.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Divided(Struct, frozen=True):
     """The devices of one stage, each group in the order in which it is offered the model.
 
     Attributes:
-        treated: who takes the model in this stage.
-        control: who is held against them.
+        treated: the devices that take the model in this stage.
+        control: the control group.
     """
 
     treated: tuple[str, ...]
@@ -60,16 +59,16 @@ class Divided(Struct, frozen=True):
 
 
 def place(salt: str, device: str) -> float:
-    """Where a device stands in a rollout, in [0, 1); uniform over salts, and independent between devices."""
+    """Returns a device's place in a rollout, in [0, 1); uniform over salts, and independent between devices."""
     digest = hashlib.sha256(f"{salt}\0{device}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / _PLACES
 
 
 def check_growing(stages: Sequence[Stage]) -> None:
-    """Whether each stage takes places that none before it took; of groups that differ nobody knows before.
+    """Checks that each stage takes places that no earlier stage took; different groups cannot be compared.
 
     Raises:
-        RequestError: one takes nobody, and why.
+        RequestError: a stage takes no device.
     """
     for (first, before), (second, after) in combinations(enumerate(stages, 1), 2):
         if before.group in ("", after.group) and after.share <= before.share:
@@ -87,7 +86,7 @@ def divide(
     devices: Iterable[tuple[str, Mapping[str, str]]],
     held_back: float,
 ) -> Divided:
-    """Whom a stage takes and whom it leaves alone.
+    """Returns a stage's devices and its control group.
 
     Args:
         salt: of the rollout.

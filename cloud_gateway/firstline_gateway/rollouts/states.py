@@ -34,7 +34,7 @@ class RolloutState(StrEnum):
 
 
 class Command(StrEnum):
-    """What a person may do to a rollout."""
+    """The commands for a rollout."""
 
     APPROVE = "approve"
     START = "start"
@@ -95,5 +95,5 @@ def after(command: Command, state: RolloutState) -> RolloutState:
 
 
 def open_in(state: RolloutState) -> tuple[Command, ...]:
-    """What a person may do to a rollout in this state."""
+    """Returns the allowed commands in a state."""
     return tuple(each for each, leads in _LEADS.items() if state in leads)

@@ -1,4 +1,4 @@
-"""What a rollout brings: a version of a bundle, or of a configuration; where that makes a difference.
+"""The subject of a rollout: a version of a bundle, or of a configuration; where that makes a difference.
 
 Inside, both are a `DesiredModel`: a name, a version and a digest, with the same words about when and whether. A device
 runs several bundles and one configuration, so that a word about a configuration takes the place of any other.

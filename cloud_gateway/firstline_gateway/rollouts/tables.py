@@ -1,4 +1,4 @@
-"""The tables of rollouts. Records are JSON; what is asked for by has columns of its own."""
+"""The tables of rollouts. Records are JSON; searched fields have columns of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator sets.
+"""The operator's settings.
 
 Rooms
     settings        all that can be set, section by section

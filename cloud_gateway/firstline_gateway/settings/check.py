@@ -1,4 +1,4 @@
-"""What settings must not say together, each refused in a sentence before anything is opened."""
+"""Checks combinations of settings before anything is opened."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
 
 
 def _check_executors(found: Settings) -> None:
-    """Whether several executors are told apart, and can keep what they are to keep.
+    """Checks the settings of several executors.
 
     Raises:
         ConfigError: they are not, or cannot.

@@ -1,6 +1,7 @@
 """From one TOML file, `FIRSTLINE_GATEWAY_SECTION__KEY` variables and flags to the gateway's settings.
 
-What the file leaves open is filled in here: where relative paths start, how a broker of the gateway's own is reached.
+Fills in defaults that depend on other settings: where relative paths start, how a broker of the gateway's own is
+reached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator may set. Every field has a default; `gateway.toml` shows them all, `load.py` reads it."""
+"""The settings of the gateway. Every field has a default; `gateway.toml` shows them all, `load.py` reads it."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def limits(self) -> Limits:
-        """What one message may ask for."""
+        """The limits on one message."""
         body_bytes = self.api.body_limit_bytes
         return Limits(
             body_bytes=body_bytes,
@@ -346,12 +346,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def engines(self) -> dict[str, ExecutorOf]:
-        """What runs the models; one is called as its engine where the settings give it no name."""
+        """The executors that run models; without a name, an executor is called like its engine."""
         return self.executors or {self.execution.engine: ExecutorOf(engine=self.execution.engine)}
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Of the first engine in this process: what models are loaded with."""
+        """Of the first engine in this process: models are loaded with these."""
         here = (each.providers for each in self.engines.values() if each.engine == "local")
         return next(here, ()) or self.execution.providers
 

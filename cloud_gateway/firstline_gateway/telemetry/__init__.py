@@ -1,8 +1,8 @@
-"""What the gateway tells of itself.
+"""Logs and metrics of the gateway.
 
 Rooms
     journal         one log line and one count for each request
-    counting        answers, counted a moment after they went out
-    statistics      how often, and how long, each model ran
-    metrics         what is counted beside the requests
+    counting        counts answers shortly after they were sent
+    statistics      runs of each model: how many, and how long
+    metrics         the gateway's registry of metrics
 """

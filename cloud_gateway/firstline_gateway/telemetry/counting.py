@@ -1,6 +1,6 @@
-"""Answers are counted a moment after they went out, those of that moment together: nobody waits for that.
+"""Answers are counted a moment after they went out, those of that moment together: no answer waits for it.
 
-Whoever asks for the numbers has them counted first.
+A scrape counts pending answers first.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ def record(
 
     Args:
         metrics: counts errors here; answers are counted where they are made.
-        transport: what brought it.
+        transport: the transport.
         model: as the caller wrote it.
-        principal: who asked, "" where it is not known.
+        principal: the caller; "" if it is not known.
         seconds: from the first byte read to the answer made.
         error: why there is no answer.
     """

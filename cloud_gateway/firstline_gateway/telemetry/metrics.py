@@ -1,4 +1,4 @@
-"""What the gateway counts beside the requests: batches, queue, drops. Names start with `firstline_gateway_`."""
+"""The gateway's metrics: batches, queue, drops. Names start with `firstline_gateway_`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GatewayMetrics(RequestMetrics):
     """The gateway's registry.
 
     Attributes:
-        before_reading: called first when somebody asks for the numbers.
+        before_reading: called before each scrape.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class GatewayMetrics(RequestMetrics):
 
 
 class _BatchCollector(Collector):
-    """Batches by their rows, put into Prometheus' form when somebody asks: to count one there takes as long as it did.
+    """Batches by their rows, converted for Prometheus at each scrape: counting there would take as long as a batch.
 
     Args:
         batches: how many there were, by their rows.

@@ -1,8 +1,8 @@
-"""What one device did in a period, and the figures by which it is compared with others.
+"""One device's counts in a period, and the figures by which it is compared with others.
 
 A figure comes with a weight in (0, 1]: a device that answered ten requests tells less than one that answered a
 thousand, but a thousand devices' differences do not go away by asking one of them more often. With variance t between
-devices and s / n within one, the best weight is proportional to n / (n + s / t); `_HALF` stands for s / t.
+devices and s / n within one, the best weight is proportional to n / (n + s / t); `_HALF` is s / t.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _CRASHES_PER_DAY = 24.0  # more is all the same
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What one device did between two reports.
+    """One device's counts between two reports.
 
     Args:
         counts: of the bundle in question, the later report's less the earlier one's.
         hours: between the two.
         crashes: processes that ended without a word meanwhile.
-        stability_index: of the scores against the device's own before; None where nobody can tell.
-        silent: whether it was not heard of any more at the end; None where nobody can tell.
+        stability_index: of the scores against the device's own before; None if unknown.
+        silent: whether it was silent at the end; None if unknown.
     """
 
     counts: ModelCounts

@@ -7,8 +7,8 @@
 - **promote**: its time is over, and all that was to be found would have been.
 
 Both groups are as chance made them: all devices of the stage that were there to be offered the model, whether they run
-it by now or went back, and all of its control that were there then. Whoever left out those on which it failed would
-compare the healthy ones of one group with all of the other. Both are observed from the same moment on, when the stage's
+it by now or went back, and all of its control that were there then. Leaving out failed devices would compare the
+healthy devices of one group with all of the other. Both are observed from the same moment on, when the stage's
 installations have ended.
 """
 
@@ -39,7 +39,7 @@ _MOST_ZEROS = 9
 
 
 class Decision(StrEnum):
-    """What becomes of a stage."""
+    """The decision on a stage."""
 
     PROMOTE = "promote"
     HOLD = "hold"
@@ -47,7 +47,7 @@ class Decision(StrEnum):
 
 
 class Limit(Struct, frozen=True, forbid_unknown_fields=True):
-    """What of one figure is accepted.
+    """The tolerance of one figure.
 
     Attributes:
         tolerance: so much worse than the control's is accepted, in the figure's unit.
@@ -134,7 +134,7 @@ class Device(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """What one figure says.
+    """The finding of one figure.
 
     Attributes:
         treated: weighted mean over the devices with the model; NaN where none tells.
@@ -170,7 +170,7 @@ class Finding(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """What becomes of a stage, and why.
+    """The decision on a stage, and its reason.
 
     Attributes:
         rule: "installations", a figure's name, "time", "unclear" or "sound".
