@@ -1,7 +1,7 @@
-"""The states of an update of this device's configuration: every step is on the disk before it is done.
+"""The states of an update of this device's configuration: each step is stored before it is taken.
 
-The same states as a model's (`updater/model_updates.py`), with less to do in each: a configuration is one small file,
-and what proves it is that this device's own settings allow it, that the agent starts with it, and that it answers.
+The states are those of a model's update (`fleet/updates/model_updates.py`), with less to do in each: a configuration is
+one small file. It is accepted if the device's settings allow it, the agent starts with it, and the agent answers.
 """
 
 from __future__ import annotations

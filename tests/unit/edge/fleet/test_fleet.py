@@ -40,15 +40,15 @@ from firstline_edge.fleet.transports import MqttTransport
 from firstline_edge.fleet.twin import Twin
 
 
-def pedal_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
-    pedal = EscalationLimiter(path / "brake", clock)
-    pedal.brake = Brake(per_hour, "the gateway is being moved", until_s)
-    return pedal
+def limiter_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
+    limiter = EscalationLimiter(path / "brake", clock)
+    limiter.brake = Brake(per_hour, "the gateway is being moved", until_s)
+    return limiter
 
 
-def passes(pedal: EscalationLimiter, rows: int = 1) -> bool:
+def passes(limiter: EscalationLimiter, rows: int = 1) -> bool:
     try:
-        with pedal.before(no_budget)(request(*[0.5] * rows), "http"):
+        with limiter.before(no_budget)(request(*[0.5] * rows), "http"):
             return True
     except BudgetExceededError:
         return False
@@ -56,21 +56,21 @@ def passes(pedal: EscalationLimiter, rows: int = 1) -> bool:
 
 async def test_what_the_brake_forbids_is_refused_until_the_hour_is_over(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 1000 + 60)
-    pedal = pedal_at(tmp_path, clock, 3)
-    assert [passes(pedal, rows) for rows in (2, 2, 1, 1)] == [True, False, True, False]
+    limiter = limiter_at(tmp_path, clock, 3)
+    assert [passes(limiter, rows) for rows in (2, 2, 1, 1)] == [True, False, True, False]
     with pytest.raises(BudgetExceededError, match=r"being moved\): 3 of 3") as refused:
-        pedal.before(no_budget)(request(0.5), "http").__enter__()
+        limiter.before(no_budget)(request(0.5), "http").__enter__()
     assert refused.value.retry_after_s == 3540
     await clock.advance(3540)
-    assert passes(pedal)
+    assert passes(limiter)
 
 
 async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 1000)
-    pedal = pedal_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
-    assert passes(pedal)
-    pedal.save()
-    again = pedal_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
+    limiter = limiter_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
+    assert passes(limiter)
+    limiter.save()
+    again = limiter_at(tmp_path, clock, 1, until_s=3600.0 * 1000 + 100)
     assert not passes(again) and again.status() is not None
     await clock.advance(100)
     assert passes(again) and again.status() is None
@@ -79,12 +79,12 @@ async def test_the_brake_survives_a_restart_and_ends_by_itself(tmp_path: Path) -
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4000)), max_size=40), st.integers(0, 10))
 def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], per_hour: int) -> None:
     clock = SimulatedClock()
-    pedal = EscalationLimiter(Path("/nonexistent/brake"), clock)
-    pedal.brake = Brake(per_hour, "")
+    limiter = EscalationLimiter(Path("/nonexistent/brake"), clock)
+    limiter.brake = Brake(per_hour, "")
     used: dict[int, int] = {}
     for rows, wait_s in asked:
         hour = int(clock.wall_s() // 3600)
-        if passes(pedal, rows):
+        if passes(limiter, rows):
             used[hour] = used.get(hour, 0) + rows
         clock._now_s += wait_s
     assert all(rows <= per_hour for rows in used.values())
@@ -92,8 +92,8 @@ def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], pe
 
 def test_a_brake_that_is_off_costs_nothing_at_the_gate(tmp_path: Path) -> None:
     entered = nullcontext()
-    pedal = EscalationLimiter(tmp_path / "brake", SimulatedClock())
-    assert pedal.before(lambda _request, _link: entered)(request(0.5), "http") is entered
+    limiter = EscalationLimiter(tmp_path / "brake", SimulatedClock())
+    assert limiter.before(lambda _request, _link: entered)(request(0.5), "http") is entered
 
 
 def test_starts_and_ends_without_a_word_are_remembered(tmp_path: Path) -> None:
@@ -230,12 +230,12 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
 
 async def test_a_clock_that_was_ahead_costs_one_hour_of_the_brake_and_not_all(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 9_000_000)
-    pedal = pedal_at(tmp_path, clock, 1)
-    assert passes(pedal)
+    limiter = limiter_at(tmp_path, clock, 1)
+    assert passes(limiter)
     clock.set_wall_s(3600.0 * 1000)
-    assert not passes(pedal)
+    assert not passes(limiter)
     await clock.advance(3600)
-    assert passes(pedal)
+    assert passes(limiter)
 
 
 async def test_a_retained_word_that_is_older_than_what_is_known_is_not_heeded() -> None:
