@@ -1,4 +1,4 @@
-"""The state directory: one agent's own, private, and where each thing lies in it."""
+"""The state directory of one agent: private, locked, with the path of everything in it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
 
-# `edge-agent status` holds the lock for microseconds when it looks whether somebody else does.
+# `edge-agent status` holds the lock for microseconds when it checks whether an agent runs.
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.01
 
 
 class StateDirectory:
-    """Makes the directory, with mode 0700, and holds its lock until closed: the one lock of everything in it.
+    """Makes the directory with mode 0700, and holds its one lock until it is closed.
 
     Raises:
         ConfigError: it cannot be made or used, or another agent uses it.
@@ -91,9 +91,9 @@ class StateDirectory:
         return hardware_path(self.path)
 
     def takes_proof(self, told: str) -> bool:
-        """Whether the caller may write here: a link of its leads nowhere but to what it tells us. Good for once.
+        """Whether the caller may write here: it left a symbolic link to the secret that it sends. Valid once.
 
-        A wrong guess leaves the link to whom it belongs, who may ask in the same moment.
+        A wrong guess does not remove the link, because its owner may ask at the same time.
         """
         path = proof_path(self.path)
         try:
@@ -106,14 +106,14 @@ class StateDirectory:
         return True
 
     def publish_url(self, url: str) -> None:
-        """Notes where the agent listens, for `edge-agent status`; a disk that refuses costs that comfort only."""
+        """Writes the agent's address to a file for `edge-agent status`; if the disk refuses, `status` needs `--url`."""
         try:
             url_path(self.path).write_text(url + "\n")
         except OSError as error:
             log.warning("cannot note the agent's address; `status` needs --url", error=str(error))
 
     def close(self) -> None:
-        """Gives the directory free."""
+        """Releases the lock."""
         _remove(url_path(self.path))
         os.close(self._lock)
 
@@ -124,65 +124,65 @@ def decisions_path(state_dir: Path) -> Path:
 
 
 def outbox_path(state_dir: Path) -> Path:
-    """Promises of corrections, and the answers that kept them."""
+    """Promises of corrections, and their answers."""
     return state_dir / "outbox" / "outbox.db"
 
 
 def cache_path(state_dir: Path) -> Path:
-    """What models said of inputs."""
+    """The result cache."""
     return state_dir / "cache"
 
 
 def fleet_path(state_dir: Path) -> Path:
-    """What the fleet desires of this device, and what it is to remember for it."""
+    """The fleet's desired state of this device, and what the device stores for the fleet."""
     return state_dir / "fleet"
 
 
 def configuration_path(state_dir: Path) -> Path:
-    """Which configuration of the fleet runs, and how its update stands."""
+    """The configuration from the fleet that runs, and the state of its update."""
     return fleet_path(state_dir) / "configuration"
 
 
 def updates_path(state_dir: Path) -> Path:
-    """Models from the fleet, and how their updates stand."""
+    """Models from the fleet, and the state of their updates."""
     return state_dir / "models"
 
 
 def standing_path(state_dir: Path) -> Path:
-    """How each certificate stands in the field."""
+    """The state of each certificate in the field."""
     return state_dir / "audits" / "standing.json"
 
 
 def samples_path(state_dir: Path) -> Path:
-    """Answers whose truth is known, from audits and escalations."""
+    """Labelled samples from audits and escalations."""
     return state_dir / "audits" / "samples.jsonl"
 
 
 def hardware_path(state_dir: Path) -> Path:
-    """What was measured of this device."""
+    """The measured hardware of this device."""
     return state_dir / "hardware.json"
 
 
 def device_profile_path(state_dir: Path, bundle: str) -> Path:
-    """What a bundle's models cost on this device."""
+    """Measured costs of a bundle's models on this device."""
     return state_dir / "profiles" / f"{bundle}.json"
 
 
 def url_path(state_dir: Path) -> Path:
-    """Where a running agent notes its address."""
+    """The file with the address of a running agent."""
     return state_dir / "url"
 
 
 def proof_path(state_dir: Path) -> Path:
-    """Where a command shows that it may write in the agent's state directory, see `StateDirectory.takes_proof`."""
+    """The link by which a command proves that it may write here, see `StateDirectory.takes_proof`."""
     return state_dir / "proof"
 
 
 def leave_proof(state_dir: Path, proof: str) -> None:
-    """Shows that one may write here, by a symbolic link: it stands in its inode, and needs no room on a full disk.
+    """Proves write access by a symbolic link, whose target is part of its inode and needs no room on a full disk.
 
     Raises:
-        OSError: one may not.
+        OSError: this user may not write here.
     """
     path = proof_path(state_dir)
     path.unlink(missing_ok=True)
@@ -190,10 +190,10 @@ def leave_proof(state_dir: Path, proof: str) -> None:
 
 
 def is_in_use(state_dir: Path) -> bool:
-    """Whether an agent runs with this directory now; a note that a killed one left says nothing.
+    """Whether an agent runs with this directory now; a file that a killed agent left does not count.
 
     Raises:
-        OSError: this user may not look.
+        OSError: this user may not read here.
     """
     try:
         held = os.open(_lock_path(state_dir), os.O_RDONLY | os.O_CLOEXEC)

@@ -1,1 +1,1 @@
-"""What the gateway keeps: one SQL database, SQLite's file or PostgreSQL shared by replicas; its schema and upgrades."""
+"""The gateway's store: one SQL database (an SQLite file, or PostgreSQL for replicas), its schema and migrations."""

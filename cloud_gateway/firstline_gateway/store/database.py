@@ -1,6 +1,6 @@
-"""The connection to the store: transactions on either database, and its refusals in our words.
+"""The connection to the store: transactions on either database, with errors translated.
 
-Everything here blocks; nothing of it runs on the event loop (`store/writer.py`).
+Everything here blocks, so none of it runs on the event loop (see `store/writer.py` and `store/readers.py`).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from firstline_gateway.store.migrate import upgrade
 _BUSY_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 10
-# For a far side that went without a word: 10 s, then the connection is given up (tcp(7), TCP_USER_TIMEOUT).
+# A server that disappeared without closing: after 10 s the connection is given up (tcp(7), TCP_USER_TIMEOUT).
 _SILENCE_TIMEOUT_S = 10
 _RETRY_AFTER_S = 5.0
 _READS = "firstline_reads"
 
 
 class Database:
-    """The store's database, by whatever name; threads may share it.
+    """The store's database; threads may share it.
 
     Args:
-        engine: of SQLAlchemy's; disposed of here.
+        engine: SQLAlchemy's engine; disposed of here.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -46,20 +46,20 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """SQLAlchemy's name for it: "sqlite" or "postgresql"."""
+        """SQLAlchemy's name of the dialect: "sqlite" or "postgresql"."""
         return self._engine.dialect.name
 
     @property
     def shown(self) -> str:
-        """Which database this is, for people."""
+        """The database's address for messages, without its password."""
         return self._engine.url.render_as_string(hide_password=True)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """One transaction that writes: durable once the block has ended, undone where it raises.
+        """One transaction that writes: durable once the block has ended, undone if the block raises.
 
         Raises:
-            StoreUnavailableError: the database is away, full, or too busy; nothing was written.
+            StoreUnavailableError: the database is unreachable, full, or too busy; nothing was written.
         """
         with self._translated(), self._engine.begin() as connection:
             yield connection
@@ -69,17 +69,17 @@ class Database:
         """One transaction that only reads, and waits for no writer.
 
         Raises:
-            StoreUnavailableError: the database is away, or too busy.
+            StoreUnavailableError: the database is unreachable, or too busy.
         """
         with self._translated(), self._reading.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """One transaction that reads as much as it likes, all of it as it is at one moment; nobody waits for it.
+        """One transaction that reads a consistent snapshot, without a time limit; no writer waits for it.
 
         Raises:
-            StoreUnavailableError: the database is away, or too busy.
+            StoreUnavailableError: the database is unreachable, or too busy.
         """
         with self._translated(), self._reading.connect() as connection:
             if self.dialect == "postgresql":
@@ -104,28 +104,28 @@ class Database:
 
 
 def connect(found: settings.Store) -> Database:
-    """Connects to a store as it is.
+    """Connects to a store without changing its schema.
 
     Raises:
-        ConfigError: the settings name none.
+        ConfigError: the settings name no store.
     """
     return Database(_engine(found))
 
 
 def sqlite_file(found: settings.Store) -> Path | None:
-    """The file that the store is, where it is one."""
+    """Returns the store's file; None if the store is a server."""
     url = make_url(found.url)
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
 def open_database(found: settings.Store) -> Database:
-    """Connects, and brings the schema up to date, whoever of several replicas comes first.
+    """Connects, and migrates the schema; of several replicas that start at once, one migrates.
 
     Args:
-        found: as `settings/load.py` gave it; a file of SQLite's is made here, for this user alone.
+        found: as `settings/load.py` returns it; an SQLite file is made here, for this user alone.
 
     Raises:
-        ConfigError: there is no such database, it is damaged, or a newer version's.
+        ConfigError: there is no such database, it is damaged, or a newer version wrote it.
     """
     database = connect(found)
     try:
@@ -141,7 +141,7 @@ def open_database(found: settings.Store) -> Database:
 
 
 def check(found: settings.Store) -> None:
-    """Asks the store, and makes nothing: a file that is not there yet is no fault.
+    """Checks that the store answers, and creates nothing: a file that does not exist yet is accepted.
 
     Raises:
         ConfigError: there is no such database, or it refuses.
@@ -160,7 +160,7 @@ def check(found: settings.Store) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The driver's own words, in one line."""
+    """Returns the driver's message, in one line."""
     cause = getattr(error, "orig", None) or error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".")
 
@@ -214,7 +214,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that will write takes the lock at once: one that began by reading could not wait for it.
+    # A transaction that will write takes the lock at once: one that starts by reading could not wait for the lock.
     reads = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 

@@ -1,4 +1,4 @@
-"""Brings a database to the schema that this version knows, by alembic's migrations, in one transaction."""
+"""Migrates a database to the schema of this version with Alembic, in one transaction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from firstline_core.telemetry.logs import logger
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "alembic_version"
-"""Where alembic keeps the schema's number."""
-# Any number that nobody else who uses the server would take for a lock of theirs.
+"""The table in which Alembic stores the schema's number."""
+# An arbitrary number that no other user of the server is likely to choose for a lock.
 _LOCK = 0x6669727374
 
 log = logger(__name__)
@@ -36,14 +36,14 @@ def upgrade(connection: Connection, shown: str) -> None:
 
 
 def lock(connection: Connection) -> None:
-    """Has this transaction, of all that would change the schema, go on alone; SQLite's are alone anyway."""
+    """Takes the lock of schema changes for this transaction; SQLite's write transactions exclude each other anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
 
 
 def schema_of(connection: Connection) -> str | None:
-    """The schema's number; None where there is no schema."""
+    """Returns the schema's number; None if there is no schema."""
     from alembic.runtime.migration import MigrationContext
 
     return MigrationContext.configure(connection).get_current_revision()

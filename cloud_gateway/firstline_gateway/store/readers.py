@@ -1,7 +1,7 @@
 """Threads that read the store for the event loop.
 
-They are its own: a database that takes a question and says nothing holds up a thread for as long as it likes, and with
-it whoever else has work for that thread, or waits for its end.
+The store has threads of its own, because a database that does not answer may block a thread for any time, and with it
+all other work of that thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from firstline_core.errors import StoreUnavailableError
 from firstline_gateway.store.database import Database
 
 PATIENCE_S = 5.0
-"""How long anybody is kept waiting for a database that says nothing."""
+"""Longest wait for a database that does not answer."""
 
 _THREADS = 4
 _RETRY_AFTER_S = 5.0
@@ -28,10 +28,10 @@ _T = TypeVar("_T")
 
 
 class Readers:
-    """Asked on one event loop.
+    """Reads for one event loop.
 
     Args:
-        database: read from; not closed here.
+        database: is read from; not closed here.
     """
 
     def __init__(self, database: Database) -> None:
@@ -39,10 +39,10 @@ class Readers:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
 
     async def ask(self, read: Callable[[Connection], _T]) -> _T:
-        """What `read` finds, in a transaction of its own.
+        """Returns what `read` finds in a transaction of its own.
 
         Raises:
-            StoreUnavailableError: the database refuses, or says nothing.
+            StoreUnavailableError: the database refuses, or does not answer.
         """
 
         def reading() -> _T:
@@ -56,7 +56,7 @@ class Readers:
             raise silent(self.database) from error
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Ends the threads; False where the database held one for longer than that."""
+        """Ends the threads; returns False if the database blocked one for longer than `timeout_s`."""
         ending = threading.Thread(target=partial(self._threads.shutdown, cancel_futures=True), daemon=True)
         ending.start()
         ending.join(timeout_s)
@@ -64,7 +64,7 @@ class Readers:
 
 
 def silent(database: Database) -> StoreUnavailableError:
-    """What is said of a database that does not answer."""
+    """Returns the error for a database that does not answer."""
     return StoreUnavailableError(
         f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
     )

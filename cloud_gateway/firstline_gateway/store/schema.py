@@ -1,6 +1,6 @@
-"""The one `MetaData`. Each room declares its tables on it, in a `tables.py` of its own.
+"""The one `MetaData`, on which each package declares its tables in a `tables.py`.
 
-A table here says what the newest migration leaves; `store/migrations` says how a database comes to have it.
+The tables describe the schema after the newest migration; `store/migrations` creates it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The store's own clock: the seconds in which gateways were in service, and no others.
+"""The service clock: the seconds during which gateways were in service.
 
-What is kept so that nothing counts twice must not be forgotten because a wall clock was set ahead, nor be kept for ever
-because it was set back. So it grows old by this clock, which no wall clock moves, which stands still while no gateway
-runs, and which replicas share: each brings it forward by its monotonic time, and takes over where another had brought
-it. Wall time is what people are shown.
+Records that prevent double counting must not expire because a wall clock was set ahead, and must expire although it was
+set back. So they age by this clock: no wall clock moves it, it stops while no gateway runs, and replicas share it. Each
+replica advances it by its own monotonic time, and continues from a later time of another replica. Wall time is only
+shown to people.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from firstline_gateway.store.tables import SERVICE_CLOCK
 
 
 class ServiceClock:
-    """As one process of a gateway knows it; threads may share it.
+    """The service clock in one gateway process; threads may share it.
 
     Args:
-        database: where it is kept.
+        database: stores it.
         clock: its monotonic time.
 
     Raises:
@@ -32,20 +32,20 @@ class ServiceClock:
             self._started_s = clock.monotonic_s() - read(connection)
 
     def now_s(self) -> float:
-        """Seconds of service."""
+        """Seconds in service."""
         return self._clock.monotonic_s() - self._started_s
 
     def take_up(self, service_s: float) -> None:
-        """Goes on from there, where another replica had brought it further."""
+        """Continues from a later time of another replica."""
         self._started_s = min(self._started_s, self._clock.monotonic_s() - service_s)
 
 
 def read(connection: Connection) -> float:
-    """What the store's clock says."""
+    """Returns the stored time."""
     return float(connection.execute(select(SERVICE_CLOCK.c.seconds)).scalar_one())
 
 
 def advance(connection: Connection, service_s: float) -> float:
-    """Brings the store's clock forward, and says where it is: another replica may have brought it further."""
+    """Advances the stored time, and returns it: another replica may have advanced it further."""
     connection.execute(update(SERVICE_CLOCK).where(SERVICE_CLOCK.c.seconds < service_s).values(seconds=service_s))
     return read(connection)

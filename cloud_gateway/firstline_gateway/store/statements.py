@@ -1,4 +1,4 @@
-"""SQL that both databases speak: INSERT ... ON CONFLICT as SQLAlchemy spells it for each, and names by the thousand."""
+"""SQL for both databases: INSERT ... ON CONFLICT in SQLAlchemy's form for each, and batches of names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert:
-    """An INSERT that may say what becomes of a row that is there already."""
+    """Returns an INSERT that can handle a row that exists already."""
     if connection.dialect.name == "postgresql":
         return cast(sqlite.Insert, postgresql.insert(table))  # the same methods
     return sqlite.insert(table)
 
 
 def batched(names: Iterable[_T]) -> Iterator[list[_T]]:
-    """As many at a time as a statement may name."""
+    """Yields lists of at most as many names as a statement may have."""
     left = iter(names)
     while some := list(islice(left, _MANY)):
         yield some

@@ -1,4 +1,4 @@
-"""The store's own table: the clock by which what is kept grows old."""
+"""The store's own table: the service clock, by which records age."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class StoreWriter(GroupWriter[Connection]):
     """Writes to the store from one thread.
 
     Args:
-        database: written to; not closed here.
+        database: is written to; not closed here.
     """
 
     def __init__(self, database: Database) -> None:

@@ -1,1 +1,1 @@
-"""Keeping things on a disk that may lose power, fill up or rot. Knows nothing of what is kept."""
+"""Durable files, seals and group commits for a disk that may lose power, fill up or damage data."""

@@ -1,4 +1,4 @@
-"""Files that a power cut leaves whole: the one home for writing a file durably, and for setting a damaged one aside."""
+"""Writes files durably, sets damaged files aside, and erases files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from firstline_core.errors import IntegrityError
 
 DAMAGED = ".damaged"
-"""What the name of something that was set aside ends with."""
+"""Suffix of a file or folder that was set aside."""
 
 _BEGUN = ".new"
-_BEGUN_BYTES = 4  # in its name: whoever else writes the same file now has another one
+_BEGUN_BYTES = 4  # random part of its name: another writer of the same file uses another name
 _FORGOTTEN_S = 3600.0
-"""After which nobody is writing there any more: whoever did was killed, or lost its power."""
+"""Age after which an unfinished file belongs to a writer that was killed."""
 _DIGEST_BYTES = 16
 _CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
@@ -29,7 +29,7 @@ _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder for this user alone, with those above it; their names are on the disk when it returns.
+    """Makes a folder with mode 0700, and the folders above it; their names are on the disk when it returns.
 
     Raises:
         OSError: the disk refuses.
@@ -59,13 +59,13 @@ def sync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> os.stat_result:
-    """Puts the content into the file's place, mode 0600: after a power cut it is the old one or the new one.
+    """Replaces a file, mode 0600: after a power cut it has the old or the new content.
 
     Returns:
-        What the system says of the file that was written, whatever anybody has put into its place since.
+        The status of the written file, even if another writer has replaced it since.
 
     Raises:
-        OSError: the disk refuses; the old one stays.
+        OSError: the disk refuses; the old file stays.
     """
     _remove_forgotten(path)
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(_BEGUN_BYTES)}{_BEGUN}")
@@ -85,9 +85,9 @@ def write_whole(path: Path, content: bytes) -> os.stat_result:
 
 
 def _remove_forgotten(path: Path) -> None:
-    """What others began to put into the file's place and never did."""
+    """Removes unfinished files of writers that were killed."""
     begun = f"{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _BEGUN_BYTES}{_BEGUN}"
-    with contextlib.suppress(OSError):  # whatever it is, it is in nobody's way
+    with contextlib.suppress(OSError):  # such a file does no harm
         for left in path.parent.glob(begun):
             if time.time() - left.stat().st_mtime > _FORGOTTEN_S:
                 left.unlink()
@@ -107,12 +107,12 @@ def copy_whole(source: Path, target: Path) -> None:
 
 
 def with_checksum(line: bytes) -> bytes:
-    """One line of text, and a second with its BLAKE2b: what `read_checked` reads."""
+    """Returns a line of text and a second line with its BLAKE2b, for `read_checked`."""
     return line + b"\n" + _checksum(line) + b"\n"
 
 
 def read_checked(path: Path) -> bytes:
-    """The line of a file made by `with_checksum`; a file of one line was written before there were checksums.
+    """Returns the line of a file made by `with_checksum`; a file of one line has no checksum to compare.
 
     Raises:
         FileNotFoundError: there is none.
@@ -126,7 +126,7 @@ def read_checked(path: Path) -> bytes:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file or folder, over the one that was set aside before; returns where it is now.
+    """Renames a damaged file or folder, replacing one that was set aside before; returns its new path.
 
     Raises:
         OSError: the disk refuses.
@@ -139,10 +139,10 @@ def set_aside(path: Path) -> Path:
 
 
 def erase(path: Path) -> int:
-    """Removes a file or folder, with what was set aside of it and what was being written; how many bytes that were.
+    """Removes a file or folder, its set-aside and unfinished copies; returns how many bytes were erased.
 
-    Files are filled with zeros before they are removed, so that their blocks hold nothing. What a flash controller
-    keeps of a block that it has replaced is out of reach of any program: only encryption helps there.
+    Files are filled with zeros before they are removed, so that their blocks hold nothing. A flash controller may keep
+    copies of blocks that no program can reach: only encryption protects those.
 
     Raises:
         OSError: the disk refuses.
@@ -151,7 +151,7 @@ def erase(path: Path) -> int:
 
 
 def erase_all(paths: Iterable[Path]) -> int:
-    """The same, of these files and folders alone."""
+    """Erases these files and folders; returns how many bytes were erased."""
     erased_bytes = 0
     for path in paths:
         files = (path, *path.rglob("*"))
@@ -165,10 +165,10 @@ def erase_all(paths: Iterable[Path]) -> int:
 
 
 def give_up(path: Path) -> list[Path]:
-    """Renames what `erase` would remove, so that a fresh one can be begun at once; takes no time.
+    """Renames what `erase` would remove, at once, so that a fresh file or folder can take its place.
 
     Returns:
-        What `erase_all` is to be given, in a thread of its own; `erase` finds it too, should nobody come to that.
+        Paths for `erase_all`, to be called in a thread; a later `erase` finds them too.
 
     Raises:
         OSError: the disk refuses.
@@ -182,7 +182,7 @@ def _named(path: Path) -> list[Path]:
 
 
 def _zero(file: Path) -> int:
-    """Holes are left out: they hold nothing, and a full disk has no room to fill them."""
+    """Fills a file with zeros, except its holes: they hold nothing, and a full disk has no room for them."""
     with file.open("r+b", buffering=0) as stream:
         descriptor = stream.fileno()
         size_bytes = os.fstat(descriptor).st_size
@@ -194,7 +194,7 @@ def _zero(file: Path) -> int:
 
 
 def _extents(descriptor: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where a file has content (lseek(2)): all of it, where the file system does not say."""
+    """Yields the parts of a file that have content (lseek(2)): all of it if the file system does not know."""
     end = 0
     while end < size_bytes:
         try:

@@ -34,7 +34,7 @@ class GroupWriter(Generic[Transaction]):
 
     An operation may run twice: if one operation of a group raises, the whole group is undone and each operation is
     tried alone. So an operation must have no effect outside the database. An operation that refuses without having
-    written anything returns the `FirstlineError` instead of raising it, and its group goes on.
+    written anything returns the `FirstlineError` instead of raising it, and its group is committed.
 
     Args:
         begin: opens a transaction that is durable once the block has ended, and undone if the block raises. Raises
@@ -118,7 +118,7 @@ class GroupWriter(Generic[Transaction]):
         return done
 
     def end(self) -> None:
-        """Accepts nothing more, and returns at once; what was submitted before is still written."""
+        """Refuses new operations, and returns at once; those submitted before are still written."""
         with self._gate:
             if not self._closed:
                 self._closed = True

@@ -1,9 +1,9 @@
-"""Seals: a record on a disk is what was written, or is refused. Each is bound to what it stands for.
+"""Seals: a record on a disk is exactly what was written, or is refused. Each is bound to its context (`about`).
 
-A seal is a byte that says which, and then
+A sealed record starts with a byte for the kind of seal, and then
 
-    1   16 bytes BLAKE2b of what it stands for and the content, the content       (finds every damage; hides nothing)
-    2   4 bytes of the key's name, 12 of nonce, AES-256-GCM of the content        (needs a key to read and to forge)
+    1   16 bytes BLAKE2b of context and content, the content                  (finds every damage; hides nothing)
+    2   4 bytes of the key's name, 12 of nonce, AES-256-GCM of the content    (needs a key to read and to forge)
 
 (NIST SP 800-38D; nonces are random, which is sound for 2^32 records of a key.) A seal is larger than its content by
 at most `OVERHEAD_BYTES`.
@@ -22,10 +22,10 @@ from firstline_core.errors import ConfigError, IntegrityError
 
 OVERHEAD_BYTES = 33
 HEAD_BYTES = 5
-"""Of a record: what tells whether the key to it is here."""
+"""Bytes at a record's start that identify its key."""
 KEY_BYTES = 32
 CREDENTIAL = "credential:"
-"""How the name of a file begins that systemd passes on."""
+"""Prefix of the name of a file that systemd passes on."""
 
 _PLAIN_HEAD, _ENCRYPTED_HEAD = b"\1", b"\2"
 _DIGEST_BYTES, _NAME_BYTES, _NONCE_BYTES = 16, 4, 12
@@ -35,32 +35,32 @@ _KEYS_LIMIT_BYTES = 4096
 
 
 class UnknownKeyError(IntegrityError):
-    """The record may be well, but no key is here that opens it."""
+    """The record may be intact, but its key is missing."""
 
 
 class Seal(Protocol):
     """Closes and opens records."""
 
     def close(self, content: bytes, about: bytes) -> bytes:
-        """The record; `about` is what it stands for, and must be told again to open it."""
+        """Returns the sealed record; `open` needs the same `about`."""
         ...
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
-        """The content.
+        """Returns the content.
 
         Raises:
-            UnknownKeyError: it was encrypted with a key that is not here.
-            IntegrityError: it is not what was closed under `about`.
+            UnknownKeyError: it was encrypted with a key that is missing.
+            IntegrityError: it is not what was closed with `about`.
         """
         ...
 
     def knows(self, head: bytes) -> bool:
-        """Whether the key to a record is here, by its first bytes."""
+        """Whether the key of a record is known, by the record's first bytes."""
         ...
 
 
 class ChecksumSeal:
-    """Finds damage, and hides nothing."""
+    """Detects damage, and hides nothing."""
 
     def close(self, content: bytes, about: bytes) -> bytes:
         return _PLAIN_HEAD + _digest(content, about) + content
@@ -78,7 +78,7 @@ class ChecksumSeal:
 
 
 class KeySeal:
-    """Encrypts with the first key, and opens what any of them encrypted, or what was not encrypted at all.
+    """Encrypts with the first key; opens records of any of the keys, and records that are not encrypted.
 
     Args:
         keys: `KEY_BYTES` each, at least one.
@@ -118,12 +118,12 @@ def _is_encrypted(sealed: bytes) -> bool:
 
 
 def make_seal(keys: Sequence[bytes]) -> Seal:
-    """A seal that encrypts, where there is a key."""
+    """Returns a seal that encrypts if there is a key."""
     return KeySeal(keys) if keys else ChecksumSeal()
 
 
 def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
-    """The keys of a file, one line of 64 hexadecimal digits each; none where no file is named.
+    """Reads keys from a file, one line of 64 hexadecimal digits each; returns none if no file is named.
 
     Args:
         file: its path, or `credential:NAME` for what systemd passes on (`LoadCredential=`).
@@ -159,7 +159,7 @@ def _credential(name: str, setting: str) -> Path:
 
 
 def _name(key: bytes) -> bytes:
-    """Which key it was, without a word of what it is."""
+    """Returns a short name of a key that reveals nothing about the key."""
     return hmac.digest(key, b"firstline key name", "sha256")[:_NAME_BYTES]
 
 

@@ -1,4 +1,4 @@
-"""What alembic runs for each upgrade: on the caller's connection, within the caller's transaction."""
+"""Alembic runs this for each upgrade, on the caller's connection and within the caller's transaction."""
 
 from alembic import context
 
