@@ -37,7 +37,7 @@ _TIMEOUT_S = 70.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A tier as two options name it; `url` is None without one."""
+    """A tier and its token, named by two options; without a URL the tier is this machine."""
 
     url: str | None
     token_file: str

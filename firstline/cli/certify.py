@@ -45,7 +45,7 @@ from firstline_core.telemetry.wording import counted
 
 
 class Loss(StrEnum):
-    """What counts as an error of an accepted edge answer."""
+    """The error of an accepted edge answer that is counted."""
 
     DISAGREEMENT = "disagreement"  # the full model says another label
     HARM = "harm"  # the edge is wrong where the full model is right

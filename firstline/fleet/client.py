@@ -131,7 +131,7 @@ class Fleet:
         return send(self._client, "GET", _device(name), FleetDevice)
 
     def tag(self, name: str, tags: Mapping[str, str | None]) -> FleetDevice:
-        """Sets tags of a device, and removes those whose value is None.
+        """Sets tags of a device; None as a value removes the tag.
 
         Raises:
             FirstlineError: the gateway's error.

@@ -27,7 +27,7 @@ _NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """What the data proves about one variant.
+    """The result of certifying one variant.
 
     Attributes:
         variant: as it was tested.

@@ -38,7 +38,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class GroupsProof(Proof):
-    """What the rows prove about each group, and about all groups together.
+    """The proofs for each group, and for all groups together.
 
     `threshold` is the lowest of any group, `risk_upper` the highest, `kept` that of all rows. `n_needed` is 0 where any
     group is certified, else the least of theirs.

@@ -150,7 +150,7 @@ def read_images(place: Path, limit: int) -> Iterator[bytes]:
 
 
 def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
-    """At most `limit` samples, evenly spread; all if `limit` is None."""
+    """At most `limit` samples, evenly spread; without a limit, all."""
     if limit is None or limit >= len(all_of_them):
         return all_of_them
     return [all_of_them[position * len(all_of_them) // limit] for position in range(limit)]

@@ -48,7 +48,7 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 
     Args:
         title: the bundle.
-        about: what was measured, and on which data, in a sentence.
+        about: a sentence about the measurement and its data.
         sections: each variant with its plots.
     """
     body = "\n".join(_section(sheet, plots) for sheet, plots in sections)

@@ -1,31 +1,31 @@
-"""Whether the full model's answer can be expected in time, where the device has an answer of its own to give."""
+"""Predicts whether the full model's answer will come in time; used if the device has an edge answer of its own."""
 
 from __future__ import annotations
 
 EXPLORE_EVERY = 50
-"""Of those that would be late, one in so many is asked all the same: estimates may be wrong."""
+"""One in so many requests that would be late is sent anyway, because estimates may be wrong."""
 
 
 class Punctuality:
-    """Holds back what would hardly arrive.
+    """Refuses escalations that would probably be late.
 
-    An estimate that has become wrong mends itself: what is held back is promised, so the outbox sends it later with all
-    the time it needs, and how long that takes is learnt; old evidence fades; and a few are asked all the same.
+    A wrong estimate corrects itself: the outbox sends refused requests later and measures their time, old measurements
+        lose weight, and a few requests are sent anyway.
 
     Attributes:
-        held_back: requests that were not sent for the time that it would take.
-        explored: requests that were sent against the odds.
+        held_back: requests that were not sent because they would be late.
+        explored: requests that were sent although they would probably be late.
     """
 
     def __init__(self) -> None:
         self.held_back = self.explored = 0
 
     def worth_asking(self, predicted_s: float | None, left_s: float) -> bool:
-        """Whether to ask; counts what is held back.
+        """Returns whether to send a request, and counts refusals.
 
         Args:
             predicted_s: within which most such requests are answered; None if unknown.
-            left_s: until the answer is worth nothing.
+            left_s: until the deadline.
         """
         if predicted_s is None or predicted_s <= left_s:
             return True
