@@ -143,7 +143,7 @@ async def presented_by(identity: Identity, scope: Scope) -> Presented | None:
     """Returns the certificate that the client, or a trusted proxy, has shown; it is not judged yet.
 
     Raises:
-        UnauthorizedError: what the proxy passes on cannot be used.
+        UnauthorizedError: the certificate that the proxy passes on cannot be read.
     """
     client: tuple[str, int] | None = scope.get("client")
     if identity.proxy_header and client is not None and identity.trusts(client[0]):

@@ -1,4 +1,4 @@
-"""What the API uses of the gateway; `app.Gateway` provides it."""
+"""The services of the gateway that the API uses; `app.Gateway` provides them."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.
 
 @lru_cache(_PATHS_REMEMBERED)
 def address_of(path: str) -> Address | None:
-    """Returns what a POST to an unquoted path is addressed to; None if it is no request for inference."""
+    """Returns the endpoint and model of a POST to an unquoted path; None if it does not ask for inference."""
     for pattern, endpoint in _PATTERNS:
         if found := pattern.match(path):
             return Address(endpoint, found["model"], found.groupdict().get("version", ""))

@@ -75,7 +75,7 @@ class LoopbackAccess:
 
 
 def check_local(peer: tuple[str, int] | None) -> None:
-    """Refuses callers on other machines, who may not change the models of this device.
+    """Refuses callers on other machines: they may not change the models of this device.
 
     Args:
         peer: address and port of the caller; None over a Unix socket.

@@ -1,4 +1,4 @@
-"""Requests and replies of an ASGI application, without a framework: what the inference endpoints of both tiers use."""
+"""Requests and replies of an ASGI application without a framework, for the inference endpoints of both tiers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Request:
         headers: by lower-case names; of a name that came twice, the first.
         query_string: as it was sent.
         peer: address and port of the client; None over a Unix socket.
-        info: what the server knows of the request.
+        info: arrival time and peer of the request.
         parameters: the named parts of the path, once a router has found them.
         trace: that the request belongs to.
     """

@@ -1,4 +1,4 @@
-"""A V2 body as HTTP brings it: how long it may be and take, what its headers say of it, and where it is read."""
+"""The body of an HTTP request: its limits of size and time, its headers, and the thread that decodes it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def decoded_body(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
 
 
 class BodyForm(NamedTuple):
-    """What the headers say of a body: the bytes of its JSON header (None: all is JSON), and its Content-Encoding."""
+    """Form of a body by its headers: bytes of its JSON header (None: all is JSON), and its Content-Encoding."""
 
     header_length: int | None
     encoding: str | None

@@ -87,7 +87,7 @@ def closing_response(status: int, sentence: str) -> bytes:
 
 
 def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FirstlineError:
-    """The error that a server's reply stands for: by its code, or else by its status.
+    """Returns the error in a server's reply, by its code, or otherwise by its status.
 
     Args:
         status: any but 2xx.
@@ -116,7 +116,7 @@ class Lowered(dict[str, str]):
     """Headers whose names are all lower-case, so that one look tells whether one is there.
 
     Attributes:
-        form: what they say of the body (`http.body_form`), once somebody asked; they do not change.
+        form: result of `http_body.body_form`, stored after its first call.
     """
 
     form: Any = None

@@ -108,7 +108,7 @@ class PeerRegistry(Protocol):
 
 
 class RequestInfo:
-    """What the server knows of a request beyond ASGI; see `request_info`.
+    """Facts about a request beyond ASGI; `request_info` returns them.
 
     Attributes:
         arrived_s: when its head reached this machine, on the server's monotonic clock. The time for which it waited in
@@ -127,7 +127,7 @@ class RequestInfo:
         self._task: asyncio.Task[Any] | None = None
 
     def cancel_on_disconnect(self) -> None:
-        """Cancels the current task once the client has left, because nobody reads its answer."""
+        """Cancels the current task once the client has left, because its answer would not be read."""
         self._task = asyncio.current_task()
         if self.disconnected and self._task is not None:
             self._task.cancel()
@@ -140,7 +140,7 @@ class RequestInfo:
 
 
 def request_info(scope: Scope) -> RequestInfo:
-    """Returns what the server knows of the request; under another ASGI server, that it arrives now."""
+    """Returns the facts about a request; under another ASGI server it arrives now."""
     found = scope.get("state", {}).get(_STATE_KEY)
     return found if isinstance(found, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
 
@@ -462,8 +462,8 @@ class _LingeringTransport:
 def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
     """Wraps an application for a client of HTTP/1.0, which knows no chunks.
 
-    A body of unknown length ends with the connection. uvicorn frames no body in answers to HEAD, so the answer is sent
-    as one of those, and the body written beside it.
+    A body of unknown length ends with the connection. uvicorn frames no body in answers to HEAD, so the head is sent
+    as for HEAD, and the body is written directly.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -555,7 +555,7 @@ class HttpServer:
     async def stop(self, drain_s: float) -> None:
         """Accepts no more connections, and ends those that are open with their present answers.
 
-        A request that nobody had accepted or read when its socket closed would be reset, so both are done first.
+        Connections that wait in the kernel would be reset, so the server accepts and reads them first.
 
         Args:
             drain_s: time for the answers; requests that take longer are cancelled.
@@ -671,8 +671,8 @@ class OverloadGuard:
     - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
       (receive livelock: Mogul and Ramakrishnan, 1997).
 
-    Clients are told apart by a mark of the credentials that they show, which nobody has verified yet: no client can
-    have another one refused by it. Belongs to one event loop.
+    Clients are distinguished by a mark of their credentials, which are not verified yet. No client can cause the
+    refusal of another one. Belongs to one event loop.
 
     Args:
         queue_wait_s: returns how long a request would wait for its turn now.
@@ -699,7 +699,7 @@ class OverloadGuard:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the event loop was late twice in a row; a single pause is no overload."""
+        """Whether the event loop was late twice in a row; a single pause does not count."""
         return min(self._lags_s) > self._LAG_LIMIT_S
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
