@@ -437,7 +437,7 @@ def open_gateway(settings: Settings) -> Gateway:
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
     for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
-        log.warning("models.concurrency_of names a model that there is not; is it misspelt?", model=ascii(name))
+        log.warning("models.concurrency_of names an unknown model; is it misspelt?", model=ascii(name))
     if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
         if had_authority:

@@ -69,14 +69,14 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
         _make(path)
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be used to sign the audit trail: {error}.") from error
+        raise ConfigError(f"{path} cannot be used to sign the audit log: {error}.") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} holds no Ed25519 key; move it away, and a new one is made.")
     return key
 
 
 def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float) -> Head:
-    """The head of a trail whose last entry has this number and hash."""
+    """Returns the signed head of a log whose last entry has this number and hash."""
     public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
     return Head(*last, at_s=now_s, public_key=public).signed(key)
 

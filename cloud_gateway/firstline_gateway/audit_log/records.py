@@ -1,4 +1,4 @@
-"""The audit trail in the store, within a caller's transaction: an action and its entry are committed together."""
+"""The audit log in the store, within a caller's transaction: an action and its entry are committed together."""
 
 from __future__ import annotations
 

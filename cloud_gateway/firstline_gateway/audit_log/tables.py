@@ -1,4 +1,4 @@
-"""The tables of the audit trail. Its head is a row of its own, which is locked while an entry is added."""
+"""The tables of the audit log. Its head is a row of its own, which is locked while an entry is added."""
 
 from __future__ import annotations
 

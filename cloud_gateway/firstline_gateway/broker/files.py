@@ -188,7 +188,7 @@ class BrokerFolder:
         except FileNotFoundError:
             log.info("the broker does not run, so it will read its files when it starts", pid_file=self.plan.pid_file)
         except (OSError, ValueError) as error:
-            log.error("the broker was not told to read its files anew", pid_file=self.plan.pid_file, error=str(error))
+            log.error("broker reload failed", pid_file=self.plan.pid_file, error=str(error))
 
 
 def broker_folder(settings: Settings) -> BrokerFolder:

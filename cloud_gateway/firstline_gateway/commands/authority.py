@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     """Adds them to the parser's."""
-    parser = commands.add_parser("ca", help="make, show and exchange the certificate authority")
+    parser = commands.add_parser("ca", help="create, show and replace the certificate authority")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _with_files(
-        add_command(actions, "init", _init, "make the authority, which otherwise happens when it is first needed")
-    )
-    add_command(actions, "show", _show, "show whose certificates are believed, and until when")
-    _with_files(add_command(actions, "next", _next, "have another authority believed, to be the one that signs later"))
-    add_command(actions, "switch", _switch, "make the next authority the one that signs")
-    add_command(actions, "retire", _retire, "end the belief in the authority before the present one")
+    _with_files(add_command(actions, "init", _init, "create the authority now, instead of when it is first needed"))
+    add_command(actions, "show", _show, "show the trusted authorities and their expiry")
+    _with_files(add_command(actions, "next", _next, "add a trusted authority that will sign later"))
+    add_command(actions, "switch", _switch, "sign with the next authority from now on")
+    add_command(actions, "retire", _retire, "stop trusting the previous authority")
 
 
 def _with_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--certificate", type=Path, metavar="FILE", help="an authority of your own (PEM), instead of a new one"
+        "--certificate", type=Path, metavar="FILE", help="import an own authority (PEM) instead of creating one"
     )
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM, EC, not encrypted)")
 

@@ -19,8 +19,8 @@ def add_command(
     """Adds a command to a parser's; `text` says in the imperative what it does."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     if config:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; without it the defaults hold")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of what is printed")
+        parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; the defaults apply without it")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
     parser.set_defaults(command=command)
     return parser
 

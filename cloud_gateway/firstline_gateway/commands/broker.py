@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
         "--host",
         action="append",
         metavar="NAME",
-        help="what the broker is reached by, once for each; else broker.hosts",
+        help="name or address of the broker, may be repeated; instead of broker.hosts",
     )
 
 

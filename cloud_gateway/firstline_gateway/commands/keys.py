@@ -23,24 +23,20 @@ def add_commands(commands: Any) -> None:
     """Adds them to the parser's."""
     key = commands.add_parser("key", help="create, list and revoke API keys")
     actions = key.add_subparsers(required=True, metavar="ACTION")
-    create = add_command(actions, "create", _create, "create an API key and print it, this once")
-    create.add_argument("name", metavar="NAME", help="whose")
+    create = add_command(actions, "create", _create, "create an API key and print it once")
+    create.add_argument("name", metavar="NAME", help="name of the key")
     create.add_argument(
         "--scope",
         action="append",
         choices=SCOPES,
-        help="what it may do, once for each: infer (the default), fleet (load and unload models, invite, list "
+        help="permission, may be repeated: infer (the default), fleet (load and unload models, invite, list "
         "and revoke devices, read "
         "contracts), admin (change contracts)",
     )
-    create.add_argument(
-        "--device", action="store_true", help="it stands for the device NAME, where that has no certificate"
-    )
-    create.add_argument(
-        "--expires-days", type=float, metavar="DAYS", help="how long it is valid; without end if absent"
-    )
-    create.add_argument("--requests-per-s", type=float, metavar="N", help="how often it may be used, on each gateway")
-    add_command(actions, "list", _list, "names, scopes and dates")
+    create.add_argument("--device", action="store_true", help="a key for the device NAME, which has no certificate")
+    create.add_argument("--expires-days", type=float, metavar="DAYS", help="validity in days; unlimited if absent")
+    create.add_argument("--requests-per-s", type=float, metavar="N", help="rate limit on each gateway")
+    add_command(actions, "list", _list, "list names, scopes and dates")
     revoke = add_command(actions, "revoke", _revoke, "refuse a key from now on")
     revoke.add_argument("name", metavar="NAME")
 

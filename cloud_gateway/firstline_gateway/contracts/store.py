@@ -155,6 +155,6 @@ def decoded(key: str, record: str) -> Pool | None:
         pool = msgspec.json.decode(record, type=Pool)
         audit.check(pool.state)
     except (msgspec.DecodeError, ConfigError) as error:
-        log.error("audits not taken over", promise=key, why=str(error))
+        log.error("audits not readable", promise=key, why=str(error))
         return None
     return pool

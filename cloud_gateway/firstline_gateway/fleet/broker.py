@@ -92,9 +92,9 @@ class FleetBroker:
             if not self._is_revoked(said.device):
                 await self._take(said, message.payload)
         except CapacityError as error:
-            log.warning("not kept", topic=ascii(message.topic), error=error.message)
+            log.warning("device message not stored", topic=ascii(message.topic), error=error.message)
         except FirstlineError as error:
-            log.warning("not understood", topic=ascii(message.topic), error=error.message)
+            log.warning("device message not readable", topic=ascii(message.topic), error=error.message)
 
     async def _take(self, said: Spoken, payload: bytes) -> None:
         where = f"What {said.device} published as {said.leaf}"
@@ -133,7 +133,7 @@ class FleetBroker:
                 topic = Topics(device, self._prefix).desired
                 await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
             except ConfigError as error:  # a name that no topic can carry
-                log.error("device cannot be told over MQTT", device=ascii(device), error=error.message)
+                log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
             done[device] = desired.revision
         if done:
             await self._fleet.published(done)

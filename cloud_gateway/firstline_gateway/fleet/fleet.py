@@ -1,7 +1,7 @@
 """The requests of the fleet's devices and people, over every transport.
 
 Devices say what they run and counted, and hear what they are to run. People look, tag, let in, send away, and brake.
-Whatever people do is in the audit trail, in the transaction that does it.
+Changes by people are in the audit log, in the same transaction.
 """
 
 from __future__ import annotations

@@ -204,10 +204,10 @@ class Gatekeeper:
                 self.known.forget(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
             except FirstlineError as error:
                 if error.message != trouble:
-                    log.error("revocations not taken over", error=error.message)
+                    log.error("revocations not read", error=error.message)
                 trouble = error.message
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("revocations not taken over")
+                log.exception("revocations not read")
             else:
                 trouble = ""
 

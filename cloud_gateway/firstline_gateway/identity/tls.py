@@ -102,14 +102,14 @@ class ServerTls:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 if await self.refresh():
-                    log.info("certificate exchanged")
+                    log.info("server certificate reloaded")
                 trouble = ""
             except ConfigError as error:
                 if error.message != trouble:
-                    log.error("certificate not exchanged", error=error.message)
+                    log.error("server certificate not reloaded", error=error.message)
                 trouble = error.message
             except Exception:  # the outermost loop of a task that must never end
-                log.exception("certificate not exchanged")
+                log.exception("server certificate not reloaded")
 
 
 def check(found: settings.Tls) -> None:

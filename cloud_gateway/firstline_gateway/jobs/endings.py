@@ -109,7 +109,7 @@ class Endings:
             except CapacityError:
                 continue  # the store, which says so
             except Exception:  # the outermost loop of a task that must not end while somebody waits
-                log.exception("the ends of jobs could not be looked for")
+                log.exception("ended jobs not read")
                 continue
             for job_id in waited:
                 if job_id not in running:

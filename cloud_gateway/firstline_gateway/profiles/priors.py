@@ -29,7 +29,7 @@ def priors_in(store: Store) -> Priors:
                 content = records.of_hardware(connection, bundle, model_digest, fingerprint)
             return [decode(content, f"The stored profile of {bundle}")] if content is not None else []
         except (FirstlineError, msgspec.MsgspecError) as error:  # the model runs without one
-            log.warning("no profile taken from the store", bundle=bundle, error=str(error))
+            log.warning("stored profile not used", bundle=bundle, error=str(error))
             return []
 
     return found

@@ -1,4 +1,4 @@
-"""Devices are asked for profiles, by their twins, until they have or the time is over; the trail has who asked."""
+"""Asks devices for profiles by their desired documents until they have measured or the request expires."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Requests:
 
             count += await self._writer.write(expired)
         if count:
-            log.info("requests for profiles ended", requests=count)
+            log.info("profile requests expired", requests=count)
             self._on_desired()
         return count
 

@@ -85,6 +85,6 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...
 
 
 def names(catalogue: Catalogue) -> set[str]:
-    """All that is signed for, in people's words: for the trail."""
+    """Returns all signed versions in words, for the audit log."""
     bundled = {f"{name} {version}" for name, version in catalogue.bundles}
     return bundled | {f"configuration {entry.name} {entry.version}" for entry in catalogue.configurations}

@@ -60,7 +60,7 @@ class Step:
         before: the period before their stage.
         start: their counts at the start of the observation.
         look: that was had.
-        notes: for the audit trail: an action, its actor, and its numbers.
+        notes: for the audit log: an action, its actor, and its numbers.
         more: whether the next step has something to do at once.
     """
 

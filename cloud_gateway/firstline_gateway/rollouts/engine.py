@@ -119,7 +119,7 @@ class Engine:
         except CapacityError:
             raise
         except Exception:
-            log.exception("a rollout could not be driven", rollout=make.keywords["rollout_id"])
+            log.exception("rollout step failed", rollout=make.keywords["rollout_id"])
             self._mirrors.pop(make.keywords["rollout_id"], None)
         return steps
 

@@ -17,7 +17,7 @@ from firstline_gateway.rollouts.device_progress import moved, offer, offered
 from firstline_gateway.rollouts.stage_steps import meant
 
 _AT_ONCE = 1000
-_NAMED = 20  # in the trail
+_NAMED = 20  # in the audit log
 
 
 def in_force(completed: Iterable[Rollout]) -> list[Rollout]:
