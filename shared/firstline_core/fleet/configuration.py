@@ -10,8 +10,8 @@
     bytes_per_day = 20_000_000
 
 The keys are those of the agent's own file, with the same meaning. Keys that are not named keep the device's own value,
-so that a document without tables restores the settings of the device. No other key can be set remotely, whoever signs:
-no addresses, identities, paths, or limits of memory and disk.
+so that a document without tables restores the settings of the device. No other key can be set remotely, even by a
+signed document: no addresses, identities, paths, or limits of memory and disk.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
         raise NotFoundError(f"The signed targets list no {name} version {version}; `firstline model ls` shows them.")
     release = _custom(manifest, Release)
     if (release.bundle, release.version) != (name, version):
-        raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it anew.")
+        raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it again.")
     found: dict[str, tuple[SignedFile, Use]] = {}
     for path, file in files.items():
         if path.startswith(folder) and file is not manifest:
@@ -250,7 +250,9 @@ def _relative(path: str, folder: str) -> str:
     try:
         return msgspec.convert(path.removeprefix(folder), RelativePath)
     except msgspec.ValidationError as error:
-        raise IntegrityError(f"The signed target {path!a} is no path within a bundle; sign the bundle anew.") from error
+        raise IntegrityError(
+            f"The signed target {path!a} is no path within a bundle; sign the bundle again."
+        ) from error
 
 
 def _custom(file: SignedFile, kind: type[_T]) -> _T:

@@ -189,4 +189,4 @@ def check(state: AuditState) -> None:
         and state.peak >= max(1.0, e_value(state))
     )
     if not fits:
-        raise ConfigError("The kept state of the audits is not one that audits lead to; its test must begin anew.")
+        raise ConfigError("The kept state of the audits is invalid; the test must start again.")

@@ -65,7 +65,7 @@ def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
                 rest_bytes += len(span)
             if len(raw) + len(rest) > _FIELDS_LIMIT or rest_bytes > limits.json_bytes:
                 raise PayloadTooLargeError(
-                    f"The message has more than {_FIELDS_LIMIT} fields, or more than {limits.json_bytes} bytes beside "
+                    f"The message has more than {_FIELDS_LIMIT} fields, or more than {limits.json_bytes} bytes besides "
                     "'raw_input_contents'; send tensors there."
                 )
     except ValueError as error:
