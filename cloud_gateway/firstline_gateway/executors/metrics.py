@@ -23,7 +23,7 @@ def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> Non
     )
     metrics.readings(
         "server_batches_total",
-        "Batches that a server had, by what became of them.",
+        "Batches that a server had, by outcome.",
         ("server", "outcome"),
         lambda: report().batches,
         counts=True,
@@ -38,13 +38,13 @@ def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> Non
 
     metrics.readings(
         "executor_up",
-        "1 while an executor, of several, is given batches; 0 while it is away or left alone.",
+        "1 while an executor, of several, gets batches; 0 while it is away or ejected.",
         ("executor",),
         lambda: {(each.name,): float(not each.problem) for each in report().executors},
     )
     metrics.readings(
         "executor_batches_total",
-        "Batches that an executor had, by what became of them.",
+        "Batches that an executor had, by outcome.",
         ("executor", "outcome"),
         lambda: {
             (each.name, outcome): float(count) for each in report().executors for outcome, count in each.batches.items()
@@ -59,7 +59,7 @@ def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> Non
     )
     metrics.readings(
         "executor_pace",
-        "What batches take there now, to what is usual there: 1 as usual, 3 three times as long.",
+        "Present batch times as a multiple of the usual ones there: 1 as usual, 3 three times as long.",
         ("executor", "model", "version"),
         lambda: {
             (each.name, key.name, str(key.version)): model.pace
@@ -69,7 +69,7 @@ def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> Non
     )
     metrics.readings(
         "executor_joules_total",
-        "What batches took there, as a profile or stated watts say; absent where neither does.",
+        "Energy of its batches, from a profile or stated watts; absent without either.",
         ("executor",),
         lambda: {(each.name,): each.energy_j for each in report().executors if each.energy_sources - {"absent"}},
         counts=True,

@@ -1,4 +1,4 @@
-"""What is to run on a cluster, and the cluster as the executor needs it. Nothing of Ray is imported here."""
+"""The deployments on a Ray cluster, and the interface of the cluster to the executor. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Deployment:
         max_batch_rows: the most rows that the model sees at once.
         replicas_min: that always run.
         replicas_max: that ever run.
-        replica_cores: what each takes, and batches that it runs side by side.
-        replica_gpus: what each takes.
+        replica_cores: cores of a replica, and batches that it runs side by side.
+        replica_gpus: GPUs of a replica.
         busy: batches under way for each replica, above which Ray adds some.
     """
 
@@ -49,12 +49,12 @@ class Deployment:
 
     @property
     def fingerprint(self) -> str:
-        """What tells a deployment of other settings, or another release, from this one."""
+        """Identifies the settings and the release of a deployment."""
         return hashlib.sha256(repr((__version__, astuple(self))).encode()).hexdigest()[:16]
 
 
 class State(NamedTuple):
-    """What the cluster says of a deployment."""
+    """The state of a deployment, as the cluster reports it."""
 
     replicas: int  # that take batches
     failed: str  # why Ray gave up starting replicas, as a sentence; "" where it did not
@@ -87,7 +87,7 @@ class Cluster(Protocol):
         Args:
             name: of the deployment.
             inputs: one tensor for each request.
-            left_s: until each one's deadline, None where it has none: clocks differ between machines.
+            left_s: seconds until each deadline, or None; clocks differ between machines.
             timeout_s: the longest that it may take.
 
         Raises:

@@ -51,7 +51,7 @@ class RayExecutor:
         in_flight: batches at the same moment for each replica.
         timeout_s: the longest that one may take for a batch; then it is asked of another.
         make: a deployment of a model that is put in later.
-        clock: what deadlines are on.
+        clock: for deadlines.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class RayExecutor:
         self._models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
-        """See `Executor.close`; what takes longer is cut off, because nothing of it is in this process."""
+        """See `Executor.close`; cuts off longer batches, because they are not in this process."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What runs on the cluster's machines: one full model and its processing, loaded from the bundle that is there."""
+"""The replica on a machine of the cluster: one full model and its processing, loaded from the bundle that is there."""
 
 from __future__ import annotations
 
