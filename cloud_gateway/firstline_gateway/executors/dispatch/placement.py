@@ -197,7 +197,8 @@ class ExecutorSnapshot:
         all_s = best.done_s + ((rows - most) / busy_rows_per_s if busy_rows_per_s else 0.0)
         found = []
         for member, size in idle.items():
-            largest = self._largest(member, key, (least_rows, size), all_s)
+            largest = self._largest(member, key, (least_rows, size), best.done_s)
+            largest = largest or self._largest(member, key, (least_rows, size), all_s)
             if largest is None:
                 continue
             part, done_s = largest[0], largest[1].done_s
