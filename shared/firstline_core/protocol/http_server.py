@@ -183,7 +183,6 @@ class Connection(HttpToolsProtocol):
         accepted: its socket.
     """
 
-    transport: asyncio.Transport
     _info: RequestInfo  # of the request that was read last
 
     def __init__(self, server: HttpServer, accepted: socket.socket) -> None:
