@@ -257,7 +257,10 @@ class HttpLink:
         response = decode_response(reply.body, length, self._limits)
         # Bytes that an earlier answer left on the connection are not this answer.
         if response.answer is not None and response.answer.request_id != request.request_id:
-            raise ProtocolError(f"{self.address} answered request {response.answer.request_id}, not this one.")
+            raise ProtocolError(
+                f"{self.address} answered request {response.answer.request_id}, not this one. If this device uses an "
+                "API key, create it with `firstline-gateway key create NAME --device`."
+            )
         return response
 
     async def probe(self, timeout_s: float) -> None:
