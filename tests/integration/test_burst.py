@@ -25,7 +25,7 @@ async def burst(folder: Path, timeout_s: float) -> list[Answer]:
         port = int(url.rpartition(":")[2])
         asking = [ask(port, contents[number % 50] + b"%d" % number, timeout_s) for number in range(BURST)]
         answers = await asyncio.gather(*asking)
-        assert len(agent.data_plane._turns) == 0
+        assert len(agent.data_plane._admission) == 0
     return answers
 
 

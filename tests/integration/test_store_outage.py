@@ -198,7 +198,7 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
     assert found["repeated"], "what was answered can still be read"
     assert found["recovered"]
     assert "Traceback" not in said
-    assert sum("store refuses" in line for line in logged) == 1, said
+    assert sum("database refuses writes" in line for line in logged) == 1, said
 
 
 async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(

@@ -52,7 +52,10 @@ class Database:
     @property
     def shown(self) -> str:
         """The database's address for messages, without its password."""
-        return self._engine.url.render_as_string(hide_password=True)
+        url = self._engine.url
+        if url.database is not None:  # a file's name may hold bytes that are not UTF-8
+            url = url.set(database=url.database.encode("utf-8", "backslashreplace").decode())
+        return url.render_as_string(hide_password=True)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
