@@ -129,7 +129,7 @@ class Reason(StrEnum):
     BUDGET = "budget"  # an escalation exceeded the device's budgets
     VALUABLE = "valuable"  # the score reached the threshold, but the escalation was worth its price
     POLICY = "policy"  # the device's policy escalates all, none or a random share, whatever the score
-    OUTBOX_FULL = "outbox_full"  # the link is down and no correction can be promised
+    OUTBOX_FULL = "outbox_full"  # no correction can be promised: the outbox or the disk is full
     CLOUD_ERROR = "cloud_error"  # the gateway refused
 
 

@@ -1,1 +1,5 @@
-"""Where batches run: one interface, one file for each engine."""
+"""Execution of batches: `base.py` is the interface, `engine.py` builds the configured engine.
+
+`local.py` runs models in this process, `oip/` on servers that speak V2, `ray/` on a Ray cluster. `dispatch/` places
+each batch on one of several executors.
+"""

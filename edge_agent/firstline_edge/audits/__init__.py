@@ -1,1 +1,1 @@
-"""The accuracy contract in the field: kept answers are audited, and what the audits show is acted upon."""
+"""The accuracy contract in the field: the full model checks a sample of the edge answers."""

@@ -1,6 +1,6 @@
 """One request, from top to bottom: the edge answer if it can be trusted, the full model's answer otherwise.
 
-    policy.before -> cache -> edge model -> confidence -> policy.after
+    policy.before -> cache -> edge model -> confidence -> router
        EDGE   -> answer
        CLOUD  -> cache -> gateway (until the deadline) -> answer
                  no link, late, or expected to be late -> the edge answer now, the sample in the outbox, the correction

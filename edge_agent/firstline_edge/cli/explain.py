@@ -31,7 +31,7 @@ _REASONS = {
     Reason.VALUABLE: "This device's model was sure enough{scores}, yet asking the full model was worth its price.",
     Reason.POLICY: "The device's policy (policy.kind) decided without a look at the score.",
     Reason.BUDGET: "The full model was to answer, but a budget or quota forbade it; this device's answer stood in.",
-    Reason.OUTBOX_FULL: "The full model could not answer, and no correction could be promised: the outbox was full.",
+    Reason.OUTBOX_FULL: "The full model could not answer, and the outbox or the disk had no room for a promise.",
     Reason.CLOUD_ERROR: "The full model was to answer, but the gateway refused; this device's answer stands.",
 }
 _STATUSES = {

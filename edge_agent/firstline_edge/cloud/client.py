@@ -42,7 +42,7 @@ _LATE = "The full model's answer did not come before the request's deadline."
 
 
 class Contracts(Protocol):
-    """The state of this device's certificates; `audits/standing.py` implements it."""
+    """The state of this device's certificates; `audits/certificate_states.py` implements it."""
 
     def alarm_of(self, model: HeldModel) -> str:
         """Returns the edge variant whose certificate this device's own audits refuted; "" for none."""

@@ -24,6 +24,7 @@ from support.broker import free_port
 from firstline_core.bundle.store import open_bundle
 from firstline_core.planning.split import Splits, encode
 from firstline_core.routing.timing import TimingReport
+from firstline_core.types import Reason
 from firstline_edge.__main__ import main
 from firstline_edge.cli import checks, machine
 from firstline_edge.cli.explain import describe
@@ -117,13 +118,7 @@ def test_explain_speaks_of_no_certificate() -> None:
     assert final[-1] == "  The answer is final. It is the full model's own."
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "confident", "uncertain", "heavy", "requested", "local_only",
-        "link_down", "deadline", "budget", "outbox_full", "cloud_error",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("reason", [reason.value for reason in Reason])
 def test_every_reason_has_its_sentence(reason: str) -> None:
     sentence = describe(LINE | {"reason": reason})[3].strip()
     assert sentence.endswith(".") and "{" not in sentence
