@@ -29,6 +29,22 @@ class Figure(NamedTuple):
     holds: bool | None = None
 
 
+def at_least(name: str, value: float | None, aim: float) -> Figure:
+    """Returns a figure that should be at least `aim`; without a value the aim is missed."""
+    return plain(name, value)._replace(aim=f">= {aim:g}", holds=value is not None and value >= aim)
+
+
+def at_most(name: str, value: float | None, aim: float, unit: str = "", digits: int = 3) -> Figure:
+    """Returns a figure that should be at most `aim`; without a value the aim is missed."""
+    figure = plain(name, value, unit, digits)
+    return figure._replace(aim=f"<= {aim:g}", holds=value is not None and value <= aim)
+
+
+def plain(name: str, value: float | None, unit: str = "", digits: int = 3) -> Figure:
+    """Returns a figure without an aim, rounded to `digits` decimals."""
+    return Figure(name, None if value is None else float(round(value, digits)), unit)
+
+
 def measured(target: str) -> list[Figure]:
     """The figures that were reported last; none where nothing was."""
     path = RESULTS / f"{target}.json"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import multiprocessing
 import socket
 import statistics
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
-
-from bench.support.proxy import ChaosProxy, Network
 
 if TYPE_CHECKING:
     from bench.hardware.cut_model import CutModel
@@ -26,22 +22,20 @@ _PROBES = 5
 
 
 class FarSide:
-    """The device's end.
+    """The device's end of the link.
 
     Args:
-        control: to the process.
-        port: of the link.
+        connection: TCP connection to the process that finishes the model.
     """
 
-    def __init__(self, control: Connection, port: int) -> None:
-        self._control = control
-        self._socket = socket.create_connection(("127.0.0.1", port))
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._bytes_per_s, self._delay_s = math.inf, 0.0
 
     def become(self, bytes_per_s: float, round_trip_ms: float) -> float:
-        """Changes the link; what a round trip really takes over it, in ms: median of five without a body."""
-        self._control.send(Network(delay_s=round_trip_ms / 2000, rate_bytes_s=bytes_per_s))
-        self._control.recv()
+        """Changes the link and returns the round trip measured over it, in ms: median of five without a body."""
+        self._bytes_per_s, self._delay_s = bytes_per_s, round_trip_ms / 1000
         took_s = []
         for _ in range(_PROBES):
             began_s = time.perf_counter()
@@ -50,57 +44,37 @@ class FarSide:
         return 1000 * statistics.median(took_s)
 
     def ask(self, cut: int, body: bytes) -> int:
-        """The class, of a checkpoint or of an encoded input."""
-        self._socket.sendall(_HEAD.pack(cut, len(body)) + body)
+        """Returns the class of a checkpoint or of an encoded input, once the link has carried it."""
+        content = _HEAD.pack(cut, len(body)) + body
+        time.sleep(self._delay_s + (len(content) + _ANSWER.size) / self._bytes_per_s)
+        self._socket.sendall(content)
         return int(_ANSWER.unpack(_exactly(self._socket, _ANSWER.size))[0])
-
-    def close(self) -> None:
-        self._socket.close()
-        self._control.send(None)
 
 
 @contextmanager
 def far_side(make: Callable[[], CutModel]) -> Iterator[FarSide]:
-    """Starts it with a model of its own."""
+    """Starts a process with a model of its own that finishes what the device began."""
     context = multiprocessing.get_context("spawn")
-    near, far = context.Pipe()
-    process = context.Process(target=_serve, args=(make, far), daemon=True)
-    process.start()
-    side = FarSide(near, near.recv())
-    try:
-        yield side
-    finally:
-        side.close()
-        process.join()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = context.Process(target=_serve, args=(make, listener.getsockname()[1]), daemon=True)
+        process.start()
+        connection, _ = listener.accept()
+    with connection:
+        yield FarSide(connection)
+    process.join()
 
 
-def _serve(make: Callable[[], CutModel], control: Connection) -> None:
+def _serve(make: Callable[[], CutModel], port: int) -> None:
     model = make()
-    listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=_answer, args=(listener, model), daemon=True).start()
-    asyncio.run(_link(listener.getsockname()[1], control))
-
-
-async def _link(server_port: int, control: Connection) -> None:
-    loop = asyncio.get_running_loop()
-    async with ChaosProxy(server_port) as proxy:
-        control.send(proxy.port)
-        while (network := await loop.run_in_executor(None, control.recv)) is not None:
-            await proxy.become(network)
-            control.send(None)
-
-
-def _answer(listener: socket.socket, model: CutModel) -> None:
-    connection, _ = listener.accept()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with connection, suppress(ConnectionResetError):  # as the link ends it
+    with socket.create_connection(("127.0.0.1", port)) as connection, suppress(ConnectionResetError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while head := connection.recv(_HEAD.size, socket.MSG_WAITALL):
             cut, size_bytes = _HEAD.unpack(head)
             body = _exactly(connection, size_bytes)
-            connection.sendall(_ANSWER.pack(_said(model, cut, body)))
+            connection.sendall(_ANSWER.pack(_class(model, cut, body)))
 
 
-def _said(model: CutModel, cut: int, body: bytes) -> int:
+def _class(model: CutModel, cut: int, body: bytes) -> int:
     if cut == _PROBE:
         return 0
     return model.finish(cut, body) if cut >= 0 else model.whole(body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -25,12 +24,10 @@ class Asked(NamedTuple):
     Attributes:
         models: names; none for all.
         quick: the fewest rounds of the first model alone, to see that it runs: nothing is written.
-        checkpoints: folder in which trainings are kept.
     """
 
     models: tuple[str, ...] = ()
     quick: bool = False
-    checkpoints: Path = Path()
 
 
 class Outcome(NamedTuple):
@@ -82,9 +79,6 @@ def by_model(
     *,
     measure: Callable[[str, Asked], _Record],
     figures: Callable[[dict[str, _Record]], Sequence[Figure]],
-    draw: Callable[[dict[str, _Record]], None] = lambda records: None,
-    lacks: Callable[[str, _Record], str] = lambda model, found: "",
-    lost: Callable[[_Record, _Record], str] = lambda before, found: "",
 ) -> Part:
     """One that measures model by model: what is not asked for stays as it was.
 
@@ -94,10 +88,6 @@ def by_model(
         record: of one model.
         measure: it, by its name.
         figures: of all records.
-        draw: pictures of all records.
-        lacks: given a model and its new record, what was asked for and is not in it; "" where all is.
-        lost: given a model's record as it stands and a new one, why the new one does not take the
-            other's place; "" where it does.
     """
 
     def read(said: Any) -> dict[str, _Record]:
@@ -117,17 +107,10 @@ def by_model(
             except NotRunError as error:
                 missing.append(f"{name}: {model} was not run: {error}")
                 continue
-            if not asked.quick and (why := lacks(model, found[model])):
-                missing.append(f"{name}: {model}: {why}")
-            if model in stands and (why := lost(stands[model], found[model])):
-                missing.append(f"{name}: {model} stays as it was measured before: {why}")
-            else:
-                stands[model] = found[model]
+            stands[model] = found[model]
         if not found:
             return Outcome(missing=tuple(missing))
         stands = {model: stands[model] for model in models if model in stands}
-        if not asked.quick:
-            draw(stands)
         return Outcome(figures(found), figures(stands), stands, tuple(missing))
 
     return Part(run, lambda said: figures(read(said)), tuple(models))

@@ -56,9 +56,6 @@ class Round(Struct):
 
     Attributes:
         load: what came, as a share of what keeps a server busy that answers back to back.
-        edge_ms, full_ms: usual time of a query that waited for one of its own model, among those of both; of the
-            profile before, None where it had too few of them.
-        edge_turn_ms, full_turn_ms: for one of the other model, likewise.
         waited_share: of the profiles' points, the largest; of the run's time in which it waited for a core.
         other_p50_ms, other_p99_ms: predicted of other arrivals of the same rate, by the profile before.
     """
@@ -66,10 +63,6 @@ class Round(Struct):
     load: float
     queries: int
     rate_per_s: float
-    edge_ms: float | None
-    full_ms: float | None
-    edge_turn_ms: float | None
-    full_turn_ms: float | None
     measured_p50_ms: float
     measured_p99_ms: float
     predicted_p50_ms: float
@@ -126,11 +119,6 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
                 if of_load:
                     error, _ = _errors(of_load, name, "predicted")
                     found.append(Figure(f"{which}: predicted {name} at {100 * load:g} % load, off by", error, "%"))
-        for of in ("edge", "full"):
-            for name, what in (("", "another of its own"), ("_turn", "one of the other model")):
-                known = [ms for each in rounds if (ms := getattr(each, f"{of}{name}_ms")) is not None]
-                if known:
-                    found.append(Figure(f"{which}: {of} query, after {what}", round(median(known), 4), "ms"))
         waited = median(each.waited_share for each in rounds)
         label = f"{which}: most of a measurement's time that other work had its core"
         found.append(Figure(label, round(100 * waited, 1), "%"))
@@ -194,10 +182,6 @@ def _round(before: list[Point], after: list[Point], played: _Played) -> Round:
         load=played.load,
         queries=len(played.kinds),
         rate_per_s=round(played.rate_per_s, 2),
-        edge_ms=_beside_ms(before[0], "queued_ms"),
-        full_ms=_beside_ms(before[1], "queued_ms"),
-        edge_turn_ms=_beside_ms(before[0], "queued_turned_ms"),
-        full_turn_ms=_beside_ms(before[1], "queued_turned_ms"),
         measured_p50_ms=round(float(measured[0]), 4),
         measured_p99_ms=round(float(measured[1]), 4),
         predicted_p50_ms=round(float(predicted[0]), 4),
@@ -227,11 +211,6 @@ def _predicted(
     """p50 and p99 in milliseconds, medians over the luck of nine."""
     draws = (replay(points, 1000 * arrivals_s, kinds, servers=1, seed=seed) for seed in range(9))
     found: NDArray[np.float64] = np.median([np.quantile(drawn, (0.5, 0.99)) for drawn in draws], axis=0)
-    return found
-
-
-def _beside_ms(point: Point, name: str) -> float | None:
-    found: float | None = getattr(point.beside, name, None)
     return found
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from bench import page
 from bench.figures import RESULTS, Figure, measured, tell, write
-from bench.hardware import prediction, profiling, split
+from bench.hardware import prediction, split
 from bench.hardware.controller import runs as controller
 from bench.hardware.controller.scenario import Stated
 from bench.hardware.parts import Asked, Outcome, Part, by_model, whole
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.models and part.models and not set(asked.models) & set(part.models):
             continue  # it is asked of models that this part does not have
         before = _beside().get(name, {})
-        outcome = _recomputed(name, part, before) if said.arithmetic else part.run(before, asked)
+        outcome = part.run(before, asked)
         told += _of(name, outcome.told)
         missing += outcome.missing
         if outcome.beside is not None and not said.quick:
@@ -55,19 +55,11 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--models", nargs="+", default=[], help="of the parts that have several (default: all)")
     parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
-    parser.add_argument("--arithmetic", action="store_true", help="run nothing: the figures of what was measured")
     said = parser.parse_args(arguments)
     known = sorted({model for name in said.only for model in PARTS[name].models})
     if unknown := sorted(set(said.models) - set(known)):
         parser.error(f"no part that is asked for has a model {unknown[0]!r}; they have {', '.join(known) or 'none'}")
     return said
-
-
-def _recomputed(name: str, part: Part, before: Any) -> Outcome:
-    if part.figures is None or not before:
-        return Outcome(missing=(f"{name}: its record does not say enough to reckon with; run it.",))
-    figures = part.figures(before)
-    return Outcome(figures, figures, before)
 
 
 def _write(name: str, outcome: Outcome) -> None:
@@ -120,13 +112,6 @@ PARTS: dict[str, Part] = {
         list[prediction.Trial],
         measure=prediction.measure,
         figures=prediction.figures,
-    ),
-    "profiling": by_model(
-        "profiling",
-        {pair.name: pair for pair in profiling.PAIRS},
-        profiling.Record,
-        measure=profiling.measure,
-        figures=profiling.figures,
     ),
     "scheduler": whole("scheduler", _scheduler),
 }

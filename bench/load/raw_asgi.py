@@ -28,18 +28,13 @@ class RawAsgi:
 
     Args:
         path: the ONNX model: one input with rows first, one output.
-        copies: so many sessions of it, each at an address of its own ("s0", "s1" ...) where there are several.
         threads: 0 runs the model on the event loop; otherwise on so many threads, each run on one core.
     """
 
-    def __init__(self, path: Path, threads: int = 0, copies: int = 1) -> None:
+    def __init__(self, path: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        sessions = [
-            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]) for _ in range(copies)
-        ]
-        self._session = sessions[0]
-        self._at = {f"/v2/models/s{n}/infer": each for n, each in enumerate(sessions)}
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
         self._outputs = [self._session.get_outputs()[0].name]
         self._threads = ThreadPoolExecutor(threads) if threads else None
@@ -60,7 +55,7 @@ class RawAsgi:
         else:
             asked = orjson.loads(body[:json_bytes])["inputs"][0]
             rows = np.frombuffer(body, np.float32, offset=json_bytes).reshape(asked["shape"])
-        output = await self._run(self._at.get(scope["path"], self._session), rows)
+        output = await self._run(rows)
         entry: dict[str, Any] = {"name": self._outputs[0], "datatype": "FP32", "shape": output.shape}
         if json_bytes is None:
             entry["data"] = output.reshape(-1)
@@ -74,11 +69,11 @@ class RawAsgi:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
-    async def _run(self, session: Any, rows: Any) -> Any:
+    async def _run(self, rows: Any) -> Any:
         if self._threads is None:
-            return session.run(self._outputs, {self._input: rows})[0]
+            return self._session.run(self._outputs, {self._input: rows})[0]
         running = asyncio.get_running_loop().run_in_executor(
-            self._threads, session.run, self._outputs, {self._input: rows}
+            self._threads, self._session.run, self._outputs, {self._input: rows}
         )
         return (await running)[0]
 
@@ -88,14 +83,13 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="an ONNX file")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="0: on the event loop")
-    parser.add_argument("--copies", type=int, default=1)
     asked = parser.parse_args()
     # By its protocol asyncio knows a TCP socket, and sets TCP_NODELAY on what it accepts.
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", asked.port))
     config = uvicorn.Config(
-        RawAsgi(asked.model, asked.threads, asked.copies),
+        RawAsgi(asked.model, asked.threads),
         loop="uvloop",
         http="httptools",
         ws="none",

@@ -18,8 +18,8 @@ import numpy as np
 from bench.figures import Figure
 from bench.pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 from bench.routing.audits import Floats, Tests, check_against_update, constant, delays
-from bench.routing.margins import at_most, most
-from bench.routing.parts import Effort, Job, Table
+from bench.routing.margins import at_most
+from bench.routing.parts import Effort, Job
 from bench.routing.population import Population
 from bench.routing.shifts import CHANGES, relabelled
 from firstline_core.routing.certification import certify
@@ -173,44 +173,3 @@ def figures(records: Sequence[Watch]) -> list[Figure]:
         if one.quiet:
             found.append(at_most(f"{one.name}: alarms before the shift", one.early, runs, DELTA, "streams"))
     return found
-
-
-def tables(records: Sequence[Watch]) -> list[Table]:
-    still = [
-        (
-            one.pair,
-            f"{one.epsilon:.0%}",
-            one.threshold,
-            f"{one.before:.2%}",
-            f"{one.found:.1%}",
-            f"{most(len(one.delays), DELTA) / len(one.delays):.1%}",
-        )
-        for one in records
-        if not one.shift
-    ]
-    moved = [
-        (
-            one.pair,
-            one.shift,
-            f"{one.epsilon:.0%}",
-            one.threshold,
-            str(one.quiet),
-            f"{one.before:.2%}",
-            f"{one.after:.1%}",
-            f"{one.kept:.0%}",
-            f"{one.found:.1%}",
-            *("-" if delay is None else f"{delay:.0f}" for delay in (one.delay(0.5), one.delay(0.9))),
-            f"{FOUND:.0%}" if one.aimed else "",
-        )
-        for one in records
-        if one.shift
-    ]
-    titles = (
-        f"Alarm: false ones in {FALSE_ALARM_AUDITS} audits without a shift",
-        "Alarm: shifts found within 100 / epsilon audits, and the delay in audits",
-    )
-    columns = ("pair", "shift", "eps", "threshold", "quiet", "risk", "then", "kept", "found", "median", "p90", "aim")
-    return [
-        Table(titles[0], ("pair", "eps", "threshold", "risk", "alarms", "allowed"), still),
-        Table(titles[1], columns, moved),
-    ]

@@ -2,8 +2,8 @@
 
 Each labelled pool is taken as the population, so that the true risk of any threshold is known. Calibration samples are
 drawn from it with replacement, and the whole procedure of `firstline certify` is repeated on each, for a bundle whose
-own score is the margin. Beside it the naive way: the loosest threshold whose risk on the sample is at most epsilon; and
-a plain walk, from strict to loose over fixed margins, until the first that is not shown.
+own score is the margin. For comparison, a threshold is tuned without a certificate: the loosest one whose
+risk on the sample is at most epsilon.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bench.figures import Figure
 from bench.pools import CIFAR10, TRAINSAMPLE, Pool
-from bench.routing.margins import at_most, most
-from bench.routing.parts import Effort, Job, Table
+from bench.routing.margins import at_most
+from bench.routing.parts import Effort, Job
 from bench.routing.population import Population
 from firstline.workbench.selection import select
 from firstline_core.bundle.manifest import Score
@@ -34,7 +34,6 @@ AIMS = {650: 0.7, 2500: 0.9}
 _CEILING_SAMPLES = 4000
 """At the smaller size: what no certificate can exceed is to be known better than what one reaches."""
 
-_PLAIN_GRID = np.arange(0.99, 0, -0.01)
 _OWN = Score("margin")
 _SEED = 20261121
 
@@ -48,7 +47,6 @@ class Tally:
         certified: calibrations with a threshold.
         learned: calibrations that chose the learned score.
         kept: true share kept, summed over the calibrations; so are the next three.
-        plain: what the plain walk keeps.
         own_oracle: what the chosen score's oracle keeps.
         ceiling: what the loosest threshold that passes its own exact test at full delta keeps, as a mean. That is not
             valid, and whatever certifies only what passes its own test keeps less.
@@ -67,7 +65,6 @@ class Tally:
     certified: int = 0
     learned: int = 0
     kept: float = 0.0
-    plain: float = 0.0
     own_oracle: float = 0.0
     ceiling: float = 0.0
 
@@ -121,7 +118,6 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
                 tally.kept += share
                 tally.broken += risk > epsilon
             tally.own_oracle += truth.oracle(epsilon)
-            tally.plain += plain.at(_plain_walk(sample, n, epsilon, delta))[0]
             passing = sample.risks <= epsilon
             tally.naive_broken += _loosest(sample, passing, plain)[1] > epsilon
     samples = max(calibrations, min(_CEILING_SAMPLES, 8 * calibrations)) if n == min(SIZES) else calibrations
@@ -134,15 +130,6 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
             passing[passing] = binomial.cdf(errors[passing], kept[passing], epsilon) <= delta
             tally.ceiling += _loosest(sample, passing, plain)[0] / samples
     return list(tallies.values())
-
-
-def _plain_walk(sample: Population, n: int, epsilon: float, delta: float) -> float:
-    """The threshold that fixed-sequence testing over a fixed grid of margins certifies; infinite where none."""
-    shares, risks = np.array([sample.at(threshold) for threshold in _PLAIN_GRID]).T
-    kept = np.round(shares * n)
-    failed = binomial.cdf(np.round(risks * kept), kept, epsilon) > delta
-    passed = int(failed.argmax()) if failed.any() else len(_PLAIN_GRID)
-    return float(_PLAIN_GRID[passed - 1]) if passed else np.inf
 
 
 def _loosest(sample: Population, passing: NDArray[np.bool_], truth: Population) -> tuple[float, float]:
@@ -169,11 +156,6 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
                 holds,
             ),
             Figure(
-                f"{what}: kept by a plain walk over fixed margins, of what the margin's oracle keeps",
-                tally.plain / trials / tally.oracle if tally.oracle else None,
-                "ratio",
-            ),
-            Figure(
                 f"{what}: kept, of what the chosen score's oracle keeps",
                 tally.kept / tally.own_oracle if tally.own_oracle else None,
                 "ratio",
@@ -186,26 +168,3 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
             Figure(f"{what}: learned score chosen", tally.learned / trials, "share of calibrations"),
         ]
     return found
-
-
-def tables(records: Sequence[Tally]) -> list[Table]:
-    columns = ("pair", "loss", "rows", "eps", "delta", "broken", "allowed", "naive", "kept", "of oracle", "aim")
-    rows = [
-        (
-            tally.pool,
-            tally.loss,
-            str(tally.n),
-            f"{tally.epsilon:.0%}",
-            f"{tally.delta:.0%}",
-            f"{tally.broken / tally.calibrations:.1%}",
-            f"{most(tally.calibrations, tally.delta) / tally.calibrations:.1%}",
-            f"{tally.naive_broken / tally.calibrations:.1%}",
-            f"{tally.kept / tally.calibrations:.1%}",
-            "" if tally.power is None else f"{tally.power:.2f}",
-            "" if tally.aim is None else f"{tally.aim:.2f}",
-        )
-        for tally in records
-    ]
-    return [
-        Table("Contract kept: calibrations that broke their promise, and the share kept at the edge", columns, rows)
-    ]

@@ -19,7 +19,7 @@ import numpy as np
 from bench.figures import Figure
 from bench.pools import TRAINSAMPLE, Pool
 from bench.routing.arrivals import Floats, Traffic
-from bench.routing.parts import Effort, Job, Table
+from bench.routing.parts import Effort, Job
 from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
@@ -164,22 +164,3 @@ def figures(records: Sequence[Day]) -> list[Figure]:
         ratio = one.gain / one.optimum if one.optimum > 0 else None
         found.append(Figure(f"{one.name}: accuracy won, of the offline optimum's", ratio, "ratio"))
     return found
-
-
-def tables(records: Sequence[Day]) -> list[Table]:
-    rows = [
-        (
-            one.pair,
-            one.resource,
-            f"{one.share:.0%}",
-            "contract and value" if one.contract else "value alone",
-            str(one.number),
-            f"{one.spent:.1%}",
-            f"{one.gain:+.2%}",
-            f"{one.optimum:+.2%}",
-            f"{one.gain / one.optimum:.2f}" if one.optimum > 0 else "",
-        )
-        for one in records
-    ]
-    columns = ("pair", "resource", "budget", "policy", "day", "spent", "won", "offline", "ratio")
-    return [Table("On budget: a day's budget, what of it was spent, and the accuracy that it bought", columns, rows)]

@@ -18,7 +18,7 @@ from bench.pools import TRAINSAMPLE, Pool
 from bench.routing.arrivals import Traffic
 from bench.routing.device import Given, device, serve
 from bench.routing.kinds import KINDS, router_of
-from bench.routing.parts import Effort, Job, Table
+from bench.routing.parts import Effort, Job
 from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
 from bench.simulation.network import SimulatedLink, Weather
 from bench.simulation.simulated_time import LoopClock, simulate
@@ -138,26 +138,4 @@ def figures(records: Sequence[Stretch]) -> list[Figure]:
         ]
     most = max((one.probes_at_once for one in records), default=0)
     found.append(Figure("simulated links: probes at once, at most", most, "count", "<= 1", most <= 1))
-    return found
-
-
-def tables(records: Sequence[Stretch]) -> list[Table]:
-    columns = ("policy", "in time", "p50 ms", "p99 ms", "kB sent", "by the cloud", "correct", "once corrected")
-    found = []
-    for pair, weather in dict.fromkeys((one.pair, one.weather) for one in records):
-        rows = [
-            (
-                one.policy,
-                f"{one.answered:.1%}",
-                f"{one.p50_ms:.0f}",
-                f"{one.p99_ms:.0f}",
-                f"{one.sent_kb:.1f}",
-                f"{one.escalated:.1%}",
-                f"{one.correct:.1%}",
-                f"{one.corrected:.1%}",
-            )
-            for one in records
-            if (one.pair, one.weather) == (pair, weather)
-        ]
-        found.append(Table(f"On time: {pair} over {weather}", columns, rows))
     return found

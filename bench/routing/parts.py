@@ -5,14 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from bench.figures import Figure
-from bench.pools import CACHE, DATA, Pool
+from bench.pools import CACHE, DATA
 
 Record = Any
 """One measurement of a part: a dataclass of the part's own."""
@@ -43,24 +42,6 @@ class Job(NamedTuple):
 
     name: str
     call: Callable[[], Sequence[Record]]
-
-
-class Table(NamedTuple):
-    """What is printed of a part: cells are text already."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-class Part(Protocol):
-    """One "shown by": a module with these functions."""
-
-    def jobs(self, pools: Mapping[str, Pool], effort: Effort) -> list[Job]: ...
-
-    def figures(self, records: Sequence[Record]) -> list[Figure]: ...
-
-    def tables(self, records: Sequence[Record]) -> list[Table]: ...
 
 
 def run(jobs: Sequence[Job], processes: int) -> list[list[Record]]:

@@ -1,4 +1,4 @@
-"""Runs the parts, prints their tables, draws them, and writes every figure."""
+"""Runs the parts of the routing benchmark, prints their figures and writes them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from types import ModuleType
 
 from bench.figures import Figure, measured, tell, write
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
-from bench.routing import alarm, contract, on_budget, on_time, purse, value
+from bench.routing import alarm, contract, on_budget, on_time, value
 from bench.routing.parts import Effort, Job, run
-from bench.routing.table import show
 
-PARTS: dict[str, Sequence[ModuleType]] = {
-    "contract": (contract,),
-    "alarm": (alarm,),
-    "value": (value,),
-    "on_time": (on_time,),
-    "on_budget": (on_budget, purse),
+PARTS: dict[str, ModuleType] = {
+    "contract": contract,
+    "alarm": alarm,
+    "value": value,
+    "on_time": on_time,
+    "on_budget": on_budget,
 }
 _TARGET = "routing"
 
@@ -49,16 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(threads, "1")
 
     pools, effort = pools_in(said.data, said.cache), Effort(data=said.data, cache=said.cache)
-    modules = [module for name in said.only for module in PARTS[name]]
-    jobs: list[tuple[ModuleType, Job]] = [(module, job) for module in modules for job in module.jobs(pools, effort)]
+    jobs: list[tuple[str, Job]] = [(name, job) for name in said.only for job in PARTS[name].jobs(pools, effort)]
     found = run([job for _, job in jobs], said.processes)
-    figures: dict[str, list[Figure]] = {name: [] for name in said.only}
-    for module in modules:
-        records = [record for (of, _), given in zip(jobs, found, strict=True) if of is module for record in given]
-        for table in module.tables(records):
-            print(show(table), end="\n\n")
-        part = next(name for name, of in PARTS.items() if module in of)
-        figures[part] += [figure._replace(figure=f"{part}: {figure.figure}") for figure in module.figures(records)]
+    figures: dict[str, list[Figure]] = {}
+    for name in said.only:
+        records = [record for (part, _), given in zip(jobs, found, strict=True) if part == name for record in given]
+        figures[name] = [figure._replace(figure=f"{name}: {figure.figure}") for figure in PARTS[name].figures(records)]
     # What was not run stays as it was measured.
     before = measured(_TARGET)
     others = {name: [row for row in before if row.figure.startswith(f"{name}: ")] for name in PARTS}

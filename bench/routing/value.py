@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bench.figures import Figure
 from bench.pools import TRAINSAMPLE, Pool
 from bench.routing.contenders import CONTENDERS, rows_of
-from bench.routing.parts import Effort, Job, Table
+from bench.routing.parts import Effort, Job
 
 Floats = NDArray[np.float64]
 
@@ -88,16 +88,12 @@ def measure(pool: Pool, splits: int) -> list[Gain]:
     ]
 
 
-def lead(records: Sequence[Gain], pair: str) -> tuple[str, float, float]:
-    """The best of the others' policies, by how much ours is before it, and half of that mean's interval at 95 %.
-
-    The splits share one pool, so that the interval tells of the split's luck and not of the pool's.
-    """
+def lead(records: Sequence[Gain], pair: str) -> tuple[str, float]:
+    """Returns the best of the other projects' policies, and by how much ours is ahead of it."""
     ours = next(one for one in records if one.pair == pair and one.policy == OURS)
     others = [one for one in records if one.pair == pair and one.policy in OTHERS]
     second = max(others, key=lambda one: float(one.mean.mean()))
-    differences = ours.mean - second.mean
-    return second.policy, float(differences.mean()), _half(differences)
+    return second.policy, float((ours.mean - second.mean).mean())
 
 
 def figures(records: Sequence[Gain]) -> list[Figure]:
@@ -106,38 +102,7 @@ def figures(records: Sequence[Gain]) -> list[Figure]:
         what = f"{one.pair}: {one.policy}: gain captured of the oracle's at equal escalation, mean of 5 to 50%"
         found.append(Figure(what, float(one.mean.mean()), "ratio"))
     for pair in dict.fromkeys(one.pair for one in records):
-        second, ahead, _ = lead(records, pair)
+        second, ahead = lead(records, pair)
         what = f"{pair}: {OURS} before the best of the others' policies ({second}), in gain captured"
         found.append(Figure(what, ahead, "ratio", "> 0", ahead > 0))
     return found
-
-
-def tables(records: Sequence[Gain]) -> list[Table]:
-    shown = [round(rate * len(RATES) / 0.5) - 1 for rate in (0.1, 0.2, 0.3, 0.5)]
-    rows = [
-        (
-            one.pair,
-            one.policy,
-            f"{one.edge:.1%}",
-            f"{one.full:.1%}",
-            *(f"{one.gained[:, at].mean():+.2%}" for at in shown),
-            f"{one.mean.mean():.3f}",
-            f"{_half(one.mean):.3f}",
-        )
-        for one in sorted(records, key=lambda one: (one.pair, -one.mean.mean()))
-    ]
-    columns = ("pair", "policy", "edge", "full", *(f"at {RATES[at]:.0%}" for at in shown), "captured", "+-")
-    ahead = [
-        (pair, second, f"{difference:+.3f}", f"{half:.3f}")
-        for pair in dict.fromkeys(one.pair for one in records)
-        for second, difference, half in [lead(records, pair)]
-    ]
-    return [
-        Table("Value: accuracy won at equal escalation, and the share captured of the oracle's gain", columns, rows),
-        Table(f"Value: {OURS} before the best of the others', in share captured", ("pair", "other", "by", "+-"), ahead),
-    ]
-
-
-def _half(values: Floats) -> float:
-    """Half of the mean's interval at 95 %."""
-    return float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")

@@ -29,11 +29,10 @@ class Ask(NamedTuple):
     """One kind of request, as a server wants it.
 
     Attributes:
-        paths: asked in turn.
         answer: the output, from an answer's headers and content.
     """
 
-    paths: list[str]
+    path: str
     body: Body
     answer: Callable[[dict[str, str], bytes], Row]
 
@@ -50,10 +49,10 @@ class Question(NamedTuple):
         return f"{self.kind.name.upper()} {self.form}, {self.in_flight} in flight"
 
 
-def v2(form: str, kind: Kind, models: list[str], seed: int = 0) -> Ask:
+def v2(form: str, kind: Kind, model: str, seed: int = 0) -> Ask:
     """V2 over HTTP, "binary" or "JSON", with the row of a seed."""
     body = {"binary": bodies.v2_binary, "JSON": bodies.v2_json}[form](rows(kind, seed=seed))
-    return Ask([bodies.infer_path(model) for model in models], body, bodies.v2_answer)
+    return Ask(bodies.infer_path(model), body, bodies.v2_answer)
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -70,12 +69,12 @@ def expected(path: Path, kind: Kind) -> Row:
 
 
 def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
-    """Whether a server answers; asked once at the first address.
+    """Whether a server answers; asked once.
 
     Raises:
         WrongAnswerError: it does, and not with what the model says.
     """
-    status, told, content = post(port, ask.paths[0], ask.body.headers | headers, ask.body.content)
+    status, told, content = post(port, ask.path, ask.body.headers | headers, ask.body.content)
     if status != 200:
         if status in (404, 425, 429, 500, 502, 503):  # it still starts
             return False
@@ -97,7 +96,7 @@ def each_its_own(server: Server, path: Path, kind: Kind) -> None:
     def ask(seed: int) -> None:
         for form in ("binary", "JSON"):
             right = alone.run(None, {INPUT: rows(kind, seed=seed)})[0]
-            if not checked(server.port, v2(form, kind, [kind.name], seed), server.headers, right):
+            if not checked(server.port, v2(form, kind, kind.name, seed), server.headers, right):
                 raise WrongAnswerError("refuses what it should answer")
 
     with ThreadPoolExecutor(_AT_ONCE) as asking:
@@ -114,7 +113,7 @@ def measured(
     """
     _must(server, ask, right)
     with tempfile.TemporaryDirectory(prefix="firstline-bench-") as folder:
-        script = bodies.plan(Path(folder), "load", ask.paths, ask.body, server.headers)
+        script = bodies.plan(Path(folder), "load", ask.path, ask.body, server.headers)
         if warm_up_s:
             wrk.load(server, script, in_flight=in_flight, seconds=warm_up_s, on=on)
         found = wrk.load(server, script, in_flight=in_flight, seconds=seconds, on=on)

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import figures as book
-from bench.figures import Figure
+from bench.figures import Figure, at_least, plain
 from bench.serving import machine, ours, peer, tables, wrk
 from bench.serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
 from bench.serving.bodies import Row
-from bench.serving.effort import Effort
-from bench.serving.figuring import at_least, told
 from bench.serving.models import KINDS, Kind, M, S, write_onnx
 from bench.serving.processes import Cores, Server, StartError, cores
-from bench.serving.samples import Sample, median, of_load, ratio
+from bench.serving.samples import Effort, Sample, median, of_load, ratio
 
 TARGET = PART = "peers"
 GATEWAY, RAW = "gateway", "raw ASGI"
@@ -40,7 +38,7 @@ QUESTIONS = (
 _FIRST_WARM_UP_S = 3  # some have much to start when they are asked first
 _AIMS = {"MLServer": 3.0, "pytriton": 2.5}
 _FORMS: Mapping[str, Callable[[Kind], Ask]] = {
-    form: partial(lambda form, kind: v2(form, kind, [kind.name]), form) for form in ("binary", "JSON")
+    form: partial(lambda form, kind: v2(form, kind, kind.name), form) for form in ("binary", "JSON")
 }
 
 
@@ -92,12 +90,12 @@ def measure(effort: Effort, only: Sequence[str]) -> tuple[list[Sample], dict[str
             for contender in known[number % len(known) :] + known[: number % len(known)]:
                 if contender.name in failed:
                     continue
-                effort.tell(f"round {number + 1} of {effort.rounds}: {contender.name}")
+                effort.progress(f"round {number + 1} of {effort.rounds}: {contender.name}")
                 try:
                     samples += _turn(contender, number, effort, right, client_core)
                 except (StartError, WrongAnswerError, subprocess.CalledProcessError) as error:
                     failed[contender.name] = str(error)
-                    effort.tell(f"{contender.name} {error}")
+                    effort.progress(f"{contender.name} {error}")
     return samples, failed
 
 
@@ -127,26 +125,26 @@ def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure
         best = _best(samples, [one.name for one in peer.PEERS if one.family == family])
         times = None if best is None else ratio(samples, (GATEWAY, QUESTIONS[0].name), best)
         what = f"gateway, S binary, 32 in flight: rate / {family}'s best"
-        rows.append(at_least(what, times, _AIMS[family]) if family in _AIMS else told(what, times))
+        rows.append(at_least(what, times, _AIMS[family]) if family in _AIMS else plain(what, times))
     for other in (one.name for one in peer.PEERS):
         if other in failed:
-            rows.append(told(f"{other} could not be measured: {tables.reason(failed[other])}", None))
+            rows.append(plain(f"{other} could not be measured: {tables.reason(failed[other])}", None))
         for question in QUESTIONS:
             if median(samples, other, question.name, "rate_per_s") is not None:
                 times = ratio(samples, (GATEWAY, question.name), (other, question.name))
-                rows.append(told(f"gateway, {question.name}: rate / {other}'s", times))
+                rows.append(plain(f"gateway, {question.name}: rate / {other}'s", times))
     for who in dict.fromkeys(one.who for one in samples):
         for question in QUESTIONS:
             for name, unit, digits in (("rate_per_s", "/s", 1), ("p50_us", "us", 0), ("cpu_us", "us", 0)):
                 value = median(samples, who, question.name, name)
                 what = {"p50_us": ": p50", "cpu_us": ": processor time"}.get(name, "")
                 if value is not None:
-                    rows.append(told(f"{who}, {question.name}{what}", value, unit, digits))
+                    rows.append(plain(f"{who}, {question.name}{what}", value, unit, digits))
         memory = [one.values["memory_mb"] for one in samples if one.who == who and "memory_mb" in one.values]
-        rows.append(told(f"{who}: memory with both models, all its processes", max(memory, default=None), "MB", 0))
-        rows.append(told(f"{who}: from its start to the first answer", median(samples, who, "start", "s"), "s", 1))
+        rows.append(plain(f"{who}: memory with both models, all its processes", max(memory, default=None), "MB", 0))
+        rows.append(plain(f"{who}: from its start to the first answer", median(samples, who, "start", "s"), "s", 1))
     bad = {one.who for one in samples if one.values.get("bad")}
-    rows.append(told("servers of which an answer was no 200", float(len(bad))))
+    rows.append(plain("servers of which an answer was no 200", float(len(bad))))
     return rows
 
 

@@ -68,8 +68,8 @@ def infer_path(model: str) -> str:
     return f"/v2/models/{model}/infer"
 
 
-def plan(folder: Path, name: str, paths: list[str], body: Body, headers: dict[str, str]) -> Path:
-    """A script for wrk that asks the addresses in turn, and tells what came of it as a line of JSON."""
+def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str]) -> Path:
+    """A script for wrk that posts the body to the path, and prints the outcome as a line of JSON."""
     content = folder / f"{name}.body"
     content.write_bytes(body.content)
     lines = [
@@ -78,26 +78,12 @@ def plan(folder: Path, name: str, paths: list[str], body: Body, headers: dict[st
         'wrk.body = file:read("*a")',
         "file:close()",
         *(f'wrk.headers["{key}"] = "{value}"' for key, value in (body.headers | headers).items()),
-        *_requests(paths),
+        f'wrk.path = "{path}"',
         _DONE,
     ]
     script = folder / f"{name}.lua"
     script.write_text("\n".join(lines))
     return script
-
-
-def _requests(paths: list[str]) -> list[str]:
-    # Made once, by what wrk calls when it knows the host; it calls `request` each time.
-    listed = ", ".join(f'"{path}"' for path in paths)
-    made = [
-        "local made, at = {}, 0",
-        "function init(args)",
-        f"  for _, path in ipairs({{{listed}}}) do made[#made + 1] = wrk.format(nil, path) end",
-        "end",
-    ]
-    if len(paths) == 1:
-        return [f'wrk.path = "{paths[0]}"']
-    return [*made, "function request() at = at % #made + 1; return made[at] end"]
 
 
 _DONE = """function done(summary, latency, requests)

@@ -55,13 +55,11 @@ def gateway(folder: Path, headers: dict[str, str], ask: Ask, right: Row, on: Cor
 
 
 @contextlib.contextmanager
-def raw_asgi(
-    folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, threads: int = 0, copies: int = 1
-) -> Iterator[Server]:
-    """The least that can be done on the same server (`load/raw_asgi.py`), unbatched; with `copies` of the model."""
+def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, threads: int = 0) -> Iterator[Server]:
+    """Runs the least that can be done on the same server (`load/raw_asgi.py`), without batches."""
     port = free_port()
     command = [sys.executable, "-m", "bench.load.raw_asgi", str(model), "--port", str(port)]
-    command += ["--threads", str(threads), "--copies", str(copies)]
+    command += ["--threads", str(threads)]
     with started(
         command,
         port=port,
@@ -75,4 +73,4 @@ def raw_asgi(
 
 def asked(question: Question) -> Ask:
     """Returns the V2 request that a question sends to the model named after its kind."""
-    return v2(question.form, question.kind, [question.kind.name])
+    return v2(question.form, question.kind, question.kind.name)

@@ -52,7 +52,7 @@ class Peer(NamedTuple):
 
 
 def _v2(form: str) -> Callable[[Kind], Ask]:
-    return lambda kind: v2(form, kind, [kind.name])
+    return lambda kind: v2(form, kind, kind.name)
 
 
 def _json(name: str, *, whole: bool, answer: Callable[[bytes, Kind], Row]) -> Callable[[Kind], Ask]:
@@ -62,7 +62,7 @@ def _json(name: str, *, whole: bool, answer: Callable[[bytes, Kind], Row]) -> Ca
         given = rows(kind)
         content = json.dumps({name: numbers(given if whole else given[0])}, separators=(",", ":")).encode()
         body = Body({"Content-Type": "application/json"}, content)
-        return Ask([f"/{kind.name}"], body, lambda _, told: answer(told, kind))
+        return Ask(f"/{kind.name}", body, lambda _, told: answer(told, kind))
 
     return ask
 
@@ -74,7 +74,7 @@ def _row_of(key: str) -> Callable[[bytes, Kind], Row]:
 def _bytes(kind: Kind) -> Ask:
     """Raw FP32 both ways."""
     body = Body({"Content-Type": "application/octet-stream"}, rows(kind).tobytes())
-    return Ask([f"/{kind.name}"], body, lambda _, told: np.frombuffer(told, np.float32).reshape(1, kind.classes))
+    return Ask(f"/{kind.name}", body, lambda _, told: np.frombuffer(told, np.float32).reshape(1, kind.classes))
 
 
 _BENTO = _json("x", whole=True, answer=lambda told, kind: np.array(json.loads(told), np.float32).reshape(1, -1))

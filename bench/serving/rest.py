@@ -1,4 +1,4 @@
-"""The gateway over REST beside raw ASGI on the same server, and both beside `session.run` without any server.
+"""Compares the gateway over REST with raw ASGI on the same server.
 
 In each round every contender is started anew, asked one after the other, in an order that changes from round to round:
 what a machine does meanwhile meets all of them, and so does what one start of a process has of luck.
@@ -12,17 +12,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.figures import Figure
-from bench.serving import alone, ours
+from bench.figures import Figure, at_least, at_most, plain
+from bench.serving import ours
 from bench.serving.asking import Ask, Question, each_its_own, expected, measured
-from bench.serving.effort import Effort
-from bench.serving.figuring import at_least, at_most, told
 from bench.serving.models import KINDS, M, S, write_onnx
 from bench.serving.processes import Cores, Server, cores
-from bench.serving.samples import Sample, median, of_load, ratio
+from bench.serving.samples import Effort, Sample, median, of_load, ratio
 
 PART = "rest"
-GATEWAY, RAW, SESSION = "gateway", "raw ASGI", "session.run"
+GATEWAY, RAW = "gateway", "raw ASGI"
 TWO = ", two cores"
 
 S_BINARY, S_JSON = Question(S, "binary", 32), Question(S, "JSON", 32)
@@ -85,7 +83,7 @@ def measure(effort: Effort) -> list[Sample]:
         ]
         for number in range(effort.rounds):
             for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
-                effort.tell(f"round {number + 1} of {effort.rounds}: {turn.who}{turn.suffix}")
+                effort.progress(f"round {number + 1} of {effort.rounds}: {turn.who}{turn.suffix}")
                 with turn.start(ours.asked(turn.questions[0])) as server:
                     kind = turn.questions[0].kind
                     each_its_own(server, files[kind.name], kind)
@@ -101,22 +99,7 @@ def measure(effort: Effort) -> list[Sample]:
                         )
                         samples.append(of_load(PART, number, turn.who, question.name + turn.suffix, load))
                     samples.append(Sample(PART, number, turn.who, "start" + turn.suffix, {"s": server.start_s}))
-            for kind, batch, threads, on in (
-                (S, 1, 1, server_core),
-                (S, 64, 1, server_core),
-                (M, 1, 1, server_core),
-                (M, 1, len(both), both),
-            ):
-                what = _alone(kind.name.upper(), batch, TWO if on == both else "")
-                found = alone.measured(
-                    files[kind.name], kind, batch=batch, threads=threads, seconds=effort.seconds / 2, on=on
-                )
-                samples.append(Sample(PART, number, SESSION, what, found))
     return samples
-
-
-def _alone(kind: str, batch: int, suffix: str) -> str:
-    return f"{kind}, batch {batch}{suffix}"
 
 
 def figures(samples: Sequence[Sample]) -> list[Figure]:
@@ -124,9 +107,6 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
 
     def beside(question: Question, suffix: str = "") -> float | None:
         return ratio(samples, (GATEWAY, question.name + suffix), (RAW, question.name + suffix))
-
-    def to_session(what: str, question: Question, suffix: str = "") -> float | None:
-        return ratio(samples, (GATEWAY, question.name + suffix), (SESSION, what))
 
     one = S_ONE.name
     rows = [
@@ -139,27 +119,15 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
             ratio(samples, (GATEWAY, one), (RAW, one), "p50_us"),
             1.9,
         ),
-        told(
+        plain(
             "REST binary, S, 32 in flight: processor time / raw ASGI's",
             ratio(samples, (GATEWAY, S_BINARY.name), (RAW, S_BINARY.name), "cpu_us"),
         ),
-        told(
+        plain(
             "REST JSON, S, 32 in flight: processor time / raw ASGI's",
             ratio(samples, (GATEWAY, S_JSON.name), (RAW, S_JSON.name), "cpu_us"),
         ),
-        told(
-            "REST binary, S, 32 in flight: rate / session.run's at batch 1",
-            to_session(_alone("S", 1, ""), S_BINARY),
-        ),
-        told(
-            "REST binary, S, 32 in flight: rate / session.run's at batch 64",
-            to_session(_alone("S", 64, ""), S_BINARY),
-        ),
-        told(
-            "REST binary, M, 8 in flight: rate / session.run's on two threads",
-            to_session(_alone("M", 1, TWO), M_BINARY, TWO),
-        ),
-        told(
+        plain(
             "REST JSON, M, 8 in flight, two cores: rate / the binary form's on raw ASGI",
             ratio(samples, (GATEWAY, M_JSON.name + TWO), (RAW, M_BINARY.name + TWO)),
         ),
@@ -168,23 +136,21 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
         for question in SMALL:
             what = question.name
             rows += [
-                told(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 0),
-                told(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 1),
-                told(f"{who}, {what}: p50", median(samples, who, what, "p50_us"), "us", 0),
-                told(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
+                plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 0),
+                plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 1),
+                plain(f"{who}, {what}: p50", median(samples, who, what, "p50_us"), "us", 0),
+                plain(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
             ]
         for question in MEDIUM:
             what = question.name + TWO
             rows += [
-                told(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 1),
-                told(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 0),
-                told(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
+                plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 1),
+                plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 0),
+                plain(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
             ]
-    for what in (_alone("S", 1, ""), _alone("S", 64, ""), _alone("M", 1, ""), _alone("M", 1, TWO)):
-        rows.append(told(f"session.run, {what}", median(samples, SESSION, what, "rate_per_s"), "rows/s", 0))
     bad = [one.values["bad"] for one in samples if "bad" in one.values]
     lost = sum(bad) if bad else None
     rows.append(Figure("answers that were no 200", lost, "", "0", None if lost is None else lost == 0))
     client = [one.values["client_share"] for one in samples if one.what in {q.name for q in SMALL}]
-    rows.append(told("of its core, the client used at most", max(client, default=None)))
+    rows.append(plain("of its core, the client used at most", max(client, default=None)))
     return rows

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from bench import figures as book
 from bench.figures import Figure
 from bench.serving import machine, rest, tables, wrk
-from bench.serving.effort import QUICK, Effort
-from bench.serving.samples import Sample
+from bench.serving.samples import QUICK, Effort, Sample
 
 TARGET = "serving"
 PARTS = ("rest", "device")
@@ -37,9 +36,9 @@ def _in_rounds(part: Any) -> Callable[[Effort], Found]:
 def _device(effort: Effort) -> Found:
     from bench import agent
 
-    effort.tell("the agent in process")
+    effort.progress("the agent in process")
     requests, repeats = (200, 1) if effort.quick else (2000, effort.rounds)
-    return Found(asyncio.run(agent.measured(requests, repeats)), [])
+    return Found(asyncio.run(agent.measured_figures(requests, repeats)), [])
 
 
 _RUNS: dict[str, Callable[[Effort], Found]] = {
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     effort = QUICK if said.quick else Effort(said.rounds, said.seconds)
     described = machine.described()
     found = {part: _RUNS[part](effort) for part in said.only}
-    effort.tell("done")
+    effort.progress("done")
     for part, one in found.items():
         found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
     keep(said.target, found, described, effort)

@@ -1,12 +1,43 @@
-"""What was measured, one line for each measurement of each round: figures are made of these and of nothing else."""
+"""How much is measured, and the samples that figures are made of: one for each measurement of each round."""
 
 from __future__ import annotations
 
 import statistics
+import sys
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bench.serving.wrk import Load
+
+
+@dataclass(frozen=True)
+class Effort:
+    """The defaults are what the committed figures were made with.
+
+    Attributes:
+        rounds: in which everything is measured once; figures are ratios of medians over them.
+        seconds: of each load.
+        quick: everything once and briefly, to see that it works; its figures mean nothing.
+    """
+
+    rounds: int = 5
+    seconds: int = 3
+    quick: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def warm_up_s(self) -> int:
+        """Before each load."""
+        return 0 if self.quick else 1
+
+    def progress(self, what: str) -> None:
+        """Prints to stderr what is measured now, with the time so far."""
+        print(f"[{time.monotonic() - self.began_s:5.0f} s] {what}", file=sys.stderr, flush=True)
+
+
+QUICK = Effort(rounds=1, seconds=1, quick=True)
 
 
 class Sample(NamedTuple):

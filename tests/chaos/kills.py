@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from support.proxy import FINE, drawn
 
-from bench.support.proxy import FINE, drawn
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
 from firstline.demo import assets
 from firstline.workbench.dataset import open_dataset

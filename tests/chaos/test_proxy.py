@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-
-from bench.support.proxy import FINE, ChaosProxy, Network, drawn
+from support.proxy import FINE, ChaosProxy, Network, drawn
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from support.broker import Broker, find_mosquitto
+from support.proxy import ChaosProxy
 
-from bench.support.proxy import ChaosProxy
 from chaos.nursery import Nursery, Process, nursery
 
 DEVICE = "device-1"

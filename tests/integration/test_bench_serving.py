@@ -13,8 +13,8 @@ import pytest
 
 from bench import figures
 from bench.serving import beside, rest, run, wrk
-from bench.serving.effort import QUICK
 from bench.serving.processes import StartError, cores, free_port, marked, started
+from bench.serving.samples import QUICK
 
 pytestmark = pytest.mark.skipif(not wrk.available(), reason="needs wrk: `make wrk`")
 

@@ -20,8 +20,8 @@ from support.databases import PostgreSql
 from support.deliveries import answered, counted, delivery, picture, post, promise, read, same
 from support.gateway import DIGITS, serving
 from support.mqtt_device import device_at
+from support.proxy import FINE, ChaosProxy, Network
 
-from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.types import InferRequest, Status
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway, open_gateway

@@ -24,9 +24,9 @@ from support.databases import sqlite_store
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 from support.profiles import profile
+from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
-from bench.support.bundles import variant_bundle
 from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import BODY_BYTES, ProfileAsked, ProfileRequest, own_profile_path, profile_path

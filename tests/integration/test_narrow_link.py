@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 from support.gateway import DIGITS, serving
+from support.proxy import ChaosProxy, Network
 
-from bench.support.proxy import ChaosProxy, Network
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Tensor

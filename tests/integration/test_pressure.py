@@ -14,8 +14,8 @@ from support.agent import until
 from support.control_groups import MIB, ControlGroup, Hog, UnlimitedError, limited
 from support.hot_board import hot_board
 from support.pressure import Client, agent_process, refusals, switches
+from support.sample_bundles import HEAVY, variant_bundle
 
-from bench.support.bundles import HEAVY, variant_bundle
 from firstline_core.bundle.store import Bundle
 
 LIMIT_MIB = 704

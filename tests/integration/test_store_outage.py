@@ -19,8 +19,8 @@ from support.disk import SmallDisk, small_disk
 from support.faulty_disk import quick_folder, run_on
 from support.gateway import DIGITS, serving
 from support.identities import csr
+from support.proxy import FINE, ChaosProxy, Network
 
-from bench.support.proxy import FINE, ChaosProxy, Network
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load

@@ -12,9 +12,9 @@ import httpx
 from support.agent import edge_settings, serving_agent
 from support.databases import sqlite_store
 from support.gateway import serving
+from support.sample_models import linear_model
 
 from bench.support.bundles import model, write_manifest
-from bench.support.onnx_models import linear_model
 from firstline_core.processing.steps import InputSpec
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load

@@ -1,4 +1,4 @@
-"""The hour's figures, what the guard of heat is worth in warmer rooms, and others with one constant changed."""
+"""The hour's figures, and what the heat guard is worth in warmer rooms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def measure(stated: Stated | None = None) -> tuple[list[Figure], Measured | None
         Figure("heat model: error on another board's curve", round(fit.other_rmse_c, 2), "C"),
         *figures(fit.heat, stated, found),
         *guard(fit.heat, stated, found),
-        *sensitivity(fit.heat, stated, found),
     ], measured(said, found)
 
 
@@ -81,29 +80,6 @@ def guard(heat: Heat, stated: Stated, of: Sequence[Variant]) -> Iterator[Figure]
             yield Figure(f"{label}: hottest", round(told.hottest_c, 1), "C")
             aim = ("0", throttled_s == 0) if guarded else (None, None)
             yield Figure(f"{label}: throttled", throttled_s, "s", *aim)
-
-
-def sensitivity(heat: Heat, stated: Stated, of: Sequence[Variant]) -> Iterator[Figure]:
-    """The same with one constant changed, for a third of the hour: told, and aimed at nothing."""
-    changes: dict[str, dict[str, float]] = {
-        "rows 20 % slower": {"row_ms": 1.2 * stated.row_ms},
-        "rows 20 % quicker": {"row_ms": 0.8 * stated.row_ms},
-        "bursts of half as many again": {"burst_per_s": 1.5 * stated.burst_per_s},
-        "half the link": {"link_per_s": stated.link_per_s / 2},
-        "twice the link's time": {"link_ms": 2 * stated.link_ms},
-        "the core's power halved": {"core_w": stated.core_w / 2},
-        "other arrivals": {"seed": stated.seed + 100},
-    }
-    for name, changed in changes.items():
-        other = replace(stated, hours=_SHORT_H, **changed)  # type: ignore[arg-type]
-        scale = other.row_ms / stated.row_ms
-        told = hour(other, heat, [replace(each, row_ms=scale * each.row_ms) for each in of])
-        controlled, fixed = told.pop(""), told
-        saved = 1 - controlled.energy_j(other) / fixed[of[0].name].energy_j(other)
-        yield Figure(f"{name}: deadlines met", _share(controlled.met, controlled.rows), "share")
-        yield Figure(f"{name}: best fixed variant", max(_share(t.met, t.rows) for t in fixed.values()), "share")
-        yield Figure(f"{name}: energy saved", round(saved, 4), "share")
-        yield Figure(f"{name}: throttled", round(controlled.throttled_s), "s")
 
 
 def _share(part: int, whole: int) -> float:

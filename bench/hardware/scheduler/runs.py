@@ -16,7 +16,7 @@ import numpy as np
 import uvloop
 
 from bench.figures import Figure
-from bench.hardware.scheduler import shared, table
+from bench.hardware.scheduler import table
 from bench.hardware.scheduler.load import answered_per_s, batched, play
 from bench.hardware.scheduler.site import Gateway, Site, engine, site
 from bench.hardware.scheduler.turns import in_turns
@@ -63,14 +63,13 @@ class Told:
     capacity_per_s: dict[str, float]
     full_per_s: dict[str, float]
     runs: list[Run]
-    shared: list[shared.Shared]
 
 
 def measure() -> tuple[list[Figure], dict[str, object]]:
     """Its figures, and what they were made of. Keeps this process to one core meanwhile."""
     with tempfile.TemporaryDirectory() as folder, site(Path(folder)) as found:
         told = uvloop.run(_measure(found))
-    return table.figures(told.runs, told.full_per_s, told.shared), msgspec.to_builtins(told)
+    return table.figures(told.runs, told.full_per_s), msgspec.to_builtins(told)
 
 
 async def _measure(found: Site) -> Told:
@@ -93,7 +92,6 @@ async def _measure(found: Site) -> Told:
         capacity_per_s=few,
         full_per_s={name: round(statistics.median(each), 1) for name, each in full.items()},
         runs=[_median([run for run in runs if run.policy == name]) for name in policies],
-        shared=await shared.measure(found, steady, few["far"]),
     )
 
 

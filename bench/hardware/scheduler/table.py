@@ -9,22 +9,20 @@ from bench.figures import Figure
 
 if TYPE_CHECKING:
     from bench.hardware.scheduler.runs import Run
-    from bench.hardware.scheduler.shared import Shared
 
 _STOPPED = ", one stopped"
 
 
-def figures(runs: Sequence[Run], full_per_s: Mapping[str, float], shared: Sequence[Shared]) -> list[Figure]:
+def figures(runs: Sequence[Run], full_per_s: Mapping[str, float]) -> list[Figure]:
     """All of them.
 
     Args:
         runs: each policy's, with and without one stopped.
         full_per_s: what is answered where clients never pause: by each executor alone, by both, and by both apart.
-        shared: with the other gateway quiet, and at its work.
     """
     steady = {run.policy: run for run in runs if not run.policy.endswith(_STOPPED)}
     stopped = {run.policy.removesuffix(_STOPPED): run for run in runs if run.policy.endswith(_STOPPED)}
-    return [*_steady(steady), *_stopped(stopped), *_full(full_per_s), *_shared(shared)]
+    return [*_steady(steady), *_stopped(stopped), *_full(full_per_s)]
 
 
 def _steady(runs: Mapping[str, Run]) -> list[Figure]:
@@ -55,17 +53,3 @@ def _full(full_per_s: Mapping[str, float]) -> list[Figure]:
     found.append(Figure("full, both to the sum of each alone", share, "%", "at least 90", share >= 90))
     found.append(Figure("full, both at once, each with its own clients", apart, "requests/s"))
     return [*found, Figure("full, both to both with their own clients", round(100 * both / apart, 1), "%")]
-
-
-def _shared(runs: Sequence[Shared]) -> list[Figure]:
-    found = []
-    for run in runs:
-        name = "shared, the other gateway at its work" if run.others_per_s else "shared, the other gateway quiet"
-        found.append(Figure(f"{name}: p99", run.p99_ms, "ms"))
-        aim = ("none", run.lost == 0)
-        found.append(Figure(f"{name}: lost", run.lost, "requests", *aim))
-        found.append(Figure(f"{name}: share of batches that go there", round(100 * run.far_share, 1), "%"))
-        if run.took_to_expected is not None:
-            found.append(Figure(f"{name}: took to expected there, median", run.took_to_expected[0], ""))
-            found.append(Figure(f"{name}: took to expected there, 90th percentile", run.took_to_expected[1], ""))
-    return found

@@ -124,16 +124,15 @@ def test_a_quick_run_writes_nothing(results: Path, monkeypatch: pytest.MonkeyPat
 
 class Took(Struct):
     s: float
-    with_student: bool = False
 
 
-def models(value: float, *, student: bool = False) -> Part:
+def models(value: float) -> Part:
     """Two models, each of which takes so long."""
 
     def measure(model: str, asked: Asked) -> Took:
         if value < 0:
             raise NotRunError("it is too short.")
-        return Took(value, student)
+        return Took(value)
 
     return by_model(
         "part",
@@ -141,7 +140,6 @@ def models(value: float, *, student: bool = False) -> Part:
         Took,
         measure=measure,
         figures=lambda records: [Figure(name, record.s, "s") for name, record in records.items()],
-        lost=lambda before, found: "no student." if before.with_student and not found.with_student else "",
     )
 
 
@@ -167,15 +165,3 @@ def test_a_model_that_fails_leaves_the_others(results: Path, monkeypatch: pytest
     monkeypatch.setattr(run, "PARTS", {"part": models(-1)})
     assert run.main([]) == run.NOT_RUN
     assert rows(results) == {"part: a": 1, "part: b": 1}
-
-
-def test_a_record_that_has_more_is_not_overwritten(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(run, "PARTS", {"part": models(1, student=True)})
-    run.main(["--models", "a"])
-    monkeypatch.setattr(run, "PARTS", {"part": models(2)})
-    capsys.readouterr()
-    assert run.main([]) == run.NOT_RUN
-    assert rows(results) == {"part: a": 1, "part: b": 2}
-    assert "a stays as it was measured before: no student." in capsys.readouterr().out

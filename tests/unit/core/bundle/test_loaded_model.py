@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support.images import encode, images
+from support.sample_bundles import NUMBERS, colour_bundle, number_bundle, solid
 
-from bench.support.bundles import (
-    NUMBERS,
-    colour_bundle,
-    model,
-    number_bundle,
-    solid,
-    write_manifest,
-)
+from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loading import load_edge
 from firstline_core.errors import InferenceError, InvalidTensorError

@@ -5,17 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.sample_bundles import COLOURS, NUMBERS, colour_bundle, number_bundle
+from support.sample_models import average_colours
 
-from bench.support.bundles import (
-    COLOURS,
-    NUMBERS,
-    artefact,
-    colour_bundle,
-    model,
-    number_bundle,
-    write_manifest,
-)
-from bench.support.onnx_models import average_colours, linear, write_graph
+from bench.support.bundles import artefact, model, write_manifest
+from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.images import encode, images
+from support.sample_bundles import IMAGES
 
-from bench.support.bundles import IMAGES
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError
 from firstline_core.processing.compile import compile_postprocess, compile_preprocess, softmax
 from firstline_core.processing.images import PIXELS_LIMIT

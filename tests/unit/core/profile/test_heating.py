@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.snapshot import Snapshot

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled

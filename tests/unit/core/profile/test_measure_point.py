@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.profile import measure_point, scenarios
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import HALF_LOAD, Key

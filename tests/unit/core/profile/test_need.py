@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 from support.profiles import point
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure_point import has_room

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from support.sample_models import linear_model
 
-from bench.support.onnx_models import linear_model
 from firstline_core.protocol.protobuf import fields
 
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.profiles import point
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device

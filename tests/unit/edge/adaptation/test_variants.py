@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.agent import edge_settings, until
 from support.logs import captured_lines
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, encode_manifest
 from firstline_core.errors import SheddingError
 from firstline_core.hardware.readings import Measured

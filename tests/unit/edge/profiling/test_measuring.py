@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sample_bundles import variant_bundle
 
-from bench.support.bundles import variant_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
-from bench.support.bundles import variant_bundle
 from firstline.cli.app import app
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset

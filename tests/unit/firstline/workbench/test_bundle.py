@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from support.images import encode
+from support.sample_models import first_column_graph, linear_model, reversing_graph, two_inputs
 
-from bench.support.onnx_models import first_column_graph, linear_model, reversing_graph, two_inputs
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sample_models import linear_model
 
-from bench.support.onnx_models import linear_model
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate

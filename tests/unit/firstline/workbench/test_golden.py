@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.sample_models import linear_model
 
-from bench.support.onnx_models import linear_model
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.golden import read_inputs
 from firstline.workbench.spec import BundleSpec, ModelSpec

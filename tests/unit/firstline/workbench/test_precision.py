@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.sample_models import linear_model
 
-from bench.support.onnx_models import linear_model, write_graph
+from bench.support.onnx_models import write_graph
 from firstline.workbench.precision import precision_of, weights_of
 
 _DIGITS = Path(__file__).parents[4] / "models/digits/artefacts"

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from support.images import encode
+from support.sample_bundles import COLOURS, colour_bundle, number_bundle, solid
 
-from bench.support.bundles import COLOURS, colour_bundle, number_bundle, solid
 from firstline.workbench.compress.compression import promise_of
 from firstline.workbench.compress.evaluation import preprocessed_rows, proved
 from firstline.workbench.dataset import Dataset, Sample

@@ -1,0 +1,79 @@
+"""ONNX models that tests use, made when a test needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from bench.support.onnx_models import write_graph
+
+
+def average_colours(path: Path, *, dtype: int = TensorProto.FLOAT, size: int | str = "side") -> Path:
+    """[n, 3, size, size] to each channel's mean [n, 3]: a classifier of the dominant colour."""
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels"], ["logits"], axes=[2, 3], keepdims=0),
+    ]
+    return write_graph(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("image", dtype, ["n", 3, size, size])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])],
+        [],
+    )
+
+
+def linear_model(
+    file: Path, *, pixels: int, classes: int, softmax: bool = False, outputs: int = 1, seed: int = 0
+) -> Path:
+    """`image` FP32 [n, pixels] times made-up weights: `scores` FP32 [n, classes], `outputs` times over."""
+    weights = np.random.default_rng(seed).standard_normal((pixels, classes)).astype(np.float32)
+    names = ["scores", *(f"scores_{n}" for n in range(1, outputs))]
+    nodes = [helper.make_node("MatMul", ["image", "weights"], ["product"])]
+    nodes += [helper.make_node("Softmax" if softmax else "Identity", ["product"], [name]) for name in names]
+    return write_graph(
+        file,
+        nodes,
+        [_floats("image", pixels)],
+        [_floats(name, classes) for name in names],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+
+
+def two_inputs(file: Path) -> Path:
+    """`a` and `b` FP32 [n, 2] to their sum."""
+    return write_graph(
+        file,
+        [helper.make_node("Add", ["a", "b"], ["sum"])],
+        [_floats("a", 2), _floats("b", 2)],
+        [_floats("sum", 2)],
+        [],
+    )
+
+
+def reversing_graph(file: Path, classes: int) -> Path:
+    """A processing graph that turns the classes round."""
+    return _product_graph(file, "given", np.eye(classes, dtype=np.float32)[::-1].copy(), "turned")
+
+
+def first_column_graph(file: Path, classes: int) -> Path:
+    """A score graph: the first class's probability."""
+    return _product_graph(file, "probabilities", np.eye(classes, 1, dtype=np.float32), "score")
+
+
+def _product_graph(file: Path, given: str, weights: NDArray[np.float32], made: str) -> Path:
+    return write_graph(
+        file,
+        [helper.make_node("MatMul", [given, "weights"], [made])],
+        [_floats(given, weights.shape[0])],
+        [_floats(made, weights.shape[1])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+
+
+def _floats(name: str, width: int) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
