@@ -1,16 +1,10 @@
-"""Fleets that models are brought to, by the thousand drawn, simulated or real.
+"""Fleets to which rollouts bring models.
 
-population      devices that differ, and what a model does to their answers
+population      devices that differ, and the effect of a model on their answers
 judged          stages judged in memory, by the thousand
-
-driven          the rollouts' engine over a store, at the pace of a simulated clock
-agents          devices that update by the agent's own code, with the clock and the line simulated
-world           so many of them
-shelf           the registry that they fetch from
-
-real            agents, a gateway and a broker as processes, and whole rollouts
-processes       of those
-bundles         of models that are good, or bad in one way each
-
-run             everything, as `make -C bench fleet` does it
+driven          the rollouts' engine over a store, on a simulated clock
+agents          devices that update with the agent's own code on a simulated clock and link
+world           many of these agents, and the bundles that they run
+shelf           the registry from which they fetch
+run             every part, as `make -C bench fleet` runs it
 """

@@ -32,7 +32,7 @@ WORDS = (
         "é",
         "😀",
     ),
-    *("../x", "/etc/passwd", "auto", "edge", "cloud", "local_only", "first", "ok", "image", "probabilities", "edge"),
+    *("../x", "/etc/passwd", "auto", "edge", "cloud", "local_only", "first", "ok", "image", "probabilities"),
     "01890a5d-ac96-774b-bcce-b302099a8057",
 )
 

@@ -14,10 +14,6 @@ from bench.pools import DATA, Pair
 _Record = TypeVar("_Record")
 
 
-class NotRunError(Exception):
-    """A model could not be measured; says why."""
-
-
 class Asked(NamedTuple):
     """What was asked for.
 
@@ -102,12 +98,7 @@ def by_model(
                 missing.append(f"{name}: {model} was not run: there is no {folder}.")
                 continue
             print(f"{name}: {model}", file=sys.stderr, flush=True)
-            try:
-                found[model] = measure(model, asked)
-            except NotRunError as error:
-                missing.append(f"{name}: {model} was not run: {error}")
-                continue
-            stands[model] = found[model]
+            stands[model] = found[model] = measure(model, asked)
         if not found:
             return Outcome(missing=tuple(missing))
         stands = {model: stands[model] for model in models if model in stands}

@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 
 from bench.figures import Figure
-from bench.hardware.cut_model import CutAt, CutModel
-from bench.hardware.far_side import FarSide, far_side
+from bench.hardware.far_side import CutAt, CutModel, FarSide, far_side
 from bench.hardware.parts import Asked
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline.workbench.dataset import open_dataset

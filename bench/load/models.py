@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import TensorProto, helper, numpy_helper
 
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from bench.serving.asking import session
+from bench.support.bundles import model, write_manifest
+from bench.support.onnx_models import linear, write_graph
 from firstline_core.processing.steps import InputSpec, Softmax
-from firstline_core.storage.artefact import Artefact
 
 FEATURES = 16
 _CLASSES, _TOKENS, _WIDTH = 4, 64, 384
@@ -22,8 +21,8 @@ _TRIAL_LAYERS, _TRIALS = 8, 15
 
 def quick_bundle(folder: Path) -> None:
     """One small product: microseconds."""
-    nodes = [helper.make_node("MatMul", ["x", "last"], ["logits"])]
-    _write_bundle(folder, nodes, {"last": _weights(FEATURES, _CLASSES)})
+    linear(folder / "full.onnx", _weights(FEATURES, _CLASSES))
+    _write_bundle(folder)
 
 
 def slow_bundle(folder: Path, row_ms: float) -> float:
@@ -55,41 +54,24 @@ def _layers(folder: Path, count: int) -> Path:
         nodes.append(helper.make_node("Relu", [f"product_{n}"], [f"layer_{n + 1}"]))
     nodes.append(helper.make_node("ReduceMean", [f"layer_{count}"], ["mean"], axes=[1], keepdims=0))
     nodes.append(helper.make_node("MatMul", ["mean", "last"], ["logits"]))
-    return _write_bundle(folder, nodes, weights)
+    write_graph(
+        folder / "full.onnx",
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", _CLASSES])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return _write_bundle(folder)
 
 
 def _weights(rows: int, columns: int, seed: int = 0) -> Any:
     return (np.random.default_rng(seed).standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32)
 
 
-def _write_bundle(folder: Path, nodes: list[Any], weights: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_bundle(folder: Path) -> Path:
     path = folder / "full.onnx"
-    graph = helper.make_graph(
-        nodes,
-        folder.name,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", _CLASSES])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    content = path.read_bytes()
-    full = Model(
-        id="full",
-        artefact=Artefact("full.onnx", hashlib.sha256(content).hexdigest(), len(content)),
-        runtime="onnx",
-        precision="fp32",
-        postprocess=(Softmax(),),
-    )
-    manifest = Manifest(
-        name=folder.name,
-        version=1,
-        labels=tuple("abcd"),
-        input=InputSpec("x", "FP32", (-1, FEATURES)),
-        edge=(),
-        full=full,
-    )
-    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+    full = model(path, folder, postprocess=(Softmax(),))
+    write_manifest(folder, [], "abcd", name=folder.name, full=full, input=InputSpec("x", "FP32", (-1, FEATURES)))
     return path
 
 
@@ -106,28 +88,22 @@ class Alone(NamedTuple):
 
 def rows_alone(folder: Path, seconds: float) -> Alone:
     """What a bundle's model alone gives."""
-    session, row = _session(folder / "full.onnx"), np.zeros((1, FEATURES), np.float32)
+    alone, row = session(folder / "full.onnx"), np.zeros((1, FEATURES), np.float32)
     times_s: list[float] = []
     while sum(times_s) < seconds:
         started_s = time.perf_counter()
-        session.run(None, {"x": row})
+        alone.run(None, {"x": row})
         times_s.append(time.perf_counter() - started_s)
     middle_s, slow_s = np.quantile(times_s, [0.5, 0.995])
     return Alone(len(times_s) / sum(times_s), float(slow_s / middle_s))
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def _timed_ms(path: Path) -> float:
-    session = _session(path)
+    alone = session(path)
     row = np.zeros((1, FEATURES), np.float32)
     times = []
     for _ in range(_TRIALS):
         started_s = time.perf_counter()
-        session.run(None, {"x": row})
+        alone.run(None, {"x": row})
         times.append(time.perf_counter() - started_s)
     return min(times) * 1000  # what other work on this machine did not lengthen

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.load.generator import Record, Stream
+from bench.serving.processes import prefer
 
 _START_S, _STOP_S = 60, 20
 
@@ -22,16 +23,6 @@ def cores() -> tuple[set[int], set[int]]:
     """For the gateway, and for the generator; the same where the machine has one."""
     found = sorted(os.sched_getaffinity(0))
     return {found[0]}, {found[-1]}
-
-
-def prefer(process: subprocess.Popen[str]) -> None:
-    """Puts a process of a session of its own before this machine's other work, where that is allowed.
-
-    Linux weighs sessions against each other first (autogroup), and niceness only within one.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, -15)
-        Path(f"/proc/{process.pid}/autogroup").write_text("-20")
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ def gateway(config: Path, core: set[int]) -> Iterator[Running]:
     command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", "0", "-o", "json"]
     with (config.parent / "gateway.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
-    prefer(process)
+    prefer(process.pid)
     os.sched_setaffinity(process.pid, core)  # before it counts its cores
     watchdog = threading.Timer(_START_S, process.kill)
     watchdog.start()
@@ -88,7 +79,6 @@ class Measured:
         start_s: what their times count from, on this machine's monotonic clock.
         generator_share: of its core that the generator used; near 1 it was what limited.
         gateway_share: of its core that the gateway used.
-        gateway_cpu_s: processor time that it used.
         gateway_cpu_s: processor time of the gateway.
         rss_mb: the most resident memory that was seen.
     """
@@ -118,7 +108,7 @@ def put_under(running: Running, streams: Sequence[Stream], core: set[int], seed:
         env=environ,
         start_new_session=True,
     )
-    prefer(generator)
+    prefer(generator.pid)
     os.sched_setaffinity(generator.pid, core)
     started_s, cpu_s = time.monotonic(), running.cpu_s()
     most_mb = running.rss_mb()

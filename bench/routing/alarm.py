@@ -18,9 +18,8 @@ import numpy as np
 from bench.figures import Figure
 from bench.pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
 from bench.routing.audits import Floats, Tests, check_against_update, constant, delays
-from bench.routing.margins import at_most
 from bench.routing.parts import Effort, Job
-from bench.routing.population import Population
+from bench.routing.population import Population, at_most
 from bench.routing.shifts import CHANGES, relabelled
 from firstline_core.routing.certification import certify
 from firstline_core.routing.confidence import score

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from bench.figures import Figure
 from bench.pools import CIFAR10, TRAINSAMPLE, Pool
-from bench.routing.margins import at_most
 from bench.routing.parts import Effort, Job
-from bench.routing.population import Population
+from bench.routing.population import Population, at_most
 from firstline.workbench.selection import select
 from firstline_core.bundle.manifest import Score
 from firstline_core.bundle.scorer import scorer

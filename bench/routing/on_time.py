@@ -17,8 +17,8 @@ from bench.figures import Figure
 from bench.pools import TRAINSAMPLE, Pool
 from bench.routing.arrivals import Traffic
 from bench.routing.device import Given, device, serve
-from bench.routing.kinds import KINDS, router_of
 from bench.routing.parts import Effort, Job
+from bench.routing.policies import KINDS, router_of
 from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
 from bench.simulation.network import SimulatedLink, Weather
 from bench.simulation.simulated_time import LoopClock, simulate

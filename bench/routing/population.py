@@ -1,4 +1,4 @@
-"""A pool taken as the population, so that the true risk of any threshold is known."""
+"""A pool used as the population, so that true risks are known, and the binomial margin of a promise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.figures import Figure
+from firstline_core.routing import binomial
 from firstline_core.routing.confidence import Scores
 
 
@@ -37,3 +39,32 @@ class Population:
         """The loosest threshold of a risk of at most epsilon; None where there is none."""
         passing = np.flatnonzero(self.risks <= epsilon)
         return float(self.thresholds[passing[-1]]) if passing.size else None
+
+
+_SURE = 0.01  # a promise counts as broken when so many failures have less than this probability
+
+
+def most(trials: int, rate: float) -> int:
+    """The largest number of failures that a true rate of `rate` still explains."""
+    at_least = 1 - binomial.cdf(np.arange(trials + 1) - 1, trials, rate)  # P(so many or more)
+    return int(np.flatnonzero(at_least >= _SURE)[-1])
+
+
+def at_most(figure: str, failures: int, trials: int, rate: float, trial: str) -> Figure:
+    """The share of failures, held to `rate` and its margin.
+
+    Args:
+        figure: what failed.
+        failures: of so many trials.
+        trials: how many.
+        rate: what was promised.
+        trial: what one of many is called: "calibrations".
+    """
+    allowed = most(trials, rate)
+    return Figure(
+        figure,
+        failures / trials,
+        f"share of {trial}",
+        f"<= {allowed / trials:g}, that is {rate:g} and its binomial margin over {trials} {trial}",
+        failures <= allowed,
+    )

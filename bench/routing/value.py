@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bench.figures import Figure
 from bench.pools import TRAINSAMPLE, Pool
-from bench.routing.contenders import CONTENDERS, rows_of
 from bench.routing.parts import Effort, Job
+from bench.routing.policies import CONTENDERS, rows_of
 
 Floats = NDArray[np.float64]
 

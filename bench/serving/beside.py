@@ -177,7 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=3, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
-    parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called")
     said = parser.parse_args(arguments)
     if not wrk.available():
         print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
@@ -189,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples, failed = measure(effort, said.only)
     rows = figures(samples, failed)
     book.write(
-        said.target,
+        TARGET,
         rows,
         {"machine": described, "not measured": failed, "samples": [one._asdict() for one in samples]},
     )

@@ -6,19 +6,16 @@ so that no server has more to compute than another.
 
 from __future__ import annotations
 
-import hashlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
 
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
+from bench.support.bundles import model, with_certificate, write_manifest
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.certificate import Certificate, Histogram
-from firstline_core.storage.artefact import Artefact
+from firstline_core.routing.certificate import Histogram
 
 INPUT, OUTPUT = "x", "probabilities"
 _SMALL_WIDTHS = (64, 512, 384, 10)
@@ -60,40 +57,20 @@ def write_onnx(kind: Kind, path: Path) -> Path:
 
 def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
     """A bundle with this full model, named as its folder is; with `edge` it is the edge model too, and always sure."""
-    content = write_onnx(kind, folder / "model.onnx").read_bytes()
-    artefact = Artefact("model.onnx", hashlib.sha256(content).hexdigest(), len(content))
-    model = Model("full", artefact, "onnx", "fp32")
-    manifest = Manifest(
-        name=folder.name,
-        version=1,
-        labels=tuple(f"class {n}" for n in range(kind.classes)),
-        input=InputSpec(INPUT, "FP32", (-1, *kind.row)),
-        edge=(Model("edge", artefact, "onnx", "fp32"),) if edge else (),
-        full=model,
-    )
+    path = write_onnx(kind, folder / "model.onnx")
+    labels = [f"class {n}" for n in range(kind.classes)]
+    known: dict[str, Any] = {
+        "name": folder.name,
+        "input": InputSpec(INPUT, "FP32", (-1, *kind.row)),
+        "full": model(path, folder, id="full"),
+    }
+    variants = [model(path, folder, id="edge")] if edge else []
+    manifest = write_manifest(folder, variants, labels, **known).manifest
     if edge:
-        certified = msgspec.structs.replace(manifest.edge[0], certificate=_certificate(manifest))
-        manifest = msgspec.structs.replace(manifest, edge=(certified,))
-    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+        bins = Histogram(tuple(n / _BINS for n in range(1, _BINS)), (1 / _BINS,) * _BINS)
+        certified = with_certificate(variants[0], manifest, threshold=0.0, histogram=bins)
+        write_manifest(folder, [certified], labels, **known)
     return folder
-
-
-def _certificate(manifest: Manifest) -> Certificate:
-    """One that has every answer of the edge model kept."""
-    return Certificate(
-        contract="disagreement",
-        epsilon=0.05,
-        delta=0.1,
-        threshold=0.0,
-        n=300,
-        kept=1.0,
-        risk_upper=0.04,
-        edge_digest=manifest.edge[0].digest,
-        full_digest=manifest.full_digest,
-        score_digest=manifest.policy.score.digest,
-        audit_epsilon=0.05,
-        histogram=Histogram(tuple(n / _BINS for n in range(1, _BINS)), (1 / _BINS,) * _BINS),
-    )
 
 
 def _small() -> ModelProto:

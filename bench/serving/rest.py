@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bench.figures import Figure, at_least, at_most, plain
 from bench.serving import ours
 from bench.serving.asking import Ask, Question, each_its_own, expected, measured
-from bench.serving.models import KINDS, M, S, write_onnx
+from bench.serving.models import KINDS, Kind, M, S, write_onnx
 from bench.serving.processes import Cores, Server, cores
 from bench.serving.samples import Effort, Sample, median, of_load, ratio
 
@@ -32,11 +32,15 @@ MEDIUM = (M_BINARY, M_JSON)
 """Asked of a server that has both cores; the client has what it leaves."""
 
 
+Start = Callable[[Ask], AbstractContextManager[Server]]
+"""Starts a server, which must answer the request correctly."""
+
+
 class Turn(NamedTuple):
     """A server that is started for some questions."""
 
     who: str
-    start: Callable[[Ask], AbstractContextManager[Server]]
+    start: Start
     questions: Sequence[Question]
     suffix: str
     client: Cores
@@ -51,35 +55,18 @@ def measure(effort: Effort) -> list[Sample]:
         files = {kind.name: write_onnx(kind, folder / f"{kind.name}.onnx") for kind in KINDS.values()}
         right = {kind.name: expected(files[kind.name], kind) for kind in KINDS.values()}
         headers = ours.gateway_folder(folder / "gateway", KINDS)
+
+        def gateway(kind: Kind, on: Cores) -> Start:
+            return lambda ask: ours.gateway(folder / "gateway", headers, ask, right[kind.name], on)
+
+        def raw(kind: Kind, on: Cores, threads: int = 0) -> Start:
+            return lambda ask: ours.raw_asgi(folder, files[kind.name], ask, right[kind.name], on, threads=threads)
+
         turns = [
-            Turn(
-                GATEWAY,
-                lambda ask: ours.gateway(folder / "gateway", headers, ask, right["s"], server_core),
-                SMALL,
-                "",
-                client_core,
-            ),
-            Turn(
-                RAW,
-                lambda ask: ours.raw_asgi(folder, files["s"], ask, right["s"], server_core),
-                SMALL,
-                "",
-                client_core,
-            ),
-            Turn(
-                GATEWAY,
-                lambda ask: ours.gateway(folder / "gateway", headers, ask, right["m"], both),
-                MEDIUM,
-                TWO,
-                both,
-            ),
-            Turn(
-                RAW,
-                lambda ask: ours.raw_asgi(folder, files["m"], ask, right["m"], both, threads=len(both)),
-                MEDIUM,
-                TWO,
-                both,
-            ),
+            Turn(GATEWAY, gateway(S, server_core), SMALL, "", client_core),
+            Turn(RAW, raw(S, server_core), SMALL, "", client_core),
+            Turn(GATEWAY, gateway(M, both), MEDIUM, TWO, both),
+            Turn(RAW, raw(M, both, len(both)), MEDIUM, TWO, both),
         ]
         for number in range(effort.rounds):
             for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:

@@ -25,12 +25,9 @@ class Found(NamedTuple):
     samples: list[Sample]
 
 
-def _in_rounds(part: Any) -> Callable[[Effort], Found]:
-    def run(effort: Effort) -> Found:
-        samples: list[Sample] = part.measure(effort)
-        return Found(part.figures(samples), samples)
-
-    return run
+def _rest(effort: Effort) -> Found:
+    samples = rest.measure(effort)
+    return Found(rest.figures(samples), samples)
 
 
 def _device(effort: Effort) -> Found:
@@ -42,7 +39,7 @@ def _device(effort: Effort) -> Found:
 
 
 _RUNS: dict[str, Callable[[Effort], Found]] = {
-    "rest": _in_rounds(rest),
+    "rest": _rest,
     "device": _device,
 }
 
@@ -54,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
-    parser.add_argument("--target", default=TARGET, help="what bench/results/TARGET.json is called (default: bench)")
     said = parser.parse_args(arguments)
     if not wrk.available():
         print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
@@ -66,12 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     effort.progress("done")
     for part, one in found.items():
         found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
-    keep(said.target, found, described, effort)
+    keep(TARGET, found, described, effort)
     if not said.quick:
         tables.refill()
     book.tell([figure for one in found.values() for figure in one.figures])
-    print()
-    print(aims([figure for one in found.values() for figure in one.figures if figure.aim is not None]))
     return 0
 
 
@@ -92,15 +86,3 @@ def keep(target: str, found: dict[str, Found], described: dict[str, Any], effort
 def _place(figure: str) -> int:
     part = figure.partition(":")[0]
     return PARTS.index(part) if part in PARTS else len(PARTS)
-
-
-def aims(rows: Sequence[Figure]) -> str:
-    """Aim, measured, and whether it holds, as text."""
-    cells = [("", "measured", "aim", "")]
-    for row in rows:
-        value = "nothing" if row.value is None else f"{row.value:g} {row.unit}".strip()
-        cells.append((row.figure, value, row.aim or "", "holds" if row.holds else "DOES NOT HOLD"))
-    widths = [max(len(line[column]) for line in cells) for column in range(4)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-    )

@@ -62,12 +62,9 @@ class Simulated:
         heat: see `fitted`.
         variants: of which the ladder is made.
         fixed: the only rung that is ever used; None for the controller and the choice.
-        guarded: whether the controller is shown the heat.
     """
 
-    def __init__(
-        self, stated: Stated, heat: Heat, variants: Sequence[Variant], fixed: int | None, *, guarded: bool = True
-    ) -> None:
+    def __init__(self, stated: Stated, heat: Heat, variants: Sequence[Variant], fixed: int | None) -> None:
         self._stated = stated
         self._board = Board(heat, stated.warmer_c)
         self._rungs = rungs = rungs_of(variants, stated)
@@ -75,7 +72,6 @@ class Simulated:
         self._variants = [by_name[rung.variant] for rung in rungs]
         self._images = len(variants[0].keeps)
         self._fixed = fixed
-        self._guarded = guarded
         self._splitter = RequestSplitter()
         self._run_mj = tuple(rung.energy_mj or 0.0 for rung in rungs)
         self._asked = tuple(1 - each.certified for each in self._variants)
@@ -133,7 +129,7 @@ class Simulated:
 
     def _look(self) -> None:
         """The sampler's reading: whole degrees, as the board's sensor has them."""
-        if self._fixed is None and self._guarded:
+        if self._fixed is None:
             throttled = Measured(float(self._board.speed < 1), "/throttled")
             soc = {"soc": Measured(float(int(self._board.hottest_c)), "/soc")}
             after = self._controller.update(

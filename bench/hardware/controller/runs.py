@@ -1,20 +1,16 @@
-"""The hour's figures, and what the heat guard is worth in warmer rooms."""
+"""The hour's figures."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from bench.figures import Figure
 from bench.hardware.controller.device import Simulated, Told
-from bench.hardware.controller.measured import Measured, measured, rows_of_variants, variants
 from bench.hardware.controller.scenario import EPSILON, HOUR_S, Stated, Variant, rungs_of
+from bench.hardware.controller.variants import Measured, measured, rows_of_variants, variants
 from bench.hardware.thermal import Heat, fitted
 from bench.pools import CIFAR10, DATA
-
-_WARMER_C = (13.0, 17.0, 19.0, 21.0, 23.0, 26.0)
-_SHORT_H = 1 / 3
 
 
 def measure(stated: Stated | None = None) -> tuple[list[Figure], Measured | None]:
@@ -28,7 +24,6 @@ def measure(stated: Stated | None = None) -> tuple[list[Figure], Measured | None
         Figure("heat model: error of the fit", round(fit.rmse_c, 2), "C"),
         Figure("heat model: error on another board's curve", round(fit.other_rmse_c, 2), "C"),
         *figures(fit.heat, stated, found),
-        *guard(fit.heat, stated, found),
     ], measured(said, found)
 
 
@@ -67,19 +62,6 @@ def figures(heat: Heat, stated: Stated, of: Sequence[Variant]) -> Iterator[Figur
     aim = f"<= {EPSILON:g}"
     yield Figure("kept answers that the full model contradicts", broken, "share", aim, broken <= EPSILON)
     yield Figure("heat had requests shared out for", round(controlled.shared_s), "s")
-
-
-def guard(heat: Heat, stated: Stated, of: Sequence[Variant]) -> Iterator[Figure]:
-    """In ever warmer rooms, a third of the hour each: with the guard of heat, and with nobody looking at it."""
-    for warmer_c in _WARMER_C:
-        there = replace(stated, hours=_SHORT_H, warmer_c=warmer_c)
-        for name, guarded in (("guarded", True), ("unguarded", False)):
-            told = Simulated(there, heat, of, None, guarded=guarded).run()
-            label, throttled_s = f"{warmer_c:g} C warmer than measured, {name}", round(told.throttled_s)
-            yield Figure(f"{label}: deadlines met", _share(told.met, told.rows), "share")
-            yield Figure(f"{label}: hottest", round(told.hottest_c, 1), "C")
-            aim = ("0", throttled_s == 0) if guarded else (None, None)
-            yield Figure(f"{label}: throttled", throttled_s, "s", *aim)
 
 
 def _share(part: int, whole: int) -> float:

@@ -9,9 +9,6 @@ answer together; time counts from when a request was due. Each run is repeated, 
 count.
 
 site        the model, the gateway behind, and an engine in front of it
-turns       one executor after the other: what there would be without the dispatcher
-load        requests, and what became of them
-runs        which runs there are
-shared      another gateway in front of the same executor
-table       their figures
+load        requests and their outcomes; executors that take turns instead of the dispatcher
+runs        the runs and their figures
 """

@@ -1,19 +1,22 @@
-"""Requests as a gateway gets them, and what became of them."""
+"""Requests as a gateway receives them, and executors that take turns instead of the dispatcher."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
 from bench.hardware.scheduler.site import KEY
+from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
-from firstline_core.types import InferRequest, Tensor
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_core.types import InferRequest, ModelKey, Tensor
+from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -73,3 +76,22 @@ async def answered_per_s(ask: Ask, clients: int, seconds: float = 2.0, warm_s: f
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return round(count / (time.monotonic() - began_s), 1)
+
+
+class Turns(ExecutorWithoutFiles):
+    """Of the executors of an engine, which looks after them."""
+
+    def __init__(self, engine: Dispatcher) -> None:
+        self._executors = [member.executor for member in engine.members]
+        super().__init__(sum(each.slots for each in self._executors))
+        self._count = 0
+
+    async def run(self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+        self._count += 1
+        running = self._executors[self._count % len(self._executors)].run(key, inputs, deadlines_s)
+        return await (asyncio.wrap_future(running) if isinstance(running, Future) else running)
+
+
+def in_turns(engine: Dispatcher) -> Dispatcher:
+    """Returns the executors of an engine as one, which takes them in turns."""
+    return single(Turns(engine), [placed.served for placed in engine.members[0].models.values()])
