@@ -56,7 +56,7 @@ def definition(
 
 
 class Fleet(Protocol):
-    """Devices: `world.World` has agents that update, `population.Pretended` what they would say."""
+    """Devices under the engine, such as the agents of `world.World`."""
 
     manifest_sha256: str
 

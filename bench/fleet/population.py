@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
-from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
-from firstline_core.fleet.update import UpdateState
+from firstline_core.fleet.twin import Reported
 
 BUNDLE = "cameras"
 OLD, NEW = 1, 2
@@ -67,11 +65,7 @@ class Device:
     rng: np.random.Generator
     effect: Effect = NOTHING
     version: int = OLD
-    previous: int = OLD
-    on: bool = True
-    update: Update | None = None
     sequence: int = 0
-    known: Desired = field(default_factory=lambda: Desired(0))
     unclean: int = 0
     uptime_s: float = 0.0
     models: dict[int, ModelCounts] = field(default_factory=dict)
@@ -87,37 +81,8 @@ class Device:
         self.slant, self.hollow = float(rng.normal(0, 0.5)), float(rng.normal(0, 0.3))
         self.scene = float(rng.normal(0, _WANDERS))
 
-    def hear(self, desired: Desired, now_s: float) -> None:
-        """What it is to run; a step of an update for each call."""
-        if not self.on:
-            return
-        self.known = desired
-        wanted = next((model for model in desired.models if model.name == BUNDLE), None)
-        if wanted is None:
-            return
-        if wanted.undone:
-            if self.version == wanted.version:
-                self.version = self.previous
-            self._say(wanted, UpdateState.ROLLED_BACK, now_s)
-        elif self.update is None or (self.update.rollout, self.update.tries) != (wanted.rollout, wanted.attempt):
-            self._say(wanted, UpdateState.DOWNLOADING, now_s)
-        elif self.update.state is UpdateState.DOWNLOADING:
-            if self.rng.random() < self.effect.failing:
-                self._say(wanted, UpdateState.FAILED, now_s)
-            else:
-                self.previous, self.version = self.version, wanted.version
-                self._say(wanted, UpdateState.COMMITTED, now_s)
-
-    def _say(self, wanted: DesiredModel, state: UpdateState, now_s: float) -> None:
-        reason = "integrity" if state is UpdateState.FAILED else ""
-        self.update = Update(
-            BUNDLE, wanted.version, state, rollout=wanted.rollout, reason=reason, since_s=now_s, tries=wanted.attempt
-        )
-
     def live(self, hours: float) -> None:
         """Answers requests for a while, by the model that it runs."""
-        if not self.on:
-            return
         rng, new = self.rng, self.version == NEW
         effect = self.effect if new else NOTHING
         rows = int(rng.poisson(self.rows_per_hour * hours))
@@ -158,13 +123,6 @@ class Device:
         return shares
 
     @property
-    def reported(self) -> Reported:
-        self.sequence += 1
-        updates = (self.update,) if self.update is not None else ()
-        models = (RunningModel(BUNDLE, self.version),)
-        return Reported("session", self.sequence, self.known.revision, models, updates)
-
-    @property
     def telemetry(self) -> Telemetry:
         models = tuple(self.models[version] for version in sorted(self.models))
         return Telemetry("session", self.sequence, self.uptime_s, models, unclean=self.unclean)
@@ -178,32 +136,15 @@ class Said(NamedTuple):
     telemetry: Telemetry
 
 
-class Pretended:
-    """Devices that say what devices say, and do nothing: for who looks at the gateway alone. A `driven.Fleet`."""
-
-    manifest_sha256 = "0" * 64
-
-    def __init__(self, devices: Mapping[str, Device]) -> None:
-        self._devices = devices
-
-    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
-        """See `driven.Fleet`."""
-        there = [device for device in self._devices.values() if device.on]
-        for device in there:
-            device.live(hours)
-            device.hear(desired.get(device.name, Desired(0)), now_s)
-        return [Said(device.name, device.reported, device.telemetry) for device in there]
-
-    def versions(self) -> Counter[int]:
-        """See `driven.Fleet`."""
-        return Counter(device.version for device in self._devices.values())
-
-
 def population(number: int, seed: int, effect: Effect = NOTHING) -> dict[str, Device]:
-    """Devices by name."""
-    seeds = np.random.SeedSequence(seed).spawn(number)
-    names = [f"camera-{index:05}" for index in range(number)]
-    return {name: Device(name, np.random.default_rng(one), effect) for name, one in zip(names, seeds, strict=True)}
+    """Returns devices by name."""
+    return {name: Device(name, rng, effect) for name, rng in generators(number, seed)}
+
+
+def generators(number: int, seed: int) -> Iterator[tuple[str, np.random.Generator]]:
+    """Yields the names of devices, each with a random generator of its own."""
+    for index, one in enumerate(np.random.SeedSequence(seed).spawn(number)):
+        yield f"camera-{index:05}", np.random.default_rng(one)
 
 
 def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:

@@ -26,7 +26,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bench.figures import Figure
-from bench.hardware.parts import Asked
 from bench.pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loaded_model import LoadedModel
 from firstline_core.bundle.loading import load_model
@@ -91,11 +90,11 @@ class Trial(Struct):
     rounds: list[Round]
 
 
-def measure(name: str, asked: Asked) -> list[Trial]:
+def measure(name: str, quick: bool) -> list[Trial]:
     """One pair, with each number of threads; seven minutes."""
     pair = next(pair for pair in PAIRS if pair.name == name)
     bundle = bundle_of(pair)
-    if asked.quick:
+    if quick:
         return [_trial(pair, bundle, THREADS[0], 1)]
     return [_trial(pair, bundle, threads, _ROUNDS) for threads in THREADS]
 

@@ -1,7 +1,7 @@
-"""Runs the parts, and writes their figures and what they measured.
+"""Runs the parts of the hardware benchmark, and writes their figures and records.
 
-What is told is what this run measured, and why something that was asked for was not run; what is written also has what
-earlier runs measured of other models.
+It prints the figures of this run, and the reason for each part that could not run. The file and the pages also keep
+the figures of other models and parts that earlier runs measured.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,81 +20,142 @@ from bench.figures import RESULTS, Figure, measured, tell, write
 from bench.hardware import prediction, split
 from bench.hardware.controller import runs as controller
 from bench.hardware.controller.scenario import Stated
-from bench.hardware.parts import Asked, Outcome, Part, by_model, whole
 from bench.hardware.scheduler import runs as scheduler
+from bench.pools import DATA, Pair
 
 TARGET = "hardware"
 PAGES = Path(__file__).parents[2] / "docs"
 MISSED, NOT_RUN = 1, 2
 
+_Record = TypeVar("_Record")
+
+
+class Outcome(NamedTuple):
+    """The result of a part.
+
+    Attributes:
+        figures: of this run.
+        written: figures of the whole record, which covers earlier runs too.
+        record: the raw results; None if there is nothing to write.
+        missing: a sentence with the reason for each thing that could not run.
+    """
+
+    figures: Sequence[Figure] = ()
+    written: Sequence[Figure] = ()
+    record: Any = None
+    missing: tuple[str, ...] = ()
+
+
+class Part(NamedTuple):
+    """One part of the benchmark.
+
+    Attributes:
+        run: takes the present record ({} if there is none), and whether the run is a quick trial.
+        figures: of a record, without a measurement; None if a record does not contain everything.
+    """
+
+    run: Callable[[Any, bool], Outcome]
+    figures: Callable[[Any], Sequence[Figure]] | None = None
+
+
+def whole(name: str, measure: Callable[[], tuple[Sequence[Figure], Any]]) -> Part:
+    """Returns a part that runs as a whole; without figures, `measure` has printed why."""
+
+    def run(_before: Any, _quick: bool) -> Outcome:
+        figures, record = measure()
+        if not figures:
+            return Outcome(missing=(f"{name} was not run, for the reason above.",))
+        return Outcome(figures, figures, record)
+
+    return Part(run)
+
+
+def by_model(
+    name: str,
+    models: Mapping[str, Pair],
+    record: type[_Record],
+    *,
+    measure: Callable[[str, bool], _Record],
+    figures: Callable[[dict[str, _Record]], Sequence[Figure]],
+) -> Part:
+    """Returns a part that measures model by model; a quick trial measures the first one only.
+
+    Args:
+        name: of the part.
+        models: the models by name, with the data that each needs.
+        record: type of one model's record.
+        measure: measures one model by its name, with the fewest rounds if the second argument is true.
+        figures: of all records.
+    """
+
+    def read(records: Any) -> dict[str, _Record]:
+        return {model: msgspec.convert(each, record) for model, each in records.items()}
+
+    def run(before: Any, quick: bool) -> Outcome:
+        found: dict[str, _Record] = {}
+        missing = []
+        for model in list(models)[:1] if quick else models:
+            if (folder := models[model].missing_in(DATA)) is not None:
+                missing.append(f"{name}: {model} was not run: there is no {folder}.")
+                continue
+            print(f"{name}: {model}", file=sys.stderr, flush=True)
+            found[model] = measure(model, quick)
+        if not found:
+            return Outcome(missing=tuple(missing))
+        merged = read(before) | found
+        merged = {model: merged[model] for model in models if model in merged}
+        return Outcome(figures(found), figures(merged), merged, tuple(missing))
+
+    return Part(run, lambda records: figures(read(records)))
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where all was run and every aim holds; 1 where an aim does not; 2 where something asked for was not run."""
-    said = _parsed(arguments)
-    asked = Asked(tuple(said.models), said.quick)
-    told: list[Figure] = []
+    """Returns 0 if all ran and every aim holds, 1 if an aim is missed, 2 if a requested part could not run."""
+    parser = argparse.ArgumentParser(prog="bench.hardware", description=__doc__)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
+    parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
+    options = parser.parse_args(arguments)
+    figures: list[Figure] = []
     missing: list[str] = []
-    for name in said.only:
-        part = PARTS[name]
-        if asked.models and part.models and not set(asked.models) & set(part.models):
-            continue  # it is asked of models that this part does not have
-        before = _beside().get(name, {})
-        outcome = part.run(before, asked)
-        told += _of(name, outcome.told)
+    for name in options.only:
+        outcome = PARTS[name].run(_records().get(name, {}), options.quick)
+        figures += named(name, outcome.figures)
         missing += outcome.missing
-        if outcome.beside is not None and not said.quick:
+        if outcome.record is not None and not options.quick:
             _write(name, outcome)
-    status = tell(told)
-    for why in missing:
-        print(why)
+    status = tell(figures)
+    for sentence in missing:
+        print(sentence)
     return NOT_RUN if missing else status
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench_hardware.py", description=__doc__)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
-    parser.add_argument("--models", nargs="+", default=[], help="of the parts that have several (default: all)")
-    parser.add_argument("--quick", action="store_true", help="see that it runs, with the fewest rounds; write nothing")
-    said = parser.parse_args(arguments)
-    known = sorted({model for name in said.only for model in PARTS[name].models})
-    if unknown := sorted(set(said.models) - set(known)):
-        parser.error(f"no part that is asked for has a model {unknown[0]!r}; they have {', '.join(known) or 'none'}")
-    return said
+def named(part: str, figures: Sequence[Figure]) -> list[Figure]:
+    """Returns the figures with the part before their names."""
+    return [figure._replace(figure=f"{part}: {figure.figure}") for figure in figures]
 
 
 def _write(name: str, outcome: Outcome) -> None:
-    """To the file, part by part, and the pages that quote it; what is of a part that is no more leaves."""
-    beside = {**_beside(), name: msgspec.to_builtins(outcome.beside)}
+    """Writes one part to the file, drops parts that no longer exist, and fills the pages again."""
+    records = {**_records(), name: msgspec.to_builtins(outcome.record)}
     rows = {part: [row for row in measured(TARGET) if row.figure.startswith(f"{part}: ")] for part in PARTS}
-    rows[name] = _of(name, outcome.written)
-    write(
-        TARGET, [row for part in PARTS for row in rows[part]], {part: beside[part] for part in PARTS if part in beside}
-    )
+    rows[name] = named(name, outcome.written)
+    kept = {part: records[part] for part in PARTS if part in records}
+    write(TARGET, [row for part in PARTS for row in rows[part]], kept)
     for path in sorted(PAGES.glob("*.md")):
         if any(target == TARGET for target, _ in page.tables(path.read_text())):
             page.refill(path)
 
 
-def _of(name: str, figures: Sequence[Figure]) -> list[Figure]:
-    return [figure._replace(figure=f"{name}: {figure.figure}") for figure in figures]
-
-
-def _beside() -> dict[str, Any]:
+def _records() -> dict[str, Any]:
     path = RESULTS / f"{TARGET}.json"
-    if not path.exists():
-        return {}
-    said = json.loads(path.read_text())
-    return {name: value for name, value in said.items() if name != "figures"} if isinstance(said, dict) else {}
+    content = json.loads(path.read_text()) if path.exists() else {}
+    return {name: value for name, value in content.items() if name != "figures"}
 
 
-def _controller(_asked: Asked) -> tuple[Sequence[Figure], Any]:
-    print("controller: an hour, and what it depends on", file=sys.stderr, flush=True)
-    found, of = controller.measure()
-    return found, {"stated": msgspec.to_builtins(Stated()), "measured": of}
-
-
-def _scheduler(_asked: Asked) -> tuple[Sequence[Figure], Any]:
-    return scheduler.measure()
+def _controller() -> tuple[Sequence[Figure], Any]:
+    print("controller: an hour", file=sys.stderr, flush=True)
+    figures, variants = controller.measure()
+    return figures, {"stated": msgspec.to_builtins(Stated()), "measured": variants}
 
 
 PARTS: dict[str, Part] = {
@@ -113,5 +174,5 @@ PARTS: dict[str, Part] = {
         measure=prediction.measure,
         figures=prediction.figures,
     ),
-    "scheduler": whole("scheduler", _scheduler),
+    "scheduler": whole("scheduler", scheduler.measure),
 }

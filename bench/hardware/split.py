@@ -22,7 +22,6 @@ import numpy as np
 
 from bench.figures import Figure
 from bench.hardware.far_side import CutAt, CutModel, FarSide, far_side
-from bench.hardware.parts import Asked
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import measure_splits
@@ -109,11 +108,11 @@ Grid = tuple[Sequence[int], Sequence[float], Sequence[float]]
 """Slowdowns of the device, round trips in ms and bandwidths in Mbit/s."""
 
 
-def measure(name: str, asked: Asked, data: Path = DATA) -> Record:
+def measure(name: str, quick: bool, data: Path = DATA) -> Record:
     """All cells of one model; a minute or two."""
     subject = next(subject for subject in SUBJECTS if subject.name == name)
     grid: Grid = (SLOWDOWNS, ROUND_TRIPS_MS, BANDWIDTHS_MBIT_S)
-    if asked.quick:
+    if quick:
         grid = (SLOWDOWNS[1:2], ROUND_TRIPS_MS[:1], BANDWIDTHS_MBIT_S[-2:])
     bundle = _bundle(subject, data)
     folder = data / subject.pair.images / "dev" if subject.pair.images else _heldout(subject.pair)

@@ -119,20 +119,13 @@ def figures(samples: Sequence[Sample]) -> list[Figure]:
             ratio(samples, (GATEWAY, M_JSON.name + TWO), (RAW, M_BINARY.name + TWO)),
         ),
     ]
+    asked = [*((question.name, 0, 1) for question in SMALL), *((question.name + TWO, 1, 0) for question in MEDIUM)]
     for who in (GATEWAY, RAW):
-        for question in SMALL:
-            what = question.name
+        for what, rate_digits, cpu_digits in asked:
             rows += [
-                plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 0),
-                plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 1),
+                plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", rate_digits),
+                plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", cpu_digits),
                 plain(f"{who}, {what}: p50", median(samples, who, what, "p50_us"), "us", 0),
-                plain(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
-            ]
-        for question in MEDIUM:
-            what = question.name + TWO
-            rows += [
-                plain(f"{who}, {what}", median(samples, who, what, "rate_per_s"), "/s", 1),
-                plain(f"{who}, {what}: processor time", median(samples, who, what, "cpu_us"), "us", 0),
                 plain(f"{who}, {what}: p99", median(samples, who, what, "p99_us"), "us", 0),
             ]
     bad = [one.values["bad"] for one in samples if "bad" in one.values]

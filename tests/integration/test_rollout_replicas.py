@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from support.databases import PostgreSql
+from support.pretended_devices import PretendedDevice, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition
-from bench.fleet.population import NEW, Device, population
+from bench.fleet.population import NEW
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired
@@ -66,7 +67,7 @@ def store(postgresql: PostgreSql) -> Store:
     return Store(url=postgresql.new_database())
 
 
-def live(database: Database, fleet: dict[str, Device], now_s: float) -> None:
+def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) -> None:
     """The devices work for an hour, hear, report and count."""
     with database.begin() as connection:
         for device in fleet.values():
@@ -96,7 +97,7 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
 async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_twice(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, fleet = SimulatedClock(1000.0), population(DEVICES, 3)
+    clock, fleet = SimulatedClock(1000.0), pretended_population(DEVICES, 3)
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())
         stages = Stage(0.5, per_minute=0.1, soak_s=HOUR_S), Stage(1.0, soak_s=HOUR_S)
@@ -147,7 +148,7 @@ def standing(replica: Replica, rollout_id: str) -> tuple[object, object]:
 async def test_of_two_rollouts_that_are_started_at_the_same_moment_one_runs(store: Store) -> None:
     clock = SimulatedClock(1000.0)
     async with replicas(store, clock) as (first, second):
-        live(first.database, population(4, 3), clock.wall_s())
+        live(first.database, pretended_population(4, 3), clock.wall_s())
         for _ in range(8):
             made = [await each.rollouts.create(definition(Stage(1.0)), OPS) for each in (first, second)]
             await asyncio.gather(
@@ -159,7 +160,7 @@ async def test_of_two_rollouts_that_are_started_at_the_same_moment_one_runs(stor
 
 
 async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_before(store: Store) -> None:
-    clock, fleet = SimulatedClock(1000.0), population(6, 3)
+    clock, fleet = SimulatedClock(1000.0), pretended_population(6, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
         rules = Rules(promote_unseen=True)
@@ -181,7 +182,7 @@ async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_bef
 async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, fleet = SimulatedClock(1000.0), population(4, 3)
+    clock, fleet = SimulatedClock(1000.0), pretended_population(4, 3)
     async with replicas(store, clock) as (first, _):
         live(first.database, fleet, clock.wall_s())
         broken, sound = [
@@ -203,7 +204,7 @@ async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
 
 
 async def test_who_joins_after_the_end_is_told_and_goes_back_with_the_others(store: Store) -> None:
-    clock, fleet = SimulatedClock(1000.0), population(5, 3)
+    clock, fleet = SimulatedClock(1000.0), pretended_population(5, 3)
     late = fleet.pop("camera-00004")
     async with replicas(store, clock) as (first, second):
         live(first.database, fleet, clock.wall_s())

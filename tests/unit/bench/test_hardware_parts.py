@@ -11,8 +11,8 @@ from msgspec import Struct
 from bench import figures, page
 from bench.figures import Figure
 from bench.hardware import run
-from bench.hardware.parts import Asked, Outcome, Part, by_model, whole
-from bench.pools import DIGITS
+from bench.hardware.run import Outcome, Part, by_model, whole
+from bench.pools import DIGITS, Pair
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -35,7 +35,7 @@ def test_what_is_told_follows_from_what_was_measured(name: str) -> None:
         return  # the test above fails for that
     assert part.figures is not None
     rows = [row for row in said["figures"] if row["figure"].startswith(f"{name}: ")]
-    found = [figure._asdict() for figure in run._of(name, part.figures(said[name]))]
+    found = [figure._asdict() for figure in run.named(name, part.figures(said[name]))]
     assert [row["figure"] for row in rows] == [row["figure"] for row in found]
     for row, again in zip(rows, found, strict=True):
         assert row == {**again, "value": pytest.approx(again["value"]) if again["value"] is not None else None}
@@ -60,14 +60,14 @@ def much(value: float) -> list[Figure]:
 
 
 def of(value: float) -> Part:
-    return whole("it", lambda asked: (much(value), {"now": value}))
+    return whole("it", lambda: (much(value), {"now": value}))
 
 
 def rows(results: Path) -> dict[str, float]:
     return {row["figure"]: row["value"] for row in json.loads(results.read_text())["figures"]}
 
 
-NOTHING = Part(lambda before, asked: Outcome(missing=("two was not run: there is no bread.",)))
+NOTHING = Part(lambda before, quick: Outcome(missing=("two was not run: there is no bread.",)))
 
 
 def test_parts_run_one_after_the_other_and_what_was_not_run_stays(
@@ -102,7 +102,7 @@ def test_a_part_that_could_not_run_says_why_and_tells_nothing_of_before(
 def test_a_part_that_measured_nothing_was_not_run(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "PARTS", {"one": whole("one", lambda asked: ([], None))})
+    monkeypatch.setattr(run, "PARTS", {"one": whole("one", lambda: ([], None))})
     assert run.main([]) == run.NOT_RUN
     assert capsys.readouterr().out.startswith("one was not run") and not results.exists()
 
@@ -126,32 +126,38 @@ class Took(Struct):
     s: float
 
 
-def models(value: float) -> Part:
+def models(value: float, second: Pair = DIGITS) -> Part:
     """Two models, each of which takes so long."""
 
-    def measure(model: str, asked: Asked) -> Took:
+    def measure(model: str, quick: bool) -> Took:
         return Took(value)
 
     return by_model(
         "part",
-        {"a": DIGITS, "b": DIGITS},
+        {"a": DIGITS, "b": second},
         Took,
         measure=measure,
         figures=lambda records: [Figure(name, record.s, "s") for name, record in records.items()],
     )
 
 
-def test_models_that_were_not_asked_for_stay_and_are_not_told(
+def test_a_quick_run_measures_the_first_model(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "PARTS", {"part": models(1)})
     assert run.main([]) == 0
-    monkeypatch.setattr(run, "PARTS", {"part": models(2)})
+    assert rows(results) == {"part: a": 1, "part: b": 1}
     capsys.readouterr()
-    assert run.main(["--models", "b"]) == 0
-    assert rows(results) == {"part: a": 1, "part: b": 2}
-    assert capsys.readouterr().out == "part: b: 2 s\n"
-    with pytest.raises(SystemExit) as ended:
-        run.main(["--models", "none"])
-    assert ended.value.code == run.NOT_RUN
-    assert "'none'" in capsys.readouterr().err
+    monkeypatch.setattr(run, "PARTS", {"part": models(2)})
+    assert run.main(["--quick"]) == 0
+    assert capsys.readouterr().out == "part: a: 2 s\n"
+    assert rows(results) == {"part: a": 1, "part: b": 1}
+
+
+def test_a_model_without_its_data_keeps_its_record(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PARTS", {"part": models(1)})
+    assert run.main([]) == 0
+    absent = Pair("b", "no-such-recipe", "b", "no-such-images")
+    monkeypatch.setattr(run, "PARTS", {"part": models(2, absent)})
+    assert run.main([]) == run.NOT_RUN
+    assert rows(results) == {"part: a": 2, "part: b": 1}

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.databases import sqlite_store
+from support.pretended_devices import Pretended, pretended_population
 
 from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.population import NEW, NOTHING, OLD, Effect, Pretended, population
+from bench.fleet.population import NEW, NOTHING, OLD, Effect
 from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.rollouts.stages import Stage
@@ -19,7 +20,7 @@ FIRST = Stage(0.4, soak_s=8 * HOUR_S)
 
 
 async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
-    async with driven(sqlite_store(tmp_path), Pretended(population(DEVICES, 1, NOTHING))) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 1, NOTHING))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert ended.state == "completed", ended.sentence
         assert room.fleet.versions() == {NEW: DEVICES} and ended.devices == {"done": DEVICES}
@@ -44,7 +45,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
 async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_the_old_one(
     tmp_path: Path, rule: str, effect: Effect
 ) -> None:
-    async with driven(sqlite_store(tmp_path), Pretended(population(DEVICES, 2, effect))) as room:
+    async with driven(sqlite_store(tmp_path), Pretended(pretended_population(DEVICES, 2, effect))) as room:
         ended = await room.run(definition(FIRST, Stage(1.0, soak_s=8 * HOUR_S)), 60)
         assert (ended.state, ended.stage) == ("rolled_back", 0), ended.sentence
         assert (await room.rollouts.looks(ended.id)).looks[-1].rule == rule
