@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from bench.figures import Figure, at_most, plain, report
-from bench.serving.asking import session
+from bench.serving.client import session
 from bench.serving.models import INPUT, S, write_bundle
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier

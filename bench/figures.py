@@ -1,6 +1,6 @@
-"""Figures that were measured, beside what was aimed for, in `bench/results/TARGET.json`.
+"""Measured figures and their aims, in `bench/results/TARGET.json`.
 
-A list of them, or an object that has them as `figures` beside what they were made of.
+The file contains a list of figures, or an object with `figures` and the raw results of the measurement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Figure(NamedTuple):
 
     Attributes:
         value: None where there was nothing to measure.
-        aim: what it should be, in words a reader can check against `value`; None for a number that is only told.
+        aim: what it should be, in words a reader can check against `value`; None for a number without an aim.
         holds: whether it is; None where nothing was aimed for.
     """
 
@@ -46,12 +46,12 @@ def plain(name: str, value: float | None, unit: str = "", digits: int = 3) -> Fi
 
 
 def measured(target: str) -> list[Figure]:
-    """The figures that were reported last; none where nothing was."""
+    """Returns the figures of the last measurement; empty if there was none."""
     path = RESULTS / f"{target}.json"
     if not path.exists():
         return []
-    said = json.loads(path.read_text())
-    return [Figure(**row) for row in (said["figures"] if isinstance(said, dict) else said)]
+    content = json.loads(path.read_text())
+    return [Figure(**row) for row in (content["figures"] if isinstance(content, dict) else content)]
 
 
 def report(target: str, figures: Sequence[Figure]) -> int:
@@ -60,16 +60,16 @@ def report(target: str, figures: Sequence[Figure]) -> int:
     return tell(figures)
 
 
-def write(target: str, figures: Sequence[Figure], beside: Mapping[str, Any] | None = None) -> None:
-    """To the target's file, with what they were made of `beside` them."""
+def write(target: str, figures: Sequence[Figure], record: Mapping[str, Any] | None = None) -> None:
+    """To the target's file, with the raw `record` next to them."""
     RESULTS.mkdir(exist_ok=True)
     rows = [figure._asdict() for figure in figures]
-    said = rows if beside is None else {**beside, "figures": rows}
-    (RESULTS / f"{target}.json").write_text(json.dumps(said, indent=2) + "\n")
+    content = rows if record is None else {**record, "figures": rows}
+    (RESULTS / f"{target}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def tell(figures: Sequence[Figure]) -> int:
-    """Prints them; 0 where all hold, 1 where one does not."""
+    """Prints figures; returns 0 if all aims hold, else 1."""
     for figure in figures:
         value = "nothing" if figure.value is None else f"{figure.value:g} {figure.unit}"
         mark = "" if figure.aim is None else f" (aim: {figure.aim}) {'holds' if figure.holds else 'DOES NOT HOLD'}"

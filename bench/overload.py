@@ -211,11 +211,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--repeats", type=int, default=3, help="of all loads (default: %(default)s)")
-    said = parser.parse_args()
+    options = parser.parse_args()
     started_s, runs = time.monotonic(), []
-    for number in range(1, said.repeats + 1):
-        runs.append(once(said.seconds))
-        print(f"[{time.monotonic() - started_s:4.0f} s] run {number} of {said.repeats}", file=sys.stderr, flush=True)
+    for number in range(1, options.repeats + 1):
+        runs.append(once(options.seconds))
+        print(f"[{time.monotonic() - started_s:4.0f} s] run {number} of {options.repeats}", file=sys.stderr, flush=True)
     return report("overload", figures(runs))
 
 

@@ -26,31 +26,31 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=60, help="to each route, about (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"), help="make one input again")
-    said = parser.parse_args()
-    if said.again is not None:
-        (target,) = (one for one in TARGETS if one.name == said.again[0])
-        given = campaign.made(target, said.seed, int(said.again[1]))
+    options = parser.parse_args()
+    if options.again is not None:
+        (target,) = (one for one in TARGETS if one.name == options.again[0])
+        given = campaign.made(target, options.seed, int(options.again[1]))
         print(repr(given))
         print(target.read(given))
         return 0
     figures = []
-    for name, outcome in campaign.run(said.inputs, said.seed).items():
+    for name, outcome in campaign.run(options.inputs, options.seed).items():
         for number, what in outcome.crashes[:20]:
-            print(f'python -m bench.fuzzing --seed {said.seed} --again "{name}" {number}: {what}', file=sys.stderr)
+            print(f'python -m bench.fuzzing --seed {options.seed} --again "{name}" {number}: {what}', file=sys.stderr)
         slowest_ms, number = outcome.slowest_ms
         figures += [
-            Figure(f"{name}: inputs, seed {said.seed}", outcome.inputs, "inputs"),
+            Figure(f"{name}: inputs, seed {options.seed}", outcome.inputs, "inputs"),
             Figure(f"{name}: refused in a sentence", outcome.refused, "inputs"),
             Figure(f"{name}: crashes", len(outcome.crashes), "inputs", "0", not outcome.crashes),
             Figure(f"{name}: slowest, number {number}", round(slowest_ms, 1), "ms"),
         ]
     with tempfile.TemporaryDirectory() as folder:
-        for tier, found in described.run(Path(folder), said.requests, said.seed).items():
+        for tier, found in described.run(Path(folder), options.requests, options.seed).items():
             for fault in found.faults[:20]:
                 print(f"{tier}: {fault}", file=sys.stderr)
             figures += [
                 Figure(f"{tier}: routes described", found.routes, "routes"),
-                Figure(f"{tier}: requests made from its description, seed {said.seed}", found.requests, "requests"),
+                Figure(f"{tier}: requests made from its description, seed {options.seed}", found.requests, "requests"),
                 Figure(f"{tier}: answered 500", len(found.faults), "requests", "0", not found.faults),
             ]
     return report("fuzz", figures)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.serving.asking import session
+from bench.serving.client import session
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear, write_graph
 from firstline_core.processing.steps import InputSpec, Softmax

@@ -43,19 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=CACHE, help="for collected answers (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
         os.environ.setdefault(threads, "1")
 
-    pools, effort = pools_in(said.data, said.cache), Effort(data=said.data, cache=said.cache)
-    jobs: list[tuple[str, Job]] = [(name, job) for name in said.only for job in PARTS[name].jobs(pools, effort)]
-    found = run([job for _, job in jobs], said.processes)
+    pools, effort = pools_in(options.data, options.cache), Effort(data=options.data, cache=options.cache)
+    jobs: list[tuple[str, Job]] = [(name, job) for name in options.only for job in PARTS[name].jobs(pools, effort)]
+    found = run([job for _, job in jobs], options.processes)
     figures: dict[str, list[Figure]] = {}
-    for name in said.only:
+    for name in options.only:
         records = [record for (part, _), given in zip(jobs, found, strict=True) if part == name for record in given]
         figures[name] = [figure._replace(figure=f"{name}: {figure.figure}") for figure in PARTS[name].figures(records)]
     # What was not run stays as it was measured.
     before = measured(_TARGET)
     others = {name: [row for row in before if row.figure.startswith(f"{name}: ")] for name in PARTS}
     write(_TARGET, [figure for name in PARTS for figure in figures.get(name, others[name])])
-    return tell([figure for name in said.only for figure in figures[name]])
+    return tell([figure for name in options.only for figure in figures[name]])

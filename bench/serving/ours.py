@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.serving.asking import Ask, Question, checked, v2
 from bench.serving.bodies import TRACEPARENT, Row
+from bench.serving.client import Ask, Question, checked, v2
 from bench.serving.models import Kind, write_bundle
 from bench.serving.processes import Cores, Server, free_port, started
 

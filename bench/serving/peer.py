@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.serving.asking import Ask, checked, v2
 from bench.serving.bodies import Body, Row, numbers
+from bench.serving.client import Ask, checked, v2
 from bench.serving.models import Kind, rows
 from bench.serving.processes import Cores, Server, StartError, free_port, started
 

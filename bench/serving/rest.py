@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bench.figures import Figure, at_least, at_most, plain
 from bench.serving import ours
-from bench.serving.asking import Ask, Question, each_its_own, expected, measured
+from bench.serving.client import Ask, Question, each_its_own, expected, measured
 from bench.serving.models import KINDS, Kind, M, S, write_onnx
 from bench.serving.processes import Cores, Server, cores
 from bench.serving.samples import Effort, Sample, median, of_load, ratio

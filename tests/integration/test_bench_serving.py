@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import figures
-from bench.serving import beside, rest, run, wrk
+from bench.serving import compare_peers, rest, run, wrk
 from bench.serving.processes import StartError, cores, free_port, marked, started
 from bench.serving.samples import QUICK
 
@@ -58,15 +58,15 @@ def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
 
 
 def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside.peer, "_CHECKOUT", results)  # where nobody has an environment
-    assert beside.main(["--quick", "--only", "LitServe"]) == 0
+    monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # where nobody has an environment
+    assert compare_peers.main(["--quick", "--only", "LitServe"]) == 0
     assert "has no environment" in told(results, "peers")["not measured"]["LitServe"]
 
 
-@pytest.mark.skipif(not beside.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
+@pytest.mark.skipif(not compare_peers.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")
 @pytest.mark.timeout(180)
 def test_a_peer_beside_the_gateway(results: Path) -> None:
-    assert beside.main(["--quick", "--only", "gateway", "MLServer"]) == 0
+    assert compare_peers.main(["--quick", "--only", "gateway", "MLServer"]) == 0
     said = told(results, "peers")
     assert said["not measured"] == {}
     assert said["machine"]["peers"]["MLServer"]["mlserver"]

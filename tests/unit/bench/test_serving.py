@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.serving import beside, bodies, peer, rest
-from bench.serving.asking import session
+from bench.serving import bodies, compare_peers, peer, rest
+from bench.serving.client import session
 from bench.serving.models import INPUT, M, S, rows, write_bundle
 from bench.serving.samples import Sample, median, ratio
 from firstline_core.bundle.store import open_bundle
@@ -31,7 +31,7 @@ def test_what_was_not_measured_does_not_hold() -> None:
     aimed = [figure for figure in rest.figures([]) if figure.aim is not None]
     assert aimed
     assert not any(figure.holds for figure in aimed)
-    aimed = [figure for figure in beside.figures([], {}) if figure.aim is not None]
+    aimed = [figure for figure in compare_peers.figures([], {}) if figure.aim is not None]
     assert {figure.aim for figure in aimed} == {">= 3", ">= 2.5"}
 
 
@@ -54,7 +54,7 @@ def test_aims_hold_where_they_are_met() -> None:
 
 
 def test_a_peer_is_compared_by_the_best_that_it_can_do_and_its_failure_is_told() -> None:
-    binary, text = (question.name for question in beside.QUESTIONS[:2])
+    binary, text = (question.name for question in compare_peers.QUESTIONS[:2])
     found = [
         sample("gateway", binary, rate_per_s=700),
         sample("pytriton", binary, rate_per_s=100),
@@ -62,7 +62,7 @@ def test_a_peer_is_compared_by_the_best_that_it_can_do_and_its_failure_is_told()
         sample("MLServer", text, rate_per_s=100),
         sample("MLServer, unbatched", text, rate_per_s=280),
     ]
-    told = {figure.figure: figure for figure in beside.figures(found, {"BentoML": "ended with 1"})}
+    told = {figure.figure: figure for figure in compare_peers.figures(found, {"BentoML": "ended with 1"})}
     assert told["gateway, S binary, 32 in flight: rate / pytriton's best"].value == 2
     assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].value == 2.5
     assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].holds is False

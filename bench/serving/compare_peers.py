@@ -19,8 +19,8 @@ from typing import NamedTuple
 from bench import figures as book
 from bench.figures import Figure, at_least, plain
 from bench.serving import machine, ours, peer, tables, wrk
-from bench.serving.asking import Ask, Question, WrongAnswerError, expected, measured, v2
 from bench.serving.bodies import Row
+from bench.serving.client import Ask, Question, WrongAnswerError, expected, measured, v2
 from bench.serving.models import KINDS, Kind, M, S, write_onnx
 from bench.serving.processes import Cores, Server, StartError, cores
 from bench.serving.samples import Effort, Sample, median, of_load, ratio
@@ -163,9 +163,9 @@ def versions(only: Sequence[str]) -> dict[str, dict[str, str]]:
         packages = (one.package, "onnxruntime", "numpy")
         if one.name not in only or not one.python.exists():
             continue
-        said = subprocess.run([one.python, "-c", script, *packages], capture_output=True, text=True, check=False)
-        if said.returncode == 0:  # otherwise not all of it is installed, which its start will tell
-            found[one.name] = dict(zip(packages, said.stdout.split(), strict=True)) | {"note": one.note}
+        listed = subprocess.run([one.python, "-c", script, *packages], capture_output=True, text=True, check=False)
+        if listed.returncode == 0:  # otherwise not all of it is installed, which its start will tell
+            found[one.name] = dict(zip(packages, listed.stdout.split(), strict=True)) | {"note": one.note}
     return found
 
 
@@ -177,22 +177,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=3, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if not wrk.available():
         print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
         return 1
     wrk.raise_descriptors()
-    effort = Effort(1, 1, quick=True) if said.quick else Effort(said.rounds, said.seconds)
+    effort = Effort(1, 1, quick=True) if options.quick else Effort(options.rounds, options.seconds)
     described = machine.described() | {"rounds": effort.rounds, "seconds": effort.seconds}
-    described["peers"] = versions(said.only)
-    samples, failed = measure(effort, said.only)
+    described["peers"] = versions(options.only)
+    samples, failed = measure(effort, options.only)
     rows = figures(samples, failed)
     book.write(
         TARGET,
         rows,
         {"machine": described, "not measured": failed, "samples": [one._asdict() for one in samples]},
     )
-    if not said.quick:
+    if not options.quick:
         tables.refill()
     book.tell(rows)
     return 0
