@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not ended:
         # No thread can be made to stop, and the interpreter's own end would wait for it.
         sys.stdout.flush()
-        sys.stderr.flush()
+        logging.shutdown()  # writes the last lines
         os._exit(1)
     return 0
 

@@ -1,18 +1,23 @@
 """Logs: one line per event to stderr, as text for people or as JSON for collectors. structlog writes all of them.
 
-The service manager bounds what is kept (journald, Docker's log driver); the length of a line is bounded here. Until a
-process calls `configure`, loggers hand their events to the standard library's loggers, which have no handler: a program
-that embeds an agent or a client sees nothing unless it asks, and its own structlog settings are left alone.
+Lines below warning that an event loop logs are collected for a moment and written together, because a system call for
+each request costs as much as a small model. The service manager bounds what is kept (journald, Docker's log driver);
+the length of a line is bounded here. Until a process calls `configure`, loggers hand their events to the standard
+library's loggers, which have no handler: a program that embeds an agent or a client sees nothing unless it asks, and
+its own structlog settings are left alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import orjson
 import structlog
@@ -20,6 +25,8 @@ from structlog.stdlib import BoundLogger
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _VALUE_LIMIT_CHARACTERS = 2000
+_WRITE_DELAY_S = 0.01
+_COLLECTED_LEVELS = ("debug", "info")  # a process that crashes has written its warnings and errors
 # Libraries with a line at `info` for each request or each start, of which Firstline's own lines report what matters.
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "tuf")
 _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
@@ -47,7 +54,6 @@ def _add_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 
 _SHARED: list[Processor] = [
-    structlog.contextvars.merge_contextvars,
     _add_facts,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -55,6 +61,46 @@ _SHARED: list[Processor] = [
     structlog.processors.StackInfoRenderer(),
     _limit_values,
 ]
+
+
+class _LineBuffer:
+    """Collects text for a file; safe for threads.
+
+    Args:
+        file: takes the text at each flush, in the order of the writes.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._texts: list[str] = []
+        self._flush_by_s = 0.0
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            self._texts.append(text)
+
+    def flush(self) -> None:
+        """Writes the collected text now."""
+        with self._lock:
+            texts, self._texts = self._texts, []
+            self._flush_by_s = 0.0
+            if texts:
+                self._file.write("".join(texts))
+            self._file.flush()
+
+    def flush_soon(self) -> None:
+        """Writes the collected text within `_WRITE_DELAY_S`; at once outside an event loop."""
+        now_s = time.monotonic()
+        if now_s < self._flush_by_s:  # if that loop has ended meanwhile, the next line or the exit writes the text
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.flush()
+            return
+        self._flush_by_s = now_s + _WRITE_DELAY_S
+        loop.call_later(_WRITE_DELAY_S, self.flush)
 
 
 class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
@@ -65,9 +111,9 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """
 
     def __init__(self, render: Processor) -> None:
-        super().__init__(sys.stderr)
+        self.buffer = _LineBuffer(sys.stderr)
+        super().__init__(self.buffer)
         self.render = render
-        self.output = structlog.WriteLogger(sys.stderr)
         self.setFormatter(
             structlog.stdlib.ProcessorFormatter(
                 foreign_pre_chain=_SHARED,
@@ -82,11 +128,17 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _write(logger: WrappedLogger, method: str, event: EventDict) -> tuple[Any, ...]:
     """Writes an event in a configured process; otherwise returns a sentence for the standard library's logger."""
-    handlers = logging.root.handlers
-    handler = next((each for each in handlers if isinstance(each, _LibraryHandler)), None)
-    if handler is not None:
-        rendered = handler.render(logger, method, structlog.processors.format_exc_info(logger, method, event))
-        handler.output.msg(str(rendered))
+    for handler in logging.root.handlers:
+        if not isinstance(handler, _LibraryHandler):
+            continue
+        if "exc_info" in event:
+            event = structlog.processors.format_exc_info(logger, method, event)
+        rendered = handler.render(logger, method, event)
+        handler.buffer.write(str(rendered) + "\n")
+        if method in _COLLECTED_LEVELS:
+            handler.buffer.flush_soon()
+        else:
+            handler.buffer.flush()
         raise structlog.DropEvent
     keywords: Mapping[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
     text = str(event.pop("event", ""))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -65,6 +66,39 @@ def test_lines_of_firstline_and_of_libraries_keep_their_order() -> None:
         logging.getLogger("some.library").warning("second")
         logs.logger(NAME).info("third")
     assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["first", "second", "third"]
+
+
+async def test_lines_of_an_event_loop_are_written_together_soon() -> None:
+    with configured("text") as stream:
+        logs.logger(NAME).info("first")
+        logs.logger(NAME).info("second")
+        assert not stream.getvalue()
+        await asyncio.sleep(0.1)
+        assert len(stream.getvalue().splitlines()) == 2
+        logs.logger(NAME).info("third")
+        await asyncio.sleep(0.1)
+        assert len(stream.getvalue().splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["firstline_gateway.requests", "some.library"])
+async def test_a_warning_is_written_at_once_after_the_lines_before_it(name: str) -> None:
+    with configured("text") as stream:
+        logs.logger(NAME).info("first")
+        (logs.logger(name) if name == NAME else logging.getLogger(name)).warning("second")
+        assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["first", "second"]
+
+
+def test_the_end_of_a_process_writes_the_last_lines() -> None:
+    code = """
+        import asyncio
+        from firstline_core.telemetry import logs
+        logs.configure()
+        async def run():
+            logs.logger("firstline_edge").info("last")
+        asyncio.run(run())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert "last [firstline_edge]" in done.stderr
 
 
 @pytest.mark.parametrize("level", ["warning", "error"])
