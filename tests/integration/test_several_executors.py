@@ -28,7 +28,7 @@ from firstline_core.types import Tensor
 from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
-ROUNDS = 10  # some milliseconds on one core
+ROUNDS = 40  # several milliseconds on one core
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ async def near(site: Site, far: Behind, bundle: Path) -> AsyncIterator[httpx.Asy
     (site.folder / "token").write_text(site.token)
     overrides: dict[str, object] = {
         "auth.mode": "off",
+        "execution.max_batch_rows": 1,  # otherwise one executor takes all waiting rows in one batch
         "models.directory": str(bundle),
         "store.url": sqlite_store_in(site.folder / "near.db").url,
         "oip.token_file": str(site.folder / "token"),

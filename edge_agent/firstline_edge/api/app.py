@@ -58,7 +58,11 @@ class App:
         except ClientDisconnectedError:
             return  # no client is left to read an answer
         if isinstance(reply, Streamed):
-            await send_stream(reply, request, send)
+            try:
+                await send_stream(reply, request, send)
+            except asyncio.CancelledError:
+                if not request.info.disconnected:
+                    raise
         else:
             await send_reply(reply, send)
 

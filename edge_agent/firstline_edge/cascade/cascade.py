@@ -132,6 +132,8 @@ class Cascade:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         model = self._models.find(request.model, request.version)
         if model is None:
+            # Refuses a request that is bound to this device, before anything leaves it.
+            policy.before(policy.Evidence(request.route, request.privacy, False, request.size_bytes, self._limit_bytes))
             context.turn_to(_CLOUD, Reason.HEAVY)
             return await self._client.pass_on(request, context.deadline_s, context.attempts)
         model = self._variant_of(context, model)

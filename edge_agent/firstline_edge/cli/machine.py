@@ -20,6 +20,8 @@ _NEEDED = {
     "orjson": "orjson",
     "httpx": "httpx",
     "httptools": "httptools",
+    "uvicorn": "uvicorn",
+    "diskcache": "diskcache",
     "paho.mqtt": "paho-mqtt",
     "structlog": "structlog",
     "prometheus_client": "prometheus-client",

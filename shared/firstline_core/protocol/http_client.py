@@ -11,7 +11,8 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -25,6 +26,8 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.http_body import read_body
 from firstline_core.protocol.limits import Limits
+
+_Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
 USER_AGENT = "firstline"
 CONNECT_TIMEOUT_S = 2.0
@@ -73,7 +76,7 @@ def open_client(settings: ClientSettings) -> httpx.Client:
         ConfigError: a URL that cannot be used.
     """
     transport = httpx.HTTPTransport(uds=settings.socket) if settings.socket else None
-    return httpx.Client(**_arguments(settings), transport=transport)
+    return _without_cookies(httpx.Client(**_arguments(settings), transport=transport))
 
 
 def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
@@ -88,7 +91,13 @@ def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransp
     """
     if settings.socket:
         transport = httpx.AsyncHTTPTransport(uds=settings.socket)
-    return httpx.AsyncClient(**_arguments(settings), transport=transport)
+    return _without_cookies(httpx.AsyncClient(**_arguments(settings), transport=transport))
+
+
+def _without_cookies(client: _Client) -> _Client:
+    """Lets the client ignore cookies: no server that it talks to uses any, and a hostile one could fill the memory."""
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
 
 
 def _arguments(settings: ClientSettings) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _LARGEST_PACKET_BYTES = 268_435_455
 _PACKET_OVERHEAD_BYTES = 16  # fixed header, topic length, packet id, properties length
 _KEEPALIVE_INTERVAL_S = 1.0  # between two checks of the keepalive
 _NO_SUBSCRIBER = 0x10
+_BYTE_ORDER_MARK = "\ufeff".encode()
 _MALFORMED = (ValueError, LookupError, struct.error, MQTTException)
 
 log = logger(__name__)
@@ -63,7 +64,14 @@ class _Client(paho.Client):
         message = paho.MQTTMessage(parts.packet_id, parts.topic)
         message.qos, message.retain, message.payload = qos, bool(header & 1), parts.payload
         message.properties = _properties(PacketTypes.PUBLISH)
-        message.properties.unpack(parts.properties)  # type: ignore[no-untyped-call]
+        try:
+            message.properties.unpack(parts.properties)  # type: ignore[no-untyped-call]
+        except MQTTException as error:
+            # paho refuses U+FEFF, which MQTT 5 allows (1.5.4): without this a device could end the connection.
+            if _BYTE_ORDER_MARK not in parts.properties:
+                raise
+            log.warning("mqtt message dropped", why=f"its properties cannot be read: {error}")
+            return self.ack(parts.packet_id, qos)
         if self.on_message is not None:
             self.on_message(self, None, message)
         return MQTTErrorCode.MQTT_ERR_SUCCESS

@@ -125,6 +125,18 @@ async def test_properties_that_a_message_cannot_have_end_the_connection(properti
         assert re.search("not MQTT 5|Protocol error", await connection.lost)
 
 
+async def test_message_with_a_byte_order_mark_in_a_property_is_acknowledged_unread() -> None:
+    """MQTT 5 allows U+FEFF (1.5.4), and paho does not: a device that may publish must not end the connection."""
+    heard: list[Message] = []
+    async with connected(heard.append) as (connection, broker):
+        properties = b"\x26\0\3\xef\xbb\xbf\0\1b"
+        rest = b"\0\1t\0\7" + bytes((len(properties),)) + properties
+        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest))) + rest)
+        head, answer = await broker.packet()
+        assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
+        assert connection.alive
+
+
 async def test_message_with_too_many_properties_is_acknowledged_unread() -> None:
     """Fails where paho no longer decodes messages in the method that `mqtt_connection.py` overrides."""
     heard: list[Message] = []

@@ -398,6 +398,15 @@ class TestHeavy:
         assert (answer.request_id, response.id) == (asked.request_id, "mine")
         assert (scene.cloud.requests[0].version, scene.cloud.requests[0].full_model_digest) == ("", "")
 
+    @pytest.mark.parametrize("bound", [{"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY}])
+    async def test_a_model_that_is_not_held_never_leaves_with_a_bound_request(
+        self, make_scene: MakeScene, bound: dict[str, Any]
+    ) -> None:
+        scene = make_scene()
+        with pytest.raises(RequestError, match="device"):
+            await scene.answer(request(SURE, model="other", **bound))
+        assert scene.cloud.requests == []
+
     async def test_another_version_is_not_held(self, make_scene: MakeScene) -> None:
         scene = make_scene()
         assert said(await scene.infer(SURE, version="2")).reason is Reason.HEAVY
