@@ -16,7 +16,7 @@ class PendingModels:
     """Notes requests for models that can be fetched. Belongs to one event loop.
 
     Attributes:
-        requested: set when a request has asked for such a model; whoever fetches them clears it.
+        requested: set when a request needs such a model; the fetching task clears it.
     """
 
     def __init__(self) -> None:

@@ -55,10 +55,10 @@ def page(connection: Connection, after: str, limit: int, bundle: str = "") -> li
 
 
 def active(connection: Connection) -> list[str]:
-    """Ids of the rollouts that something is to be done for, the oldest first.
+    """Returns the ids of the rollouts that need a step, oldest first.
 
-    Those that are ending come before those that run: what a newer one takes for a device's word of before must not be
-    that of one whose devices have still to be told otherwise.
+    Rollouts that are ending come before running ones, so that a running rollout never records the desired state of an
+    ending one as a device's earlier state.
     """
     running = _R.state.in_([RolloutState.RUNNING, RolloutState.PAUSED])
     return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
@@ -117,7 +117,7 @@ def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[
 
 
 def assignment(text: str) -> Assignment:
-    """What such a record says."""
+    """Decodes a stored assignment."""
     return msgspec.json.decode(text, type=Assignment)
 
 

@@ -1,4 +1,4 @@
-"""One step of a rollout: from how it stands, what its devices say and the time to what changes. Pure.
+"""One step of a rollout: computes the changes from its state, its devices' reports and the time. Pure.
 
 installing      the stage's devices are offered the model, at its pace, and have until its patience ends
 observing       both groups are looked at, and the stage is judged

@@ -194,7 +194,7 @@ class ModelMemory:
         log.info("model loaded", model=key.name, version=key.version, digest=served.digest)
 
     async def give_up(self, place: Place) -> None:
-        """Has a version no more, once nobody holds it."""
+        """Removes a version from memory once no request holds it."""
         key = place.served.key
         await self._until_let_go(place)
         del self.places[key]
@@ -205,7 +205,7 @@ class ModelMemory:
             await self.in_thread(release_freed_memory)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """What blocks, after the loads that were begun before."""
+        """Runs blocking work in the loading thread, after the loads that began earlier."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _evict_one(self, keeping: ModelKey | None = None) -> bool:
