@@ -13,10 +13,13 @@ import pytest
 from msgspec.structs import replace
 from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
+from support.profiles import profile
 
 from firstline_core.fleet.audit_log import verify_log
+from firstline_core.fleet.profiles import ProfileAsked, own_profile_path, profile_path, requests_path
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
+from firstline_core.profile.profile import encode
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import totals
@@ -166,6 +169,22 @@ async def test_what_people_did_is_in_the_trail(
         ("application:ops", "fleet.brake"),
         ("application:ops", "device.decommission"),
     ]
+
+
+async def test_decommissioning_deletes_profiles_and_requests(
+    gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
+) -> None:
+    await cam.get("/fleet/v1/twin")
+    asked = await keeper.post(requests_path("cam"), **json(ProfileAsked("digits", 1)))
+    assert asked.status_code == 201, asked.text
+    measured = await cam.put(own_profile_path("digits", 1), content=encode(profile(1.0, machine="cam")))
+    assert measured.status_code == 200, measured.text
+    assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 200
+    assert (await keeper.post("/fleet/v1/devices/cam/decommission")).status_code == 200
+    assert (await keeper.get(profile_path("digits", 1, "cam"))).status_code == 404
+    async with client(gateway, "cam", "device") as new:  # a device of the same name starts without them
+        assert (await new.get("/fleet/v1/twin")).status_code == 200
+    assert (await keeper.get(requests_path("cam"))).json()["requests"] == []
 
 
 async def test_nobody_sees_more_than_is_theirs(cam: httpx.AsyncClient, keeper: httpx.AsyncClient) -> None:

@@ -251,12 +251,6 @@ def names(connection: Connection) -> list[str]:
     return list(connection.execute(select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
 
 
-def silent_since(connection: Connection, before_s: float) -> list[str]:
-    """Devices that were not heard of since a wall time, or never."""
-    late = or_(_C.last_seen_s.is_(None), _C.last_seen_s < before_s)
-    return list(connection.execute(select(_C.name).where(late).order_by(_C.name)).scalars())
-
-
 def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | None) -> None:
     rows = [
         {

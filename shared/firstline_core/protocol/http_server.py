@@ -376,7 +376,7 @@ class Connection(HttpToolsProtocol):
                     raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
             elif name == b"expect" and http_version == "1.1":
                 self.expect_100_continue = value.lower() == b"100-continue"
-        if b"host" not in found and http_version != "1.0":
+        if b"host" not in found:
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
 
     # Answers

@@ -392,6 +392,7 @@ def test_expiry_is_judged_by_the_reference_time_of_python_tuf(device: Device) ->
     [
         "firstline_edge.api.data_plane",
         "firstline_edge.__main__",
+        "firstline_edge.app",
         "firstline_edge.fleet.member",
         "firstline_gateway.app",
     ],

@@ -222,7 +222,7 @@ async def test_expect_continue_is_answered_before_the_body() -> None:
 
 async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
-        writer.write(b"POST /a HTTP/1.0\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nxy")
+        writer.write(b"POST /a HTTP/1.0\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\nxy")
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"connection: close\r\n\r\n/a xy")
 
@@ -234,6 +234,7 @@ async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
     ("head", "status", "reason"),
     [
         ("GET /a HTTP/1.1\r\n", 400, b"no Host header"),
+        ("GET /a HTTP/1.0\r\n", 400, b"no Host header"),
         ("GET /a HTTP/1.1\r\nHost: a\r\nhost: b\r\n", 400, b"host came twice"),
         ("GET /a HTTP/1.0\r\nHost: a\r\nHost: a\r\n", 400, b"host came twice"),
         ("GET /a HTTP/1.1\r\nHost: a\r\nAuthorization: x\r\nauthorization: x\r\n", 400, b"authorization came twice"),
@@ -495,7 +496,7 @@ async def test_an_answer_in_pieces_is_sent_as_they_come() -> None:
             assert await reader.readuntil(b"one\r\n") == b"3\r\none\r\n"
             pieces.more.set()
             assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\ntwo\r\n0\r\n\r\n"
-        writer.write(b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\nGET /a HTTP/1.0\r\n\r\n")
+        writer.write(b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\nGET /a HTTP/1.0\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         assert (await reader.read()).endswith(b"connection: close\r\n\r\nonetwo")
         assert pieces.closed == 4

@@ -145,14 +145,6 @@ def test_the_brake_holds_until_it_is_lifted(database: Database) -> None:
         assert devices.brake(connection) is None
 
 
-def test_who_was_not_heard_of_for_long_is_known(database: Database) -> None:
-    say(database, "lately", "s", 100)
-    say(database, "before", "s", 1)
-    with database.begin() as connection:
-        devices.desire(connection, ["never"], wanted, NOW_S)
-        assert devices.silent_since(connection, NOW_S + 50) == ["before", "never"]
-
-
 def statements(database: Database) -> list[str]:
     """What is asked of the database from now on."""
     found: list[str] = []
