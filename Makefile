@@ -32,11 +32,12 @@ tflite: .venv-tflite/stamp
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \
 	.venv-tflite/bin/pytest $(PYTEST_ARGS) -m tflite $$files
 
-check: .venv/test.stamp ## check format, lint, types and layers
+check: .venv/test.stamp ## check format, lint, types, layers and, if Vale is installed, the English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if command -v vale >/dev/null; then vale *.md docs models firstline edge_agent cloud_gateway shared bench tests; fi
 
 format: .venv/test.stamp ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .

@@ -122,7 +122,7 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
 
         revoked = await enrolled("revoked")
         callers = {
-            "nobody": Caller(plain),
+            "anonymous": Caller(plain),
             "stranger": Caller(stranger()),
             "device": Caller((await enrolled("press-7")).context()),
             "revoked": Caller(revoked.context()),
@@ -174,7 +174,7 @@ def square(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Square]:
         yield Square(
             broker,
             {
-                "nobody": broker.device(None),
+                "anonymous": broker.device(None),
                 "stranger": broker.device(foreign.device("a")),
                 "a": broker.device(good["a"]),
                 "b": broker.device(good["b"]),
