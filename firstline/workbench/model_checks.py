@@ -18,7 +18,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, LabelOffset, Softmax
 from firstline_core.processing.trial import trial_input
-from firstline_core.runtime.ports import pick_port
+from firstline_core.runtime.base import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Array, Tensor, TensorSpec
 

@@ -10,8 +10,9 @@ from firstline_core.adaptation.controller import Controller, LadderPosition, Req
 from firstline_core.adaptation.guards import GuardVerdict
 from firstline_core.adaptation.ladder import Rung
 from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest
-from firstline_edge.models.edge_model import EdgeModel, is_quick
+from firstline_edge.models.edge_model import EdgeModel
 from firstline_edge.models.held import HeldModel, VariantChoice
 
 Sources: TypeAlias = Mapping[str, str | None]
@@ -115,7 +116,7 @@ class Variants:
         shed_reason = _reason(position.verdict) if position.shedding else ""
         edges = [held.edge for held in usable if held.edge is not None]
         workers, runs_ms = edges[0].workers, [edge.sure_ms(request, rows) for edge in edges]
-        wait_ms = 0.0 if is_quick(runs_ms[-1]) else 1000 * workers.wait_s  # quick runs bypass the worker threads
+        wait_ms = 0.0 if runs_on_loop(runs_ms[-1] / 1000) else 1000 * workers.wait_s
         prices = self._prices(usable, escalation_mj)
         chosen = choose_rung(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
         # If the better variant is not loaded, all requests get the next one anyway.

@@ -14,12 +14,11 @@ from firstline_core.profile.distribution import Distribution
 from firstline_core.profile.profile import Point
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.learned import Logistic
+from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.model_output import ModelOutput
 
-# Shorter work runs on the event loop: handing it to a thread and back costs more than it frees.
-_INLINE_MS = 1.0
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
 _SURE = 0.95
 _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
@@ -127,8 +126,8 @@ class EdgeModel:
         return self.row_ms * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
-        """Returns whether the request takes less time than a hand-over to a thread."""
-        return is_quick(self.expected_ms(request, request.rows))
+        """Returns whether the request runs on the event loop."""
+        return runs_on_loop(self.expected_ms(request, request.rows) / 1000)
 
     def run(self, tensor: Tensor, measured_s: float = math.inf) -> list[ModelOutput]:
         """Returns the model's output for each row.
@@ -170,8 +169,3 @@ class EdgeModel:
             DeadlineExceededError: its turn came too late.
         """
         return await self.workers.run(partial(self.run, measured_s=measured_s), tensor, deadline_s, measured_s)
-
-
-def is_quick(expected_ms: float) -> bool:
-    """Returns whether a run takes less time than a hand-over to a thread."""
-    return expected_ms < _INLINE_MS

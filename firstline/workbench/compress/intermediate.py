@@ -8,8 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from firstline_core.runtime.base import Runtime
-from firstline_core.runtime.batches import run_in_batches
+from firstline_core.runtime.base import Runtime, run_in_batches
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.types import Array

@@ -10,8 +10,8 @@ import numpy as np
 
 from firstline.workbench.compress.intermediate import run_rows
 from firstline.workbench.compress.onnx_techniques import static_int8
+from firstline_core.runtime.base import pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
 

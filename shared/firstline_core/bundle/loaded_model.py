@@ -14,9 +14,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.processing.compile import Step
 from firstline_core.processing.steps import Decode
-from firstline_core.runtime.base import Runtime
-from firstline_core.runtime.feeds import all_finite, fits
-from firstline_core.runtime.ports import pick_port
+from firstline_core.runtime.base import Runtime, all_finite, fits, pick_port
 from firstline_core.types import DATATYPES, Array, Tensor
 
 Probabilities = NDArray[np.float32]

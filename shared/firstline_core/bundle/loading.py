@@ -18,9 +18,8 @@ from firstline_core.processing.compile import Step, compile_postprocess, compile
 from firstline_core.processing.steps import Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.routing import confidence
-from firstline_core.runtime.base import Runtime
+from firstline_core.runtime.base import Runtime, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.runtime.ports import pick_port
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array

@@ -1,11 +1,21 @@
-"""The interface of all runtimes: named arrays in, named arrays out, in real values."""
+"""What all runtimes share: their interface, the checks of their inputs, and where a batch runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
+import numpy as np
+
+from firstline_core.errors import InvalidTensorError, ModelLoadError
 from firstline_core.types import Array, TensorSpec
+
+LOOP_LIMIT_S = 0.001
+"""A batch that is expected to take this long or longer runs in a thread."""
+
+Feeds = Mapping[str, Array]
+"""One array for each input of a model, by name."""
 
 
 class Runtime(Protocol):
@@ -24,7 +34,7 @@ class Runtime(Protocol):
     ranges: Mapping[str, tuple[float, float]]
     provider: str
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Feeds) -> dict[str, Array]:
         """Runs the model once over a batch.
 
         Args:
@@ -42,3 +52,149 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Frees the model; calling it twice is harmless."""
         ...
+
+
+def runs_on_loop(expected_s: float) -> bool:
+    """Returns whether a batch runs on the event loop; otherwise it runs in a thread.
+
+    Handing a batch to a thread and its result back takes some hundred microseconds: a shorter batch costs less than
+    that. A longer one would hold up everything else on the loop.
+
+    Args:
+        expected_s: the expected time of the batch in seconds, from measurements; infinite without one.
+    """
+    return expected_s < LOOP_LIMIT_S
+
+
+def pick_port(
+    specs: Sequence[TensorSpec], name: str, what: str, side: Literal["input", "output"], *, only: bool = False
+) -> TensorSpec:
+    """Returns the input or output that the manifest names, or the only one.
+
+    Args:
+        specs: the model's inputs, or its outputs.
+        name: "" for the only one.
+        what: the model, for messages.
+        side: "input" or "output".
+        only: refuse further ones, which would get no data.
+
+    Raises:
+        ModelLoadError: no port of that name, or several and no name.
+    """
+    names = ", ".join(f"'{spec.name}'" for spec in specs)
+    if len(specs) > 1 and only:
+        raise ModelLoadError(f"{what} has {len(specs)} {side}s, {names}; a bundle feeds one.")
+    if not name and len(specs) == 1:
+        return specs[0]
+    for spec in specs:
+        if spec.name == name:
+            return spec
+    if not name:
+        raise ModelLoadError(
+            f"{what} has {len(specs)} {side}s, {names}; name one of them as `{side}` in the recipe or manifest."
+        )
+    raise ModelLoadError(f"{what} has no {side} '{name}'; it has {names}.")
+
+
+def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:
+    """Checks names and shapes, and that all feeds have the same number of rows, at least one.
+
+    Raises:
+        InvalidTensorError: names the input and both shapes.
+    """
+    if len(feeds) != len(inputs) or [spec for spec in inputs if spec.name not in feeds]:
+        raise InvalidTensorError(
+            f"The model takes {_names(spec.name for spec in inputs)}, but was fed {_names(feeds) or 'nothing'}."
+        )
+    rows = None
+    for spec in inputs:
+        shape = feeds[spec.name].shape
+        if not fits(shape, spec.shape):
+            wanted = ", ".join(["rows", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
+            raise InvalidTensorError(f"Model input '{spec.name}' takes [{wanted}], but was fed {list(shape)}.")
+        if shape[0] == 0:
+            raise InvalidTensorError(f"Model input '{spec.name}' was fed no rows.")
+        if rows is not None and shape[0] != rows:
+            raise InvalidTensorError(f"Model input '{spec.name}' was fed {shape[0]} rows and another input {rows}.")
+        rows = shape[0]
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Returns whether the axes after the rows match; -1 matches any size.
+
+    The first axis counts rows: the runtime handles a fixed batch size, not the caller.
+    """
+    if shape[1:] == wanted[1:]:
+        return len(shape) == len(wanted)
+    return len(shape) == len(wanted) and all(
+        want in (-1, have) for want, have in zip(wanted[1:], shape[1:], strict=True)
+    )
+
+
+def all_finite(array: Array) -> bool:
+    """Returns whether all numbers are finite.
+
+    A finite sum of squares proves it in one pass without a temporary array. Otherwise large numbers may be the reason,
+    and each number is checked.
+    """
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
+def cast_feed(name: str, array: Array, dtype: np.dtype[Any]) -> Array:
+    """Returns the array in the model's dtype, C-contiguous, if the cast loses no meaning.
+
+    Floats may change their width and integers may become floats if none becomes infinite. Integers may change their
+    width if every value fits; floats do not become integers.
+
+    Raises:
+        InvalidTensorError: a cast that would lose meaning.
+    """
+    if array.dtype == dtype:
+        return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if dtype.kind == "f" and array.dtype.kind in "fiub":
+        with np.errstate(over="ignore"):  # reported below
+            cast = np.ascontiguousarray(array, dtype=dtype)
+        if not np.can_cast(array.dtype, dtype) and (np.isinf(cast) & np.isfinite(array)).any():
+            raise InvalidTensorError(
+                f"Model input '{name}' takes {dtype}, up to {float(np.finfo(dtype).max):g}, but was fed values up to "
+                f"{float(np.abs(array[np.isfinite(array)].astype(np.float64)).max()):g}."
+            )
+        return cast
+    if dtype.kind in "iu" and array.dtype.kind in "iub":
+        limits = np.iinfo(dtype)
+        if array.size and not (limits.min <= int(array.min()) and int(array.max()) <= limits.max):
+            raise InvalidTensorError(
+                f"Model input '{name}' takes {dtype}, from {limits.min} to {limits.max}, but was fed values from "
+                f"{int(array.min())} to {int(array.max())}."
+            )
+        return np.ascontiguousarray(array, dtype=dtype)
+    raise InvalidTensorError(f"Model input '{name}' takes {dtype}, but was fed {array.dtype}.")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Array]]) -> dict[str, Array]:
+    """Cuts the feeds into batches of exactly `size` rows and puts the outputs together again.
+
+    The last batch is filled up with copies of its own last row, which the model has to accept anyway.
+
+    Args:
+        feeds: arrays that share their first axis, of at least one row.
+        size: the model's batch size.
+        run: runs one batch; its outputs have `size` rows.
+    """
+    rows = len(next(iter(feeds.values())))
+    if rows == size:
+        return run(feeds)
+    batches = [run(_batch(feeds, start, size)) for start in range(0, rows, size)]
+    return {name: np.concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
+
+
+def _batch(feeds: Feeds, start: int, size: int) -> Feeds:
+    batch = {name: array[start : start + size] for name, array in feeds.items()}
+    missing = size - len(next(iter(batch.values())))
+    if missing == 0:
+        return batch
+    return {name: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for name, array in batch.items()}

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.batches import Feeds, run_in_batches
-from firstline_core.runtime.feeds import cast_feed, check_feeds
+from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}

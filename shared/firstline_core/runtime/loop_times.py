@@ -1,18 +1,13 @@
-"""Whether batches of a model run on the event loop: those that take less than a millisecond.
-
-To hand a batch to a thread and its result back takes some hundred microseconds, and a quick model is done before. A
-slow one would hold up everything else on the loop.
-"""
+"""How long batches of a model take on the event loop; see `base.runs_on_loop`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 
+from firstline_core.runtime.base import LOOP_LIMIT_S, runs_on_loop
 from firstline_core.runtime.batch_times import BatchTimes
 
-LOOP_LIMIT_S = 0.001
-"""A batch that is expected to take longer runs in a thread."""
 WINDOW = 32
 """Batches in threads that are looked at together."""
 
@@ -49,7 +44,7 @@ class LoopTimes:
         if not self.measured:
             return None
         expected_s = self._times.seconds(rows)
-        if expected_s <= LOOP_LIMIT_S:
+        if runs_on_loop(expected_s):
             return expected_s
         if now_s >= self._retry_s:
             self._expect(now_s)
@@ -62,7 +57,7 @@ class LoopTimes:
     def worthwhile_rows(self, max_rows: int) -> int:
         """Returns the largest batch, up to `max_rows`, that gains by its size and is within the limit of the loop."""
         rows = self._times.worthwhile_rows(max_rows)
-        while rows > 1 and self._times.seconds(rows) > LOOP_LIMIT_S:
+        while rows > 1 and not runs_on_loop(self._times.seconds(rows)):
             rows //= 2
         return rows
 
@@ -78,7 +73,7 @@ class LoopTimes:
 
         A machine that is busy while a model is loaded makes a quick model look slow. Live batches correct that.
         """
-        if self.measured.get(1, 0.0) <= LOOP_LIMIT_S:
+        if runs_on_loop(self.measured.get(1, 0.0)):
             return
         self._in_threads.append((rows, seconds))
         if len(self._in_threads) < WINDOW or sum(took_s < _RETURN_S for _, took_s in self._in_threads) < _QUICK:

@@ -8,9 +8,8 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
-from firstline_core.runtime.batches import Feeds, run_in_batches
+from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
 from firstline_core.runtime.external_data import has_external_data
-from firstline_core.runtime.feeds import cast_feed, check_feeds
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"

@@ -32,7 +32,7 @@ from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.protocol.tensors import shown
-from firstline_core.runtime.feeds import cast_feed
+from firstline_core.runtime.base import cast_feed
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import (
     DATATYPES,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InvalidTensorError
-from firstline_core.runtime.feeds import cast_feed
+from firstline_core.runtime.base import cast_feed
 
 
 @pytest.mark.parametrize(
