@@ -40,9 +40,9 @@ LIMITS = {
         f"{SERVER.pending:,}, and half of the descriptors",
         f"TLS handshake {SERVER.handshake_s:g} s",
     ),
-    "HTTP requests sent ahead": (f"{SERVER.pipelined} on one connection",),
+    "pipelined HTTP requests": (f"{SERVER.pipelined} on one connection",),
     "a client that does not read": (f"{SERVER.write_s:g} s",),
-    "HTTP bodies that come slowly": (f"{http_body.GRACE_S:g} s",),
+    "slow HTTP bodies": (f"{http_body.GRACE_S:g} s",),
     "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
@@ -53,7 +53,7 @@ LIMITS = {
     "`id`": (f"{DEFAULT_LIMITS.id_chars} characters",),
     "image": (
         f"{images.PIXELS_LIMIT // 1_000_000} million pixels",
-        f"of all rows {images.SOURCE_PIXELS_LIMIT // 1_000_000} million",
+        f"{images.SOURCE_PIXELS_LIMIT // 1_000_000} million for all rows",
     ),
     "pieces of an image": (
         f"{image_limits.JPEG_PIECES_LIMIT:,} segments",
