@@ -20,8 +20,8 @@ from bench.pools import CIFAR10, TRAINSAMPLE, Pool
 from bench.routing.parts import Effort, Job
 from bench.routing.population import Population, at_most
 from firstline.workbench.selection import select
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
-from firstline_core.bundle.scorer import scorer
 from firstline_core.routing import binomial
 from firstline_core.routing.certification import certify
 

@@ -19,7 +19,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
-from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.storage.artefact import Sha256
 

@@ -22,7 +22,7 @@ from firstline.cli.output import Output, OutputOption, print_json, print_table, 
 from firstline.release import roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
-from firstline_core.fleet import expiry
+from firstline_core.fleet.registry import expiry_warnings
 from firstline_core.telemetry.wording import counted
 
 
@@ -117,7 +117,7 @@ def _found(keyring: Keyring) -> _Found:
             file = files.get(short(keyid))
             found.keys.append(_Key(name, keyid, str(file) if file is not None else None))
     ends = {name: known.expires.timestamp() for name, known in signed.items()}
-    found.warnings += expiry.warnings(ends, time.time()).values()
+    found.warnings += expiry_warnings(ends, time.time()).values()
     if found.lacking:
         found.warnings.append(_lacking(keyring))
     return found

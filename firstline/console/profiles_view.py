@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, profile_page
 from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, ProfileRequest
-from firstline_core.fleet.profiling import ProfilingState
+from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.table import COLUMNS, notes, rows
 

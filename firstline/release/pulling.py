@@ -12,11 +12,11 @@ from typing import NamedTuple
 from firstline.release.pushing import ReportProgress
 from firstline.release.registry import Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.target import find_bundle
+from firstline_core.storage.artefact import SignedFile
 
 _PART_BYTES = 1 << 20
 _UNFINISHED = ".part"

@@ -10,7 +10,7 @@ from securesystemslib.signer import CryptoSigner, Key
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from firstline_core.bundle.key_material import duplicate_key
+from firstline_core.bundle.trust import duplicate_key
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.registry import OnlineKey
 

@@ -10,8 +10,7 @@ import numpy as np
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.measure import Progress
 from firstline.workbench.observe import observe
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions

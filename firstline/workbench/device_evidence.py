@@ -16,8 +16,7 @@ from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.evidence import Evidence, full_model
 from firstline.workbench.measure import Progress
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError, RequestError, UnauthorizedError

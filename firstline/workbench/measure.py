@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
 from firstline.workbench.observe import observe
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

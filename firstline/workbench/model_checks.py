@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.quantised_ranges import misfit
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from firstline.workbench.dataset import Dataset, Sample
-from firstline_core.bundle.loaded_model import LoadedModel, Prediction
+from firstline_core.bundle.loading import LoadedModel, Prediction
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.confidence import Probabilities

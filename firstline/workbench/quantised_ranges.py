@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from firstline.workbench.step_syntax import spell
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.processing.steps import Scale
 from firstline_core.types import Array, Tensor
 

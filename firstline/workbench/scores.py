@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score, ScoreKind
-from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import Probabilities, Scores, auroc
 from firstline_core.routing.learned import MEASURES, Logistic, features

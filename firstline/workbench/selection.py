@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from firstline.workbench.calibrate import fit_temperature
 from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_logistic, fit_value, require_learning
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score, ScoreKind
-from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import check_share, split
 from firstline_core.routing.confidence import Probabilities

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkError, ProtocolError
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.adapters import RegistryBytes
 from firstline_edge.fleet.updates.fetching import Pace, fetch

@@ -30,8 +30,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import BODY_BYTES, ProfileAsked, ProfileRequest, own_profile_path, profile_path
-from firstline_core.fleet.profiling import ProfilingState
-from firstline_core.fleet.twin import Reported
+from firstline_core.fleet.twin import ProfilingState, Reported
 from firstline_core.profile.profile import decode, encode
 from firstline_core.runtime.select import CPU
 from firstline_edge.app import EdgeAgent

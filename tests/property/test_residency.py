@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.far_servers import MANIFEST
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     EngineUnavailableError,

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from bench.support.bundles import artefact
 from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
 from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle, target_fields, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.updates.history import History
 from firstline_edge.fleet.updates.means import Means, Patience, Trials
 from firstline_edge.fleet.updates.updater import Updater

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree

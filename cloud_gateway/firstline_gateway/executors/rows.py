@@ -20,7 +20,7 @@ from firstline_gateway.executors.base import Outcome, Probabilities
 
 
 class Predictor(Protocol):
-    """The part of `firstline_core.bundle.loaded_model.LoadedModel` that a batch needs."""
+    """The part of `firstline_core.bundle.loading.LoadedModel` that a batch needs."""
 
     def prepare(self, tensor: Tensor) -> Array: ...
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.manifest import Model
 from firstline_core.errors import FirstlineError
 from firstline_core.processing.steps import InputSpec

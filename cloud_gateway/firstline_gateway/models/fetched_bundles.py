@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
 from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
+from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder
 from firstline_core.types import ModelKey
 

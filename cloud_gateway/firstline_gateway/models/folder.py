@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import declared, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError

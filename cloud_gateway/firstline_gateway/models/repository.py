@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import Connection, Row, delete, select
 
-from firstline_core.fleet.profiling import DesiredProfile
+from firstline_core.fleet.twin import DesiredProfile
 from firstline_gateway.profiles.tables import PROFILE_REQUESTS
 from firstline_gateway.store import statements
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from firstline_core.fleet.profiles import ProfileRequest
-from firstline_core.fleet.profiling import Profiling, ProfilingState
+from firstline_core.fleet.twin import Profiling, ProfilingState
 from firstline_gateway.fleet.devices import Device
 from firstline_gateway.profiles.request_records import RequestRecord
 

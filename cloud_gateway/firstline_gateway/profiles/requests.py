@@ -11,8 +11,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, ProfileRequests
-from firstline_core.fleet.profiling import REQUESTS
-from firstline_core.fleet.twin import Desired
+from firstline_core.fleet.twin import REQUESTS, Desired
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.audit_log import records as audit_log

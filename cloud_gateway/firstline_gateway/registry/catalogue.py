@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from tuf.api.metadata import Targets
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.configuration import configuration_at
 from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import bundle_of_target, find_bundle, listed_bundles
+from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.registry import signing
 
 

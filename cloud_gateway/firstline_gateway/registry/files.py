@@ -6,9 +6,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, NoRoomError, NotFoundError, RequestError
+from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.registry.blobs import Blob, Blobs, LocalBlobs, checked
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from firstline_core.clock import Clock
-from firstline_core.fleet.expiry import DAY_S, HOUR_S, warnings
+from firstline_core.fleet.registry import DAY_S, HOUR_S, expiry_warnings
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.registry.registry import Registry
 from firstline_gateway.registry.signing import ONLINE_LIFE
@@ -49,7 +49,7 @@ class RegistryMaintenance:
         finally:
             self.expiries = await self._registry.expiries()
             now_s = self._clock.wall_s()
-            for role, sentence in warnings(self.expiries, now_s).items():
+            for role, sentence in expiry_warnings(self.expiries, now_s).items():
                 if now_s - self._warned_s.get(role, 0.0) >= DAY_S:
                     self._warned_s[role] = now_s
                     log.warning("registry expiry", role=role, warning=sentence)

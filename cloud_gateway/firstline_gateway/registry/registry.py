@@ -20,8 +20,7 @@ from firstline_core.errors import (
     NotFoundError,
     NotReadyError,
 )
-from firstline_core.fleet.expiry import AUTHORITY, warnings
-from firstline_core.fleet.registry import OnlineKey, RegistryStatus, RoleState
+from firstline_core.fleet.registry import AUTHORITY, OnlineKey, RegistryStatus, RoleState, expiry_warnings
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
@@ -219,7 +218,7 @@ class Registry:
             roles=tuple(RoleState(role, *heads[role]) for role in _ROLES if role in heads),
             online_key=keyid,
             authority_expires_s=expiries.get(AUTHORITY),
-            warnings=tuple(warnings(expiries, self._clock.wall_s()).values()),
+            warnings=tuple(expiry_warnings(expiries, self._clock.wall_s()).values()),
             blobs=len(blobs),
             blobs_bytes=sum(blob.size_bytes for blob in blobs),
             limit_bytes=self.files.limit_bytes,

@@ -10,9 +10,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
-from firstline_core.bundle.key_material import duplicate_key
-from firstline_core.bundle.signed_file import SignedFile
-from firstline_core.bundle.trust import LIMITS_BYTES
+from firstline_core.bundle.trust import LIMITS_BYTES, duplicate_key
 from firstline_core.errors import (
     ConflictError,
     MetadataExpiredError,
@@ -20,6 +18,7 @@ from firstline_core.errors import (
     RequestError,
     SignatureError,
 )
+from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.registry.records import Document
 
 ONLINE_LIFE = timedelta(days=1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import Look
-from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.twin import DesiredVersion
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.definition import Assignment, Phase, Rollout
 from firstline_gateway.rollouts.device_progress import Seen
@@ -66,7 +66,7 @@ class Step:
 
     rollout: Rollout
     assigned: dict[str, Assignment] = field(default_factory=dict)
-    told: dict[str, DesiredModel] = field(default_factory=dict)
+    told: dict[str, DesiredVersion] = field(default_factory=dict)
     before: dict[str, Period | None] = field(default_factory=dict)
     start: dict[str, Totals] = field(default_factory=dict)
     look: Look | None = None

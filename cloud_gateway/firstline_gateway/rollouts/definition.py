@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.fleet.twin import DesiredModel, Version, Withdrawn
+from firstline_core.fleet.twin import DesiredVersion, Version, Withdrawn
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 from firstline_gateway.fleet.selector import parse_selector
@@ -184,7 +184,7 @@ class Assignment(Struct, frozen=True):
         offered_s: when that was; None before.
         before: its desired version until then; None if there was none.
         before_version: the version that it ran then; 0 if it did not report one.
-        withdrawn: the versions withdrawn by then, see `DesiredModel`.
+        withdrawn: the versions withdrawn by then, see `DesiredVersion`.
         reason: why it failed, in its word.
     """
 
@@ -195,7 +195,7 @@ class Assignment(Struct, frozen=True):
     place: int
     state: DeviceState
     offered_s: float | None = None
-    before: DesiredModel | None = None
+    before: DesiredVersion | None = None
     before_version: int = 0
     reason: str = ""
     withdrawn: Withdrawn = ()

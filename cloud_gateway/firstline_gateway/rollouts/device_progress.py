@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from firstline_core.fleet.twin import DesiredModel, Update, withdrawn_after
+from firstline_core.fleet.twin import DesiredVersion, Update, withdrawn_after
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
 
@@ -33,7 +33,7 @@ class Seen(Struct, frozen=True):
     heard: bool
     version: int
     update: Update | None
-    desired: DesiredModel | None
+    desired: DesiredVersion | None
 
 
 def is_there(device: Seen | None, silent_s: float) -> bool:
@@ -57,10 +57,10 @@ def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float
     )
 
 
-def target(rollout: Rollout) -> DesiredModel:
+def target(rollout: Rollout) -> DesiredVersion:
     """Returns the version that a rollout brings."""
     definition = rollout.definition
-    return DesiredModel(
+    return DesiredVersion(
         definition.bundle,
         definition.version,
         definition.manifest_sha256,
@@ -70,18 +70,18 @@ def target(rollout: Rollout) -> DesiredModel:
     )
 
 
-def offer(assignment: Assignment, rollout: Rollout) -> DesiredModel:
+def offer(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
     """Returns the desired version for a device that is to run it."""
     return replace(target(rollout), withdrawn=assignment.withdrawn)
 
 
-def way_back(assignment: Assignment, rollout: Rollout) -> DesiredModel:
+def way_back(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
     """Returns the desired version for a device that is to go back."""
     offered = offer(assignment, rollout)
     if assignment.before is None:
         return replace(offered, window=None, undone=True)
     back = assignment.before
-    return replace(back, withdrawn=withdrawn_after(replace(offered, undone=True), back.manifest_sha256))
+    return replace(back, withdrawn=withdrawn_after(replace(offered, undone=True), back.sha256))
 
 
 def moved(assignment: Assignment, device: Seen | None, rollout: Rollout) -> Assignment:
@@ -136,5 +136,5 @@ def _returned(assignment: Assignment, device: Seen, rollout: Rollout) -> tuple[D
     return None if under_way else (_S.RETURNED, assignment.reason)
 
 
-def _told(word: DesiredModel) -> tuple[str, int]:
+def _told(word: DesiredVersion) -> tuple[str, int]:
     return word.rollout, word.version

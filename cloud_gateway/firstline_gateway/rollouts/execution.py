@@ -9,7 +9,7 @@ from firstline_gateway.fleet import devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.changes import Step
 from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.subject import with_word
+from firstline_gateway.rollouts.subject import with_desired
 
 
 def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) -> Rollout | None:
@@ -32,7 +32,9 @@ def apply(connection: Connection, before: Rollout, made: Step, wall_s: float) ->
     if made.look is not None:
         records.add_look(connection, before.id, made.look)
     what = before.definition.what
-    devices.desire(connection, made.told, lambda name, said: with_word(said, what, made.told[name]), wall_s, known=True)
+    devices.desire(
+        connection, made.told, lambda name, desired: with_desired(desired, what, made.told[name]), wall_s, known=True
+    )
     for action, actor, details in made.notes:
         audit_log.add(
             connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import Connection, Row, select
 
-from firstline_core.fleet.twin import Desired, DesiredModel, Reported, Update
+from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, Update
 from firstline_gateway.fleet.tables import DEVICES
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Assignment, Definition
@@ -36,7 +36,7 @@ class _Said(NamedTuple):
     heard: bool
     version: int
     update: Update | None
-    desired: DesiredModel | None
+    desired: DesiredVersion | None
 
 
 class Mirror:

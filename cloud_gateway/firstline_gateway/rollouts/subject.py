@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from firstline_core.fleet.twin import Desired, DesiredConfiguration, DesiredModel, Reported, Update
+from firstline_core.fleet.twin import Desired, DesiredConfiguration, DesiredModel, DesiredVersion, Reported, Update
 
 
 class Subject(StrEnum):
@@ -20,45 +20,20 @@ class Subject(StrEnum):
     CONFIGURATION = "configuration"
 
 
-def desired_of(said: Desired, subject: Subject, name: str) -> DesiredModel | None:
-    """The fleet's word to a device: about a bundle of this name, or about its configuration, whichever that is."""
-    if subject is Subject.MODEL:
-        return next((each for each in said.models if each.name == name), None)
-    held = said.configuration
-    if held is None:
-        return None
-    return DesiredModel(
-        held.name,
-        held.version,
-        held.sha256,
-        held.rollout,
-        not_before_s=held.not_before_s,
-        expires_s=held.expires_s,
-        window=held.window,
-        attempt=held.attempt,
-        undone=held.undone,
-        withdrawn=held.withdrawn,
-    )
+def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:
+    """Returns the desired version of a bundle with this name, or of the device's configuration, whatever its name."""
+    if subject is Subject.CONFIGURATION:
+        return document.configuration
+    return next((each for each in document.models if each.name == name), None)
 
 
-def with_word(said: Desired, subject: Subject, word: DesiredModel) -> Desired:
-    """A device's document with another such word."""
-    if subject is Subject.MODEL:
-        others = tuple(each for each in said.models if each.name != word.name)
-        return replace(said, models=tuple(sorted((*others, word), key=lambda each: each.name)))
-    configuration = DesiredConfiguration(
-        word.name,
-        word.version,
-        word.manifest_sha256,
-        word.rollout,
-        not_before_s=word.not_before_s,
-        expires_s=word.expires_s,
-        window=word.window,
-        attempt=word.attempt,
-        undone=word.undone,
-        withdrawn=word.withdrawn,
-    )
-    return replace(said, configuration=configuration)
+def with_desired(document: Desired, subject: Subject, version: DesiredVersion) -> Desired:
+    """Returns a device's document with another desired version."""
+    if subject is Subject.CONFIGURATION:
+        return replace(document, configuration=DesiredConfiguration(**asdict(version)))
+    others = tuple(each for each in document.models if each.name != version.name)
+    models = (*others, DesiredModel(**asdict(version)))
+    return replace(document, models=tuple(sorted(models, key=lambda each: each.name)))
 
 
 def version_of(reported: Reported | None, subject: Subject, name: str) -> int:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from firstline_core.bundle.loaded_model import LoadedModel, Probabilities
-from firstline_core.bundle.scorer import Scorer
+from firstline_core.bundle.loading import LoadedModel, Scorer
 from firstline_core.profile.distribution import Distribution
 from firstline_core.profile.profile import Point
 from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.confidence import Probabilities
 from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest, Tensor

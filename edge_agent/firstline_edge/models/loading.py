@@ -15,8 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError

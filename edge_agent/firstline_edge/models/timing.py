@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.processing.trial import typical_row
 from firstline_core.types import InferRequest, Tensor

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.profiling import DesiredProfile
+from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, ProfileOptions, ProfileSession
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.need import Need

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, LinkError, UnauthorizedError
-from firstline_core.fleet.profiling import ENDED, REQUESTS, DesiredProfile, Profiling, ProfilingState
+from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
@@ -137,7 +137,7 @@ class Profiler:
         """Works until it is cancelled."""
         while True:
             self._news.clear()
-            request = next((one for one in self._wanted if self._entry(one).state not in ENDED), None)
+            request = next((one for one in self._wanted if not self._entry(one).state.ended), None)
             if request is None:
                 await self._news.wait()
             else:

@@ -23,8 +23,7 @@ from firstline.workbench.compress.sensitivity import sensitive_nodes
 from firstline.workbench.compress.student import Lesson, start_of, student
 from firstline.workbench.precision import precision_of, weights_of
 from firstline_core.bundle.loading import load_model
-from firstline_core.bundle.manifest import Model
-from firstline_core.bundle.provenance import Provenance
+from firstline_core.bundle.manifest import Model, Provenance
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions

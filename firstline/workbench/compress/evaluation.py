@@ -17,8 +17,7 @@ from firstline.workbench.compress.target import Cost, Costs
 from firstline.workbench.dataset import Dataset, spread
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import fitting, images, observe
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, load_model, load_scorer
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError

@@ -18,12 +18,12 @@ from firstline.workbench.dataset import UNLABELLED, Dataset
 from firstline.workbench.measure import Progress
 from firstline.workbench.splitting import onnx_graph, tflite_graph
 from firstline.workbench.splitting.checkpoint import Checkpoint
-from firstline_core.bundle.loaded_model import LoadedModel, Probabilities
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.split import Cut, Form, FormName, Splits
+from firstline_core.routing.confidence import Probabilities
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Array, Tensor

@@ -12,13 +12,33 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.bundle.provenance import Provenance
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.learned import Logistic, feature_count
-from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.artefact import Artefact, Sha256
 from firstline_core.types import PROBABILITIES, Name, TensorSpec
+
+Words = Annotated[str, Meta(max_length=4096)]
+
+
+class Provenance(Struct, frozen=True, forbid_unknown_fields=True):
+    """The origin of a variant.
+
+    Attributes:
+        technique: such as "static-int8".
+        source: id of the source model in its bundle.
+        source_digest: `Model.digest` of the source model.
+        parameters: of the technique, as text.
+        libraries: versions of the packages that were used.
+    """
+
+    technique: Name
+    source: Name
+    source_digest: Sha256
+    parameters: dict[Name, Words] = {}
+    libraries: dict[Name, Words] = {}
+
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"

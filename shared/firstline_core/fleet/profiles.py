@@ -11,8 +11,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from firstline_core.fleet.profiling import ENDED, DesiredProfile, ProfilingState, Providers, Share, Variants
 from firstline_core.fleet.registry import Version
+from firstline_core.fleet.twin import DesiredProfile, ProfilingState, Providers, Share, Variants
 from firstline_core.profile.profile import LIMIT_BYTES, Profile
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
@@ -122,7 +122,7 @@ class ProfileRequest(Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """Returns whether the request has ended."""
-        return self.state in ENDED
+        return self.state.ended
 
 
 class ProfileRequests(Struct, frozen=True):

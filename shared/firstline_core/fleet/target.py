@@ -16,9 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, valid_certificate
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
-from firstline_core.storage.artefact import RelativePath, Sha256
+from firstline_core.storage.artefact import RelativePath, Sha256, SignedFile
 from firstline_core.types import NAME_PATTERN, Name
 
 FORMAT = 1

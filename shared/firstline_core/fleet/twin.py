@@ -7,11 +7,11 @@ understands a newer writer.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
-from firstline_core.fleet.profiling import REQUESTS, DesiredProfile, Profiling
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.protocol.json_document import read_json_document
@@ -32,6 +32,16 @@ Sentence = Annotated[str, Meta(max_length=500)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 _Minute = Annotated[int, Meta(ge=0, lt=_MINUTES_PER_WEEK)]
 Withdrawn = Annotated[tuple[Sha256, ...], Meta(max_length=_WITHDRAWN)]
+REQUESTS = 8
+"""Maximum number of requests per device."""
+
+_RequestId = Annotated[str, Meta(min_length=1, max_length=64)]
+_ProfiledVersion = Annotated[int, Meta(ge=0, le=2**53)]
+_Count = Annotated[int, Meta(ge=0, le=2**31)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
+Providers = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)]
+Variants = Annotated[tuple[Name, ...], Meta(max_length=64)]
+_Numbers = Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)]
 _T = TypeVar("_T", bound=Struct)
 
 
@@ -57,35 +67,20 @@ class Window(Struct, frozen=True):
         return 0.0 if since < self.minutes else (_MINUTES_PER_WEEK - since) * 60
 
 
-class DesiredModel(Struct, frozen=True):
-    """A bundle that the device must run.
+class DesiredVersion(Struct, frozen=True):
+    """A signed version that the device must use.
 
     Attributes:
-        manifest_sha256: of the manifest; signed metadata must have the same.
+        sha256: of the manifest, or of the configuration; signed metadata must have the same.
         rollout: id of the rollout that set it; "" for a manual change.
         not_before_s: earliest wall time of the trial; the files are fetched earlier.
         expires_s: wall time after which the update does not start; 0 for never.
         window: also bounds the time of the trial; None for any time.
         attempt: increases when a person retries the update on a device that has given it up.
-        undone: roll back instead: the bundle that it replaced, or would have replaced, runs again.
-        withdrawn: sha256 of the manifests that the fleet withdrew before, latest last. A device that was offline then,
-            and still runs one of them, rolls it back first.
+        undone: roll back instead: the version that it replaced, or would have replaced, is used again.
+        withdrawn: sha256 of the versions that the fleet withdrew before, latest last. A device that was offline then,
+            and still uses one of them, rolls it back first.
     """
-
-    name: Name
-    version: Version
-    manifest_sha256: Sha256
-    rollout: RolloutId = ""
-    not_before_s: Seconds = 0.0
-    expires_s: Seconds = 0.0
-    window: Window | None = None
-    attempt: Annotated[int, Meta(ge=1, le=2**31)] = 1
-    undone: bool = False
-    withdrawn: Withdrawn = ()
-
-
-class DesiredConfiguration(Struct, frozen=True):
-    """Settings that the device must use: a signed file with a version. For the attributes see `configuration.py`."""
 
     name: Name
     version: Version
@@ -97,6 +92,14 @@ class DesiredConfiguration(Struct, frozen=True):
     attempt: Annotated[int, Meta(ge=1, le=2**31)] = 1
     undone: bool = False
     withdrawn: Withdrawn = ()
+
+
+class DesiredModel(DesiredVersion, frozen=True, rename={"sha256": "manifest_sha256"}):
+    """A bundle that the device must run."""
+
+
+class DesiredConfiguration(DesiredVersion, frozen=True):
+    """Settings that the device must use, see `configuration.py`."""
 
 
 class Brake(Struct, frozen=True):
@@ -112,13 +115,87 @@ class Brake(Struct, frozen=True):
     until_s: Seconds = 0.0
 
 
+class ProfilingState(StrEnum):
+    """The progress of a request."""
+
+    SENT = "sent"
+    """The device has not acknowledged it."""
+    UNKNOWN = "unknown"
+    """The device has received it and does not support it."""
+    WAITING = "waiting"
+    """The device works on other requests first."""
+    MEASURING = "measuring"
+    """Its points are being measured."""
+    UPLOADING = "uploading"
+    """All points are measured; the gateway does not have the profile yet."""
+    DONE = "done"
+    """The gateway has the profile."""
+    REFUSED = "refused"
+    """The device refuses or cannot."""
+    EXPIRED = "expired"
+    """The request expired first; set by the gateway."""
+
+    @property
+    def ended(self) -> bool:
+        return self in (ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.EXPIRED)
+
+
+class DesiredProfile(Struct, frozen=True):
+    """A bundle that the device must measure once. Agents ignore unknown fields.
+
+    Attributes:
+        id: of the request.
+        version: 0 for the current version when the device starts.
+        quick: measure in a fifth of the time.
+        threads: numbers of threads per run; empty for the device's choice.
+        batches: rows per query; empty for the device's choice.
+        anew: also repeat points that are known.
+        variants: ids of models; empty for all on the device.
+        providers: of ONNX Runtime, each measured separately; empty for the device's choice.
+        throttled_share: also measure single samples with this share of processor time; 0 to leave it out.
+    """
+
+    id: _RequestId
+    bundle: Name
+    version: _ProfiledVersion = 0
+    quick: bool = False
+    threads: _Numbers = ()
+    batches: _Numbers = ()
+    anew: bool = False
+    variants: Variants = ()
+    providers: Providers = ()
+    throttled_share: Share = 0.0
+
+
+class Profiling(Struct, frozen=True):
+    """The progress of a device with a request.
+
+    Attributes:
+        id: of the request.
+        version: that is measured; 0 while unknown.
+        done: measured points, of `total`, which is 0 while unknown.
+        message: one sentence, or "".
+        since_s: wall time of the device when this state began.
+    """
+
+    id: _RequestId
+    bundle: Name
+    state: ProfilingState
+    version: _ProfiledVersion = 0
+    done: _Count = 0
+    total: _Count = 0
+    message: Annotated[str, Meta(max_length=500)] = ""
+    since_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+
+
 class Desired(Struct, frozen=True):
     """The desired state of one device.
 
     Attributes:
         revision: increases with each change for this device.
         models: at most one version per name; bundles that are not named do not change.
-        profiles: bundles to be measured, each named once.
+        profiles: bundles to be measured, each named once. A request stays after it has ended, like an installed
+            model; the device recognises it by its id, and a new id for the same bundle is a new request.
     """
 
     revision: Annotated[int, Meta(ge=0, le=2**53)]
@@ -212,11 +289,11 @@ class Reported(Struct, frozen=True):
     format: int = FORMAT
 
 
-def withdrawn_after(said: DesiredModel | None, wanted: Sha256) -> Withdrawn:
-    """Returns the withdrawn manifests after the desired model of a device changes."""
-    if said is None:
+def withdrawn_after(desired: DesiredVersion | None, wanted: Sha256) -> Withdrawn:
+    """Returns the withdrawn digests after the desired version of a device changes."""
+    if desired is None:
         return ()
-    before = (*said.withdrawn, said.manifest_sha256) if said.undone else said.withdrawn
+    before = (*desired.withdrawn, desired.sha256) if desired.undone else desired.withdrawn
     return tuple(dict.fromkeys(each for each in before if each != wanted))[-_WITHDRAWN:]
 
 

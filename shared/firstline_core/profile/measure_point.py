@@ -20,8 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from firstline_core.bundle.golden import read_golden, tensor_of
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_model
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -18,3 +19,12 @@ class Artefact(Struct, frozen=True, forbid_unknown_fields=True):
     file: RelativePath
     sha256: Sha256
     size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class SignedFile(NamedTuple):
+    """A file as signed metadata lists it."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    custom: Mapping[str, Any]

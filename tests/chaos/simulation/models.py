@@ -15,7 +15,7 @@ import numpy as np
 from bench.simulation.core import OneCore
 from bench.support.bundles import with_certificate
 from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
-from firstline_core.bundle.loaded_model import Prediction
+from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import Clock

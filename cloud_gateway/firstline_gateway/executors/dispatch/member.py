@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Executor, InProcess

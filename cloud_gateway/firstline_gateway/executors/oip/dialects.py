@@ -14,8 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import orjson
 
-from firstline_core.bundle.loaded_model import LoadedModel
-from firstline_core.bundle.loading import load_around
+from firstline_core.bundle.loading import LoadedModel, load_around
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import (
     FirstlineError,

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.configuration import LIMIT_BYTES
 from firstline_core.fleet.twin import DesiredConfiguration
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.configuration.kept import Held
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.configuration import configuration_path
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.updates.adapters import NoRegistry, SignedCatalogue
 from firstline_edge.fleet.updates.ports import ByteSource
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError, SelfTestError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
 from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle
 from firstline_core.runtime.threads import in_daemon_thread
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
 from firstline_edge.fleet.updates.self_test import self_test

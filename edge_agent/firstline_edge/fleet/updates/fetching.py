@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.clock import Clock
 from firstline_core.errors import LinkDownError, ProtocolError
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.updates.ports import ByteSource
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -23,6 +22,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.target import Hardware, ListedBundle, choose_variants, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.storage.artefact import SignedFile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.fetching import Pace, fetch
 from firstline_edge.fleet.updates.pointer import Slot
@@ -65,10 +65,10 @@ def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Need
         IntegrityError: the fleet desires another manifest than the one that is signed.
         IncompatibleTargetError: no variant runs here.
     """
-    if bundle.manifest.sha256 != wanted.manifest_sha256:
+    if bundle.manifest.sha256 != wanted.sha256:
         raise IntegrityError(
             f"{wanted.name} version {wanted.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
-            f"{wanted.manifest_sha256[:12]} is desired; start the rollout anew."
+            f"{wanted.sha256[:12]} is desired; start the rollout anew."
         )
     variants = choose_variants(bundle.release, device)
     folder = target_path(wanted.name, wanted.version, "")

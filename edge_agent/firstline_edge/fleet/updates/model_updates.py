@@ -182,7 +182,7 @@ class ModelUpdates:
         """A word of the fleet begins an update, unless that very bundle runs already."""
         means, pointer = self._means, self._history.pointer(self._name)
         place = self._history.path(self._name, pointer.slot) or means.serving.place(self._name)
-        runs = place is not None and await means.off_loop(manifest_sha256, place) == wanted.manifest_sha256
+        runs = place is not None and await means.off_loop(manifest_sha256, place) == wanted.sha256
         record = Record(wanted, _S.OFFERED, since_s=means.now_s())
         if runs:
             record = replace(record, state=_S.COMMITTED, slot=pointer.slot, reason="already")

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IntegrityError
+from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import copy_whole, make_folder, sync_folder
 from firstline_edge.fleet.updates.pointer import Slot
 

@@ -17,8 +17,8 @@ from typing import IO, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import BY_CODE, FirstlineError, ProtocolError
+from firstline_core.storage.artefact import SignedFile
 
 LIMIT_BYTES = 64 * 1024 * 1024
 """Of one word: more than what lists all targets that are read."""

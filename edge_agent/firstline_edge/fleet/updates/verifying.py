@@ -14,8 +14,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import CapacityError, FirstlineError
+from firstline_core.storage.artefact import SignedFile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.verifier import Failure, Fetch, Listed, Look, More, Part, hear, say
 

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
-from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel
-
-Wanted: TypeAlias = DesiredModel | DesiredConfiguration
+from firstline_core.fleet.twin import DesiredVersion
 
 # The wall clock may be set meanwhile.
 LOOK_S = 60.0
 """Longest wait for a wall time."""
 
 
-def is_same(one: Wanted, other: Wanted) -> bool:
+def is_same(one: DesiredVersion, other: DesiredVersion) -> bool:
     """Whether it is one update: when it is to be tried may change on the way."""
     return _identity(one) == _identity(other)
 
 
-def is_taken_back(target: Wanted, wanted: Wanted) -> bool:
+def is_taken_back(target: DesiredVersion, wanted: DesiredVersion) -> bool:
     """Whether the fleet's word now is that an update to `target`, or what it brought, is to be given up."""
-    return wanted.undone if is_same(target, wanted) else _sha256(target) in wanted.withdrawn
+    return wanted.undone if is_same(target, wanted) else target.sha256 in wanted.withdrawn
 
 
-def is_over(wanted: Wanted, now_s: float) -> bool:
+def is_over(wanted: DesiredVersion, now_s: float) -> bool:
     """Whether it is too late to begin it."""
     return 0 < wanted.expires_s <= now_s
 
 
-def wait_s(wanted: Wanted, now_s: float) -> float:
+def wait_s(wanted: DesiredVersion, now_s: float) -> float:
     """Seconds after which to see whether it may be tried; 0 where it may be now."""
     found_s = max(0.0, wanted.not_before_s - now_s)
     if found_s == 0 and wanted.window is not None:
@@ -37,9 +33,5 @@ def wait_s(wanted: Wanted, now_s: float) -> float:
     return min(found_s, left_s, LOOK_S)
 
 
-def _identity(wanted: Wanted) -> tuple[str, int, str, str, int]:
-    return wanted.name, wanted.version, _sha256(wanted), wanted.rollout, wanted.attempt
-
-
-def _sha256(wanted: Wanted) -> str:
-    return wanted.manifest_sha256 if isinstance(wanted, DesiredModel) else wanted.sha256
+def _identity(wanted: DesiredVersion) -> tuple[str, int, str, str, int]:
+    return wanted.name, wanted.version, wanted.sha256, wanted.rollout, wanted.attempt

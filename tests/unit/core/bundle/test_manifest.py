@@ -12,11 +12,11 @@ from firstline_core.bundle.manifest import (
     Manifest,
     Model,
     Policy,
+    Provenance,
     Score,
     encode_manifest,
     parse_manifest,
 )
-from firstline_core.bundle.provenance import Provenance
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
 from firstline_core.routing.learned import Logistic

@@ -11,7 +11,6 @@ from support.gateway import DIGITS
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
 from firstline_core.fleet.target import (
     FULL,
@@ -26,6 +25,7 @@ from firstline_core.fleet.target import (
     target_fields,
     target_path,
 )
+from firstline_core.storage.artefact import SignedFile
 
 ONNX = Hardware(frozenset({"onnx"}), "x86_64")
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from support.boards import board
 
 from firstline_core.errors import ProtocolError
-from firstline_core.fleet.profiling import DesiredProfile
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry, latency_bin
 from firstline_core.fleet.twin import (
     LIMIT_BYTES,
     Brake,
     Desired,
     DesiredModel,
+    DesiredProfile,
     Reported,
     RunningModel,
     Update,

@@ -15,7 +15,7 @@ from support.profiles import profile
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
-from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
+from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.measure import ProfileOptions
 from firstline_core.profile.profile import Profile
 from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress

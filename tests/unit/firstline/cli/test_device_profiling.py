@@ -12,7 +12,7 @@ from support.profiles import point, profile
 from firstline.cli.device_profiling import followed, unheeded
 from firstline_core.errors import LinkDownError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
-from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
+from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 from firstline_core.profile.profile import Refused
 from firstline_core.runtime.select import CPU
 

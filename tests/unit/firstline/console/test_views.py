@@ -11,10 +11,17 @@ from firstline.console.cells import Cell, Tone, address, long, number, plain
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
-from firstline_core.fleet.profiling import DesiredProfile, ProfilingState
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierCounts, TierHistory
 from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
-from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
+from firstline_core.fleet.twin import (
+    Desired,
+    DesiredModel,
+    DesiredProfile,
+    ProfilingState,
+    Reported,
+    RunningModel,
+    Update,
+)
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
 from firstline_core.hardware.text import catalogue_facts

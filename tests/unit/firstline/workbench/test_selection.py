@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline.workbench.selection import SELECT_FRACTION, SELECTS_FROM_ROWS, Selection, default_fraction, select
+from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
-from firstline_core.bundle.scorer import scorer
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import split
 

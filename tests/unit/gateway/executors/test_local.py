@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from support.gateway import DIGITS, Doubler, pool_of, request_of
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.base import LOOP_LIMIT_S
 from firstline_core.runtime.loop_times import WINDOW, LoopTimes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
-from firstline_core.fleet.twin import Desired, Reported
+from firstline_core.fleet.twin import Desired, DesiredProfile, Profiling, ProfilingState, Reported
 from firstline_gateway.fleet.devices import Device
 from firstline_gateway.profiles.request_records import RequestRecord
 from firstline_gateway.profiles.request_state import request_of, why_not

@@ -11,8 +11,7 @@ from support.profiles import profile
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileEntry, ProfileRequest
-from firstline_core.fleet.profiling import DesiredProfile, Profiling, ProfilingState
-from firstline_core.fleet.twin import Reported
+from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState, Reported
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.fleet import Fleet

@@ -32,7 +32,7 @@ from firstline_core.errors import (
     RequestError,
     StoreUnavailableError,
 )
-from firstline_core.fleet import expiry
+from firstline_core.fleet.registry import expiry_warnings
 from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.registry import online, records, signing
 from firstline_gateway.registry.aliases import Aliases
@@ -189,7 +189,7 @@ async def test_aliases_are_kept_with_their_history(room: Room) -> None:
 
 
 def test_a_day_is_warned_of_in_the_words_for_it() -> None:
-    said = expiry.warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
+    said = expiry_warnings({"root": 40 * DAY_S, "timestamp": -60.0, "authority": DAY_S, "targets": 600.0}, 0.0)
     assert set(said) == {"timestamp", "authority", "targets"}
     assert said["timestamp"].startswith("The timestamp metadata ended on 1969-12-31 23:59 UTC")
     assert "ends in 24 hours" in said["authority"] and "ca next" in said["authority"]

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.configuration.fetching import fetch, find
 
 CONTENT = 'name = "quiet"\nversion = 1\n# für alle\n'.encode()

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.updates import Cut, HastyClock, cut_after, full_disk, here
 
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, RequestError
 from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import ENDED, UpdateState
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.configuration.beginning import begin
 from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.configuration.kept import read_kept

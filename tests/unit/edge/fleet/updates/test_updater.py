@@ -114,7 +114,7 @@ async def test_what_must_not_run_never_answers(
     elif spoil == "unlisted":
         registry.files.clear()
     elif spoil == "other manifest":
-        wanted = replace(wanted, manifest_sha256="0" * 64)
+        wanted = replace(wanted, sha256="0" * 64)
     elif spoil == "tampered":
         registry.blobs = {sha256: content[::-1] for sha256, content in registry.blobs.items()}
     elif spoil == "no such bytes":
@@ -258,7 +258,7 @@ async def test_what_was_taken_back_while_the_device_was_away_runs_no_more(
     # Meanwhile that was aborted, and another rollout came, which cannot be installed here or was taken back as well.
     newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
     registry.error = SignatureError("no")
-    device.updater.desire([replace(newer, undone=undone, withdrawn=(wanted.manifest_sha256,))])
+    device.updater.desire([replace(newer, undone=undone, withdrawn=(wanted.sha256,))])
     await device.run()
     assert device.version == 1
     assert state(device) == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
@@ -271,7 +271,7 @@ async def test_a_trial_that_fails_goes_back_to_nothing_that_was_taken_back(
     await device.run()
     newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
     device.serving.fails = True
-    device.updater.desire([replace(newer, withdrawn=(wanted.manifest_sha256,))])
+    device.updater.desire([replace(newer, withdrawn=(wanted.sha256,))])
     await device.run()
     assert state(device) == (S.ROLLED_BACK, "errors") and device.version == 1
 

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from bench.support.signed_repository import DAY, START, SignedRepository
-from firstline_core.bundle.signed_file import SignedFile
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -24,6 +23,7 @@ from firstline_core.errors import (
     RateLimitedError,
     SignatureError,
 )
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.updates.verifying import Source, verified
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.executors import MIB, SERVED, M, Timed, row, site
 from support.gateway import Doubler
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Array
 from firstline_gateway.executors.base import Probabilities

@@ -12,7 +12,7 @@ from support.executors import MIB, SERVED, M
 from support.gateway import Doubler, doubled, request_of
 
 from bench.support.executor import ExecutorWithoutFiles
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
 from firstline_core.types import Array, ModelKey, Tensor

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 from support.gateway import Doubler, pool_of, request_of
 
-from firstline_core.bundle.loaded_model import LoadedModel
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, NotReadyError
 from firstline_core.types import Array, InferRequest, ModelKey
