@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +15,9 @@ from firstline.cli.profile_source import load_profile
 from firstline.cli.rollout_options import Where
 from firstline.cli.work_folder import work_folder
 from firstline.workbench.bundle_folder import refuse_existing, require_writable
-from firstline.workbench.compress.compression import Compression, compress, promise_of, source_of
-from firstline.workbench.compress.distillation import require_training
+from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
 from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
-from firstline.workbench.compress.student import DEPTH, STARTED_RATE, Lesson, require_change, start_of
+from firstline.workbench.compress.student import Lesson, require_training, start_of
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -62,25 +60,13 @@ DeltaOption = Annotated[
 ]
 TrainOption = Annotated[
     int | None,
-    typer.Option(
-        min=0,
-        help="Also make a student and train it for this many epochs (0: only refit it). Up to an hour; needs PyTorch.",
-    ),
-]
-DepthOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.01,
-        max=1,
-        help="Share of residual blocks that a student keeps. Default: 0.4; 1 with --keep or --student.",
-    ),
-]
-KeepOption = Annotated[
-    float | None,
-    typer.Option(min=0.01, max=1, help="Share of the channels inside the blocks that a student keeps. Default: all."),
+    typer.Option(min=1, help="With --student: train it for this many epochs. Up to an hour; needs PyTorch."),
 ]
 StudentOption = Annotated[
-    str, typer.Option("--student", metavar="ID", help="Start the student as this smaller model, without cutting it.")
+    str,
+    typer.Option(
+        "--student", metavar="ID", help="Also train this smaller model of the bundle on the source's answers."
+    ),
 ]
 CheckpointsOption = Annotated[
     Path | None,
@@ -117,8 +103,6 @@ def compress_command(
     epsilon: EpsilonOption = None,
     delta: DeltaOption = None,
     train: TrainOption = None,
-    depth: DepthOption = None,
-    keep: KeepOption = None,
     start: StudentOption = "",
     checkpoints: CheckpointsOption = None,
     threads: ThreadsOption = 1,
@@ -146,8 +130,10 @@ def compress_command(
     for name, share in {"epsilon": promise.epsilon, "delta": promise.delta, "confidence": confidence}.items():
         if share is not None:
             check_share(name, share)
-    start_of(opened.manifest, source, start)
-    lesson = _lesson(train, depth, keep, start, threads)
+    lesson = _lesson(train, start, threads)
+    if lesson is not None:
+        start_of(opened.manifest, source, start)
+        require_training()
     _prepare_checkpoints(checkpoints, train)
     if prefer is Preference.ENERGY and not for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
@@ -159,9 +145,7 @@ def compress_command(
             dataset,
             folder,
             source=source,
-            promise=promise,
-            max_loss=max_loss_points / 100,
-            confidence=confidence,
+            rule=Rule(promise, max_loss_points / 100, confidence),
             profile=profile,
             lesson=lesson,
             seed=seed,
@@ -203,25 +187,17 @@ def _print(
         typer.echo(f"No bundle was written{'; name one with --out' if taken else ': no candidate was taken'}.")
 
 
-def _lesson(train: int | None, depth: float | None, keep: float | None, start: str, threads: int) -> Lesson | None:
+def _lesson(train: int | None, start: str, threads: int) -> Lesson | None:
     """Returns how a student is trained; None for no student.
 
     Raises:
-        ConfigError: options of a student without --train, a student that would be a copy, or PyTorch is missing.
+        ConfigError: one of both options is missing.
     """
-    if train is None:
-        described = {"--student": start, "--depth": depth, "--keep": keep}
-        if option := next((name for name, value in described.items() if value), None):
-            raise ConfigError(f"{option} describes a student; --train says for how many epochs it is trained.")
-        return None
-    if train:
-        require_training()
-    share = 1.0 if keep is None else keep
-    if depth is None:
-        depth = 1.0 if start or share < 1 else DEPTH
-    lesson = Lesson(share, depth, start, epochs=train, threads=threads)
-    require_change(lesson)
-    return replace(lesson, rate=STARTED_RATE) if start else lesson
+    if start and not train:
+        raise ConfigError(f"--student {start} names a student; --train says for how many epochs it is trained.")
+    if train and not start:
+        raise ConfigError("--train trains a student; --student names the model of the bundle that it starts as.")
+    return Lesson(start, train, threads) if train else None
 
 
 def _prepare_checkpoints(checkpoints: Path | None, train: int | None) -> None:

@@ -9,9 +9,9 @@ import typer
 from firstline.cli.output import confidence, percent, print_table, size, table
 from firstline.workbench.compress.candidates import Candidate
 from firstline.workbench.compress.compression import Compression
+from firstline.workbench.compress.costs import Target
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.next_version import Preference
-from firstline.workbench.compress.target import Target
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.hardware.readings import Absent, Modelled, Reading
 from firstline_core.profile.table import DISTURBED
@@ -23,12 +23,12 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
         "source": found.source.id,
         "target": found.target,
         "waited_share": found.waited_share,
-        "promise": found.promise,
-        "max_loss": found.max_loss,
-        "loss_delta": found.loss_delta,
-        "loss_proved": found.proved,
+        "promise": found.rule.promise,
+        "max_loss": found.rule.max_loss,
+        "loss_delta": found.rule.loss_delta,
+        "loss_proved": found.rule.confidence is not None,
         "rows": dict(zip(("make", "judge", "certify"), found.rows, strict=True)),
-        "there": found.there,
+        "there": found.existing,
         "unmeasured": found.unmeasured,
         "certified_accuracy": found.certified_accuracy,
         "candidates": [
@@ -51,19 +51,19 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
 
 def print_found(found: Compression) -> None:
     make, judge, certify = found.rows
-    promise = found.promise
+    promise = found.rule.promise
     typer.echo(
         f"Made of {found.source.id} on {make} images, judged on {judge}, certified on {certify}: at most "
         f"{percent(promise.epsilon)} {promise.contract}, with confidence {percent(1 - promise.delta)}.\n"
         f"Points lost are against {found.source.id} on the judging images: as seen, and at most, with confidence "
-        f"{confidence(found.loss_delta)} for all candidates together; "
-        f"{'the most' if found.proved else 'what was seen'} decides."
+        f"{confidence(found.rule.loss_delta)} for all candidates together; "
+        f"{'the most' if found.rule.confidence is not None else 'what was seen'} decides."
     )
     aimed = found.target is not None
     costs = (">p50 ms", *((">mJ", "on") if aimed else ()), ">bytes")
     made = table("model", ">accuracy", ">points lost", ">at most", ">on new rows", *costs, ">kept", "verdict")
-    for there in found.there:
-        made.add_row(*_row(there, found), "there")
+    for figures in found.existing:
+        made.add_row(*_row(figures, found), "there")
     for one in found.candidates:
         made.add_row(*_row(one.figures, found), _verdict(one)) if one.figures else None
     print_table(made)
@@ -133,7 +133,7 @@ def _of_target(found: Compression, target: Target) -> str:
         f"Latency is of '{target.machine}', "
         + ("measured now, in turns, each model in its best way." if target.here else "as its profile has it.")
     ]
-    measured = [*found.there, *(one.figures for one in found.candidates if one.figures is not None)]
+    measured = [*found.existing, *(one.figures for one in found.candidates if one.figures is not None)]
     energy = next((one.energy_mj for one in measured if one.energy_mj is not None), None)
     if isinstance(energy, Absent):
         sentences.append(f"Energy is absent: {energy.reason}")

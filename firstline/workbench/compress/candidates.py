@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from firstline.workbench.compress import onnx_techniques, tflite_techniques
-from firstline.workbench.compress.evaluation import preprocessed_rows
+from firstline.workbench.compress.evaluation import Parts, preprocessed_rows
 from firstline.workbench.compress.judge import Figures, Verdict
-from firstline.workbench.compress.partition import Parts
-from firstline.workbench.compress.sensitivity import sensitive_nodes
-from firstline.workbench.compress.student import Lesson, start_of, student
+from firstline.workbench.compress.student import Lesson, start_of, train_student
 from firstline.workbench.precision import precision_of, weights_of
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Model, Provenance
@@ -32,25 +30,11 @@ from firstline_core.types import Array
 
 CALIBRATION_ROWS = 400
 SENSITIVITY_ROWS = 300
-_READY = "ready.onnx"
 _NAME_CHARACTERS = 59  # with a hyphen, and a number of three digits at the end, what a name may have
-_LIBRARIES = {"onnx": onnx_techniques.libraries, "tflite": tflite_techniques.libraries}
-
-_BYTES = ("int8", "uint8")
-_STORES = {
-    "static-int8": _BYTES,
-    "dynamic-int8": _BYTES,
-    "int8-weights": _BYTES,
-    "student-static-int8": _BYTES,
-    "fp16": ("fp16",),
-}
-"""Weight formats that a technique must have added to the file."""
+_TECHNIQUES = {"onnx": onnx_techniques, "tflite": tflite_techniques}
 
 Make = Callable[[Path, Array, Path], None]
 """Writes a file (last) from a model's file (first), calibrated by rows as the model takes them."""
-
-Report = Callable[[str], None]
-"""Receives in a few words what is done next."""
 
 
 class Candidate(Struct, frozen=True):
@@ -63,12 +47,17 @@ class Candidate(Struct, frozen=True):
     failed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The input of every technique.
 
     Attributes:
+        bundle: a copy, whose folder receives the candidates' files.
+        source: the model that they are made of.
         data: describes the data and its parts, for the provenance.
+        options: how the models run.
+        report: receives in a few words what is done next.
+        progress: receives how much of it is done.
+        lesson: how a student is trained; None for no student.
         checkpoints: folder of saved trainings; None for none.
     """
 
@@ -76,78 +65,59 @@ class Work:
     source: Model
     data: Mapping[str, str]
     options: RuntimeOptions
-    report: Report
+    report: Callable[[str], None]
     progress: Callable[[int, int], None]
+    lesson: Lesson | None = None
     checkpoints: Path | None = None
 
 
-def make_candidates(work: Work, parts: Parts, lesson: Lesson | None, others: Mapping[str, Make]) -> list[Candidate]:
+def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
     """Makes all candidates; their files are in the bundle's folder.
 
     Raises:
-        ConfigError: a model that a quantiser cannot read, or that cannot teach a student.
+        ConfigError: a model that a quantiser cannot read.
     """
-    if lesson is not None and work.source.runtime != "onnx":
-        raise ConfigError(f"A student is cut from an ONNX model; '{work.source.id}' is {work.source.runtime}.")
-    if lesson is not None and not work.source.shows_logits:
-        raise ConfigError(f"A student is taught by logits; '{work.source.id}' declares no softmax behind its output.")
     work.report("Reading images")
     file = work.bundle.file(work.source.artefact)
-    with _scratch(work.bundle.path) as scratch:
+    with TemporaryDirectory(prefix=".scratch-", dir=work.bundle.path) as folder:
+        ready = Path(folder) / f"ready.{work.source.runtime}"
         with closing(load_model(work.bundle, work.source, work.options)) as loaded:
-            limit = None if lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
-            rows = preprocessed_rows(loaded, parts.make, work.bundle.manifest.input, limit, scratch / "rows")
-        of_runtime = _of_onnx if work.source.runtime == "onnx" else _of_tflite
-        made = of_runtime(work, file, scratch, rows)
-        if lesson is not None:
-            made += _students(work, scratch, rows, lesson)
-        return made + [_plain(work, technique, make, file, rows) for technique, make in others.items()]
+            limit = None if work.lesson is not None else CALIBRATION_ROWS + SENSITIVITY_ROWS
+            rows = preprocessed_rows(loaded, parts.make, work.bundle.manifest.input, limit, Path(folder) / "rows")
+        if work.source.runtime == "tflite":
+            tflite_techniques.prepared(file, ready)
+            return [_plain(work, name, make, ready, rows) for name, make in tflite_techniques.TECHNIQUES.items()]
+        nodes = onnx_techniques.prepared(file, ready)
+        made = [_static(work, "static-int8", ready, rows, nodes)]
+        made += [_plain(work, name, make, ready, rows) for name, make in onnx_techniques.PLAIN.items()]
+        return made + (_students(work, work.lesson, ready, rows) if work.lesson is not None else [])
 
 
-def _of_onnx(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candidate]:
-    ready = scratch / _READY
-    nodes = onnx_techniques.prepared(file, ready)
-    made = [_static(work, "static-int8", ready, nodes, rows)]
-    for technique, make in onnx_techniques.PLAIN.items():
-        work.report(technique)
-        made.append(_candidate(work, technique, {}, partial(make, ready)))
-    return made
-
-
-def _of_tflite(work: Work, file: Path, scratch: Path, rows: Array) -> list[Candidate]:
-    ready = scratch / "ready.tflite"
-    tflite_techniques.prepared(file, ready)
-    return [_plain(work, technique, make, ready, rows) for technique, make in tflite_techniques.TECHNIQUES.items()]
-
-
-def _students(work: Work, scratch: Path, rows: Array, lesson: Lesson) -> list[Candidate]:
+def _students(work: Work, lesson: Lesson, teacher: Path, rows: Array) -> list[Candidate]:
     work.report("Training a student")
-    whole, ready = scratch / "student.onnx", scratch / "ready-student.onnx"
-    start = None
-    if lesson.start:
-        start = scratch / "ready-start.onnx"
-        model = start_of(work.bundle.manifest, work.source, lesson.start)
-        onnx_techniques.prepared(work.bundle.file(model.artefact), start)
+    start, trained, ready = (teacher.parent / f"{name}.onnx" for name in ("start", "student", "ready-student"))
+    model = start_of(work.bundle.manifest, work.source, lesson.start)
+    onnx_techniques.prepared(work.bundle.file(model.artefact), start)
     try:
-        parameters = student(
-            scratch / _READY,
-            whole,
+        parameters = train_student(
+            teacher,
+            start,
+            trained,
             rows,
             lesson,
             options=work.options,
-            start=start,
             checkpoints=work.checkpoints,
-            say=work.report,
+            report=work.report,
             progress=work.progress,
         )
     except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)
         return [Candidate(None, "student", failed=_one_line(error))]
-    made = _candidate(work, "student", parameters, partial(shutil.copyfile, whole))
+    made = _candidate(work, "student", parameters, partial(shutil.copyfile, trained))
     try:
-        nodes = onnx_techniques.prepared(whole, ready)
+        nodes = onnx_techniques.prepared(trained, ready)
     except ConfigError as error:  # the student itself, which took an hour, is there
         return [made, Candidate(None, "student-static-int8", failed=error.message)]
-    return [made, _static(work, "student-static-int8", ready, nodes, rows, parameters)]
+    return [made, _static(work, "student-static-int8", ready, rows, nodes, known=parameters)]
 
 
 def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> Candidate:
@@ -158,14 +128,14 @@ def _plain(work: Work, technique: str, make: Make, file: Path, rows: Array) -> C
 
 
 def _static(
-    work: Work, technique: str, ready: Path, nodes: list[str], rows: Array, *known: dict[str, str]
+    work: Work, technique: str, ready: Path, rows: Array, nodes: list[str], *, known: Mapping[str, str] = {}
 ) -> Candidate:
     """Static int8, calibrated on other rows than those that measure sensitivity."""
     work.report(f"{technique}: sensitivity")
     cut = _calibration_rows(rows)
     calibration, others = rows[:cut], rows[cut : cut + SENSITIVITY_ROWS]
     try:
-        left_out = sensitive_nodes(
+        left_out = onnx_techniques.sensitive_nodes(
             ready, nodes, calibration, others, ready.parent, output=work.source.output, progress=work.progress
         )
     except Exception as error:  # noqa: BLE001 (the quantiser raises whatever comes)
@@ -175,10 +145,9 @@ def _static(
         "sensitivity_rows": str(len(others)),
         "operators": str(len(nodes)),
         "excluded": ", ".join(left_out) or "none",
+        **known,
     }
-    for more in known:
-        parameters |= more
-    make = partial(onnx_techniques.static_int8, ready, rows=calibration, exclude=left_out)
+    make = partial(onnx_techniques.static_int8, ready, calibration, exclude=left_out)
     return _candidate(work, technique, parameters, make)
 
 
@@ -189,10 +158,10 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     file = bundle.path / f"{name}.{source.runtime}"
     try:
         make(file)
-        if not _touched(work, file, _STORES.get(technique, ())):
+        if not _has_changed(work, file, technique):
             return Candidate(None, technique, failed=f"'{source.id}' has no operator that it takes")
         content = file.read_bytes()
-        model = msgspec.structs.replace(
+        model = replace(
             source,
             id=name,
             artefact=Artefact(file.name, hashlib.sha256(content).hexdigest(), len(content)),
@@ -204,7 +173,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
                 source=source.id,
                 source_digest=source.digest,
                 parameters={**work.data, **parameters},
-                libraries={"firstline": version("firstline")} | _LIBRARIES[source.runtime](),
+                libraries={"firstline": version("firstline")} | _TECHNIQUES[source.runtime].libraries(),
             ),
         )
         load_model(bundle, model, RuntimeOptions()).close()
@@ -213,11 +182,14 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
     return Candidate(model, technique)
 
 
-def _touched(work: Work, made: Path, formats: Sequence[str]) -> bool:
-    """Whether more weights have these formats than before; a quantiser copies the file if it has nothing to do."""
-    source = work.bundle.file(work.source.artefact)
-    before, after = (weights_of(file, work.source.runtime) for file in (source, made))
-    return not formats or sum(after[one] for one in formats) > sum(before[one] for one in formats)
+def _has_changed(work: Work, made: Path, technique: str) -> bool:
+    """Whether more weights are in the wanted format than before; a quantiser copies a file that it cannot change."""
+    formats = ("int8", "uint8") if "int8" in technique else ("fp16",) if technique == "fp16" else ()
+    before, after = (
+        sum(weights_of(file, work.source.runtime)[one] for one in formats)
+        for file in (work.bundle.file(work.source.artefact), made)
+    )
+    return not formats or after > before
 
 
 def free_name(bundle: Bundle, source: Model, technique: str) -> str:
@@ -235,13 +207,3 @@ def _calibration_rows(rows: Array) -> int:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    made = folder / ".scratch"
-    made.mkdir()
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

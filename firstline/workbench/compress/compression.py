@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from firstline.workbench.certify import Certification
-from firstline.workbench.compress.candidates import Candidate, Make, Report, Work, make_candidates
-from firstline.workbench.compress.evaluation import accuracy, gather_evidence, measure_in_turns, proved, right
+from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
+from firstline.workbench.compress.costs import Costs, Target, measure_in_turns, measured_costs, read_costs, target_of
+from firstline.workbench.compress.evaluation import Promise, accuracy, gather_evidence, proved, right, split_data
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
-from firstline.workbench.compress.partition import Parts, split_data
 from firstline.workbench.compress.student import Lesson
-from firstline.workbench.compress.target import Costs, Target, measured_costs, read_costs, target_of
 from firstline.workbench.dataset import Dataset
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
@@ -25,32 +22,40 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Profile
-from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 
 LOSS_DELTA = 0.05
 """Of the bounds of lost accuracy, without a required confidence."""
 
 
-class Promise(Struct, frozen=True):
-    """The promise that every model is certified for."""
+class Rule(Struct, frozen=True):
+    """What is required of a candidate, besides what `judge` requires of each.
 
-    epsilon: float
-    delta: float
-    contract: Contract
+    Attributes:
+        promise: that it is certified for.
+        max_loss: share of accuracy that may be lost.
+        confidence: with which no greater loss has to be proved, for all candidates together; None if the loss on the
+            judging rows counts.
+    """
+
+    promise: Promise
+    max_loss: float = 0.02
+    confidence: float | None = None
+
+    @property
+    def loss_delta(self) -> float:
+        """Of the candidates' bounds of lost accuracy, for all of them together."""
+        return LOSS_DELTA if self.confidence is None else 1 - self.confidence
 
 
-@dataclass(frozen=True, slots=True)
-class Compression:
+class Compression(Struct, frozen=True):
     """The result of a compression.
 
     Attributes:
         source: the model that the candidates were made of.
         target: the machine of latency and energy; None for this one, as the options say.
-        max_loss: share of accuracy that may be lost.
-        loss_delta: of the candidates' bounds of lost accuracy, for all of them together.
-        proved: whether these bounds decide, instead of the observed loss.
-        there: figures of all models of the bundle, the source included.
+        rule: that the candidates were judged by.
+        existing: figures of all models of the bundle, the source included.
         unmeasured: models of the bundle that did not run on the target, by id, and why; they are not compared.
         certifications: of the candidates, by id; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
@@ -60,11 +65,8 @@ class Compression:
 
     source: Model
     target: Target | None
-    promise: Promise
-    max_loss: float
-    loss_delta: float
-    proved: bool
-    there: tuple[Figures, ...]
+    rule: Rule
+    existing: tuple[Figures, ...]
     unmeasured: dict[str, str]
     candidates: tuple[Candidate, ...]
     certifications: dict[str, Certification]
@@ -124,16 +126,13 @@ def compress(
     folder: Path,
     *,
     source: Model,
-    promise: Promise,
-    max_loss: float = 0.02,
-    confidence: float | None = None,
+    rule: Rule,
     lesson: Lesson | None = None,
     profile: Profile | None = None,
-    others: Mapping[str, Make] = MappingProxyType({}),
     seed: int = 0,
     checkpoints: Path | None = None,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-    report: Report = lambda step: None,
+    report: Callable[[str], None] = lambda step: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Compression:
     """Makes, measures, certifies and judges a candidate by each technique.
@@ -143,15 +142,11 @@ def compress(
         dataset: labelled images from the field's distribution that no model was trained on.
         folder: empty; becomes a copy of the bundle's files, with the candidates'.
         source: one of its models, see `source_of`.
-        promise: see `promise_of`.
-        max_loss: share of accuracy that may be lost.
-        confidence: with which no greater loss has to be proved, for all candidates together; None if the loss on the
-            judging rows counts.
+        rule: that candidates are judged by; see `promise_of`.
         lesson: how a student is trained; None for no student.
-        profile: of the target machine, see `target.py`; None for this machine, as the options say.
-        others: additional techniques, by name.
+        profile: of the target machine, see `costs.py`; None for this machine, as the options say.
         seed: of the parts.
-        checkpoints: folder that a training is saved in and resumed from, see `checkpoint.py`; None for none.
+        checkpoints: folder that a training is saved in and resumed from; None for none.
         options: how the models run, unless a profile says otherwise.
         report: receives what is done next.
         progress: receives how much of it is done.
@@ -169,100 +164,68 @@ def compress(
     target = target_of(profile, manifest, Tree()) if profile is not None else None
     report("Reading the data")
     parts = split_data(dataset, seed)
-    with_all = _copied(bundle, folder)
+    copy = _copied(bundle, folder)
     for model in manifest.models:
-        load_model(with_all, model, options).close()  # fail now, not after minutes
-    data = {
-        "seed": str(seed),
-        "data_sha256": dataset.digest(),
-        "make_rows": str(len(parts.make)),
-        "judge_rows": str(len(parts.judge)),
-        "certify_rows": str(len(parts.certify)),
-    }
-    work = Work(with_all, source, data, options, report, progress, checkpoints)
-    made = make_candidates(work, parts, lesson, others)
+        load_model(copy, model, options).close()  # fail now, not after minutes
+    counts = (len(parts.make), len(parts.judge), len(parts.certify))
+    data = {"seed": str(seed), "data_sha256": dataset.digest()}
+    data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
+    work = Work(copy, source, data, options, report, progress, lesson, checkpoints)
+    made = make_candidates(work, parts)
     models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     report("Timing")
     if profile is None or target is None:
-        costs = measure_in_turns(with_all, models, parts.judge, options)
+        costs = measure_in_turns(copy, models, parts.judge, options)
     elif target.here:
-        costs = measured_costs(_whole(with_all, models), models, profile, progress=progress)
+        costs = measured_costs(_with_candidates(copy, models), models, profile, progress=progress)
     else:
         costs = read_costs(models, profile)
-    return _judged(work, parts, made, costs, target=target, promise=promise, max_loss=max_loss, confidence=confidence)
-
-
-def _judged(
-    work: Work,
-    parts: Parts,
-    made: Sequence[Candidate],
-    costs: Costs,
-    *,
-    target: Target | None,
-    promise: Promise,
-    max_loss: float,
-    confidence: float | None,
-) -> Compression:
-    """Judges and certifies the candidates whose cost is known."""
-    bundle, manifest, options = work.bundle, work.bundle.manifest, work.options
-    loss_delta = LOSS_DELTA if confidence is None else 1 - confidence
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
-    models, among = [*manifest.models, *new], max(len(new), 1)
-    work.report("Judging")
-    judged = gather_evidence(bundle, models, parts.judge, options, work.progress)
-    work.report("Certifying")
-    rows = gather_evidence(bundle, models, parts.certify, options, work.progress)
+    models = [*manifest.models, *new]
+    report("Judging")
+    judged = gather_evidence(copy, models, parts.judge, options, progress)
+    report("Certifying")
+    certified = gather_evidence(copy, models, parts.certify, options, progress)
+    among = max(len(new), 1)
     proofs = {
-        model.id: proved(
-            bundle,
-            rows[model.id],
-            epsilon=promise.epsilon,
-            delta=promise.delta,
-            contract=promise.contract,
-            among=among,
-        )
+        model.id: proved(copy, certified[model.id], rule.promise, among=among)
         for model in models
-        if manifest.full is None or model.id != manifest.full.id
+        if model.id != manifest.full.id
     }
-    was_right = right(judged[work.source.id])
-    losses = {one.id: loss(right(judged[one.id]), was_right, delta=loss_delta, among=among) for one in new}
+    was_right = right(judged[source.id])
+    losses = {one.id: loss(right(judged[one.id]), was_right, delta=rule.loss_delta, among=among) for one in new}
     figures = {
         model.id: _figures(model, accuracy(judged[model.id]), costs, proofs.get(model.id), losses.get(model.id))
         for model in models
     }
-    verdicts = _verdicts(manifest, work.source, figures, new, costs, max_loss=max_loss, proved=confidence is not None)
+    verdicts = _verdicts(manifest, source, figures, new, costs=costs, rule=rule)
     return Compression(
-        work.source,
+        source,
         target,
-        promise,
-        max_loss,
-        loss_delta,
-        confidence is not None,
+        rule,
         tuple(figures[model.id] for model in manifest.models),
         {model.id: costs.unknown[model.id] for model in manifest.models if model.id in costs.unknown},
         tuple(_with_verdict(one, figures, verdicts, costs) for one in made),
         {one.id: proofs[one.id] for one in new},
-        (len(parts.make), len(parts.judge), len(parts.certify)),
-        {name: accuracy(evidence) for name, evidence in rows.items()},
+        counts,
+        {name: accuracy(evidence) for name, evidence in certified.items()},
         max((cost.waited_share for cost in costs.known.values()), default=0.0),
     )
 
 
 def _figures(
-    model: Model, accuracy_: float, costs: Costs, certification: Certification | None, lost: Loss | None
+    model: Model, accuracy: float, costs: Costs, certification: Certification | None, lost: Loss | None
 ) -> Figures:
     cost = costs.known.get(model.id)
-    return Figures(
-        id=model.id,
-        accuracy=accuracy_,
-        latency_ms=cost.latency_ms if cost else None,
-        size_bytes=model.artefact.size_bytes,
+    figures = Figures(
+        model.id,
+        accuracy,
+        None,
+        model.artefact.size_bytes,
         kept=certification.proof.kept if certification else None,
-        energy_mj=cost.energy_mj if cost else None,
-        ran=cost.ran if cost else "",
         loss=lost,
-        waited_share=cost.waited_share if cost else 0.0,
     )
+    return replace(figures, **asdict(cost)) if cost is not None else figures
 
 
 def _verdicts(
@@ -270,16 +233,16 @@ def _verdicts(
     source: Model,
     figures: Mapping[str, Figures],
     new: Sequence[Model],
-    costs: Costs,
     *,
-    max_loss: float,
-    proved: bool,
+    costs: Costs,
+    rule: Rule,
 ) -> dict[str, Verdict]:
     """Verdicts by the candidates' ids; accepted ones that another dominates are refused."""
     promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
     rivals = [figures[model.id] for model in manifest.models if model.id in costs.known]
+    proved = rule.confidence is not None
     verdicts = {
-        one.id: judge(figures[one.id], figures[source.id], rivals, max_loss, promised=promised, proved=proved)
+        one.id: judge(figures[one.id], figures[source.id], rivals, rule.max_loss, promised=promised, proved=proved)
         for one in new
     }
     for name, why in outdone([figures[name] for name, verdict in verdicts.items() if verdict.accepted]).items():
@@ -293,8 +256,8 @@ def _with_verdict(
     if one.model is None:
         return one
     if one.model.id in costs.unknown:
-        return msgspec.structs.replace(one, failed=costs.unknown[one.model.id])
-    return msgspec.structs.replace(one, figures=figures[one.model.id], verdict=verdicts[one.model.id])
+        return replace(one, failed=costs.unknown[one.model.id])
+    return replace(one, figures=figures[one.model.id], verdict=verdicts[one.model.id])
 
 
 def _copied(bundle: Bundle, folder: Path) -> Bundle:
@@ -310,10 +273,9 @@ def _copied(bundle: Bundle, folder: Path) -> Bundle:
     return Bundle(folder, bundle.manifest)
 
 
-def _whole(bundle: Bundle, models: Sequence[Model]) -> Bundle:
+def _with_candidates(bundle: Bundle, models: Sequence[Model]) -> Bundle:
     """The bundle with the candidates as edge variants, readable by the processes that measure."""
     full = bundle.manifest.full
-    edge = tuple(model for model in models if full is None or model.id != full.id)
-    manifest = msgspec.structs.replace(bundle.manifest, edge=edge)
+    manifest = replace(bundle.manifest, edge=tuple(model for model in models if model != full))
     (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return Bundle(bundle.path, manifest)

@@ -1,20 +1,25 @@
-"""Runs candidates and existing models on the same images: answers, certificates and latencies."""
+"""The three parts of the data, and what candidates and existing models answer on them.
+
+One part makes the candidates (calibration, sensitivity, training), one judges them, one certifies them. A certificate
+is valid only on rows that chose nothing; they do choose which certified candidate is first, for which `proved`
+compensates.
+"""
 
 from __future__ import annotations
 
-import time
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.certify import Certification, certify_bundle
-from firstline.workbench.compress.target import Cost, Costs
-from firstline.workbench.dataset import Dataset, spread
+from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample, spread
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import fitting, images, observe
 from firstline_core.bundle.loading import LoadedModel, load_model, load_scorer
@@ -26,11 +31,72 @@ from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 
-ROUNDS = 300
-SECONDS = 20.0
-LEAST_ROUNDS = 15
-WARM_RUNS = 5
-WARM_S = 0.001
+SHARES = (0.5, 0.2, 0.3)
+LEAST_ROWS = 20
+
+
+class Promise(Struct, frozen=True):
+    """The promise that every model is certified for."""
+
+    epsilon: float
+    delta: float
+    contract: Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Each in the data set's order.
+
+    Attributes:
+        make: for calibration, sensitivity and training; its labels are not used.
+        judge: for accuracy.
+        certify: for certificates.
+    """
+
+    make: Dataset
+    judge: Dataset
+    certify: Dataset
+
+
+def split_data(dataset: Dataset, seed: int = 0) -> Parts:
+    """Splits at random, reproducibly for a seed.
+
+    Raises:
+        ConfigError: a part has fewer than 20 images; an image occurs twice, by name or content, or cannot be read.
+    """
+    count = len(dataset)
+    cuts = np.cumsum([round(share * count) for share in SHARES[:-1]])
+    parts = np.split(np.random.default_rng(seed).permutation(count), cuts)
+    if min(map(len, parts)) < LEAST_ROWS:
+        raise ConfigError(
+            f"{dataset.folder} has {count} images; each of three parts needs {LEAST_ROWS} at least, so give "
+            f"{int(LEAST_ROWS / min(SHARES))} or more."
+        )
+    _refuse_copies(dataset)
+    make, judge, certify = (
+        replace(dataset, samples=tuple(dataset.samples[position] for position in sorted(part))) for part in parts
+    )
+    return Parts(make, judge, certify)
+
+
+def _refuse_copies(dataset: Dataset) -> None:
+    """A copy in another part would judge or certify its own effect; in the same part it would count twice."""
+    once = "an image may be in one of the three parts only, so name each once"
+    lines = dict[PurePosixPath, int]()
+    for sample in dataset.samples:
+        if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
+            raise ConfigError(f"{_named(dataset, sample)}, as line {first} does; {once}.")
+    seen = dict[bytes, Sample]()
+    for sample, (encoded, _) in zip(dataset.samples, dataset.read(), strict=True):
+        known = seen.setdefault(hashlib.sha256(encoded).digest(), sample)
+        if known is not sample:
+            raise ConfigError(
+                f"{_named(dataset, sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
+            )
+
+
+def _named(dataset: Dataset, sample: Sample) -> str:
+    return f"{dataset.folder / LABELS_NAME}:{sample.line} names '{sample.file}'"
 
 
 def preprocessed_rows(
@@ -130,9 +196,7 @@ def accuracy(evidence: Evidence) -> float:
     return float(right(evidence).mean())
 
 
-def proved(
-    bundle: Bundle, evidence: Evidence, *, epsilon: float, delta: float, contract: Contract, among: int = 1
-) -> Certification:
+def proved(bundle: Bundle, evidence: Evidence, promise: Promise, *, among: int = 1) -> Certification:
     """Certifies one variant by the bundle's own score, on all rows.
 
     The same rows choose which of several variants is first, which makes a false certificate more likely than each one
@@ -141,55 +205,18 @@ def proved(
     Args:
         bundle: with score and full model.
         evidence: of the variant, on the certifying rows.
-        epsilon: see `certify_bundle`.
-        delta: probability that any of the `among` promises is wrong; stated in the certificate.
-        contract: defines the loss.
+        promise: its delta, the probability that any of the `among` promises is wrong, is stated in the certificate.
         among: number of variants that are certified on these rows.
     """
     found = certify_bundle(
-        bundle, evidence, epsilon=epsilon, delta=delta / among, contract=contract, score="bundle", select_fraction=0.0
+        bundle,
+        evidence,
+        epsilon=promise.epsilon,
+        delta=promise.delta / among,
+        contract=promise.contract,
+        score="bundle",
+        select_fraction=0.0,
     )
     if found.certificate is None:
         return found
-    return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=delta))
-
-
-def measure_in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
-    """Returns the median time of one row through each model, without its processing.
-
-    The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
-    model of some microseconds takes up to twice as long after another runtime has filled the caches.
-
-    Args:
-        bundle: has the files.
-        models: each once.
-        dataset: source of a few images.
-        options: how the models run.
-    """
-    with ExitStack() as stack:
-        ready: list[tuple[str, LoadedModel, Array]] = []
-        for model in models:
-            loaded = load_model(bundle, model, options)
-            stack.callback(loaded.close)
-            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.input, 1)))
-        taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
-        start_s = time.perf_counter()
-        for done in range(ROUNDS):
-            if done >= LEAST_ROUNDS and time.perf_counter() - start_s > SECONDS:
-                break
-            for name, loaded, rows in ready:
-                feed = {loaded.input.name: rows}
-                _warmed(loaded, feed)
-                began_s = time.perf_counter()
-                loaded.runtime.run(feed)
-                taken[name].append(time.perf_counter() - began_s)
-    return Costs({name: Cost(float(np.median(seconds)) * 1000) for name, seconds in taken.items()})
-
-
-def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
-    """A few runs; one if it takes a millisecond, for which caches do not matter."""
-    began_s = time.perf_counter()
-    for _ in range(WARM_RUNS):
-        loaded.runtime.run(feed)
-        if time.perf_counter() - began_s > WARM_S:
-            break
+    return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=promise.delta))

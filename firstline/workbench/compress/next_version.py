@@ -49,7 +49,7 @@ def next_version(manifest: Manifest, found: Compression, take: Iterable[str], pr
         for one in found.candidates
         if one.model is not None and one.figures is not None and one.model.id in wanted
     ]
-    figures = {one.id: one for one in found.there}
+    figures = {one.id: one for one in found.existing}
     figures |= {one.figures.id: one.figures for one in found.candidates if one.figures is not None}
     edge = ordered_variants(manifest.edge, new, figures, prefer)
     return msgspec.structs.replace(manifest, version=manifest.version + 1, edge=edge)

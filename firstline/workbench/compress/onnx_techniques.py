@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +13,18 @@ from typing import Any
 import numpy as np
 
 from firstline_core.errors import ConfigError
+from firstline_core.runtime.base import pick_port, run_in_batches
+from firstline_core.runtime.onnx import OnnxRuntime
+from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
 
 QUANTISED = ("Conv", "Gemm", "MatMul")
 """Operators whose weights can be quantised."""
+DISAGREES = 0.01
+"""Share of rows with another class up to which no operator is excluded."""
+MOST_EXCLUDED = 0.25
+_CALIBRATES_EACH = 16
+_BATCH_ROWS = 32
 
 
 LEAST_OPSET = 13
@@ -52,13 +60,13 @@ def prepared(source: Path, out: Path) -> list[str]:
     return [node.name for node in model.graph.node if node.op_type in QUANTISED]
 
 
-def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
+def static_int8(source: Path, rows: Array, out: Path, *, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
     """Quantises weights to int8 by channel, and activations to uint8 by their ranges on `rows`, as QDQ nodes.
 
     Args:
         source: written by `prepared`.
-        out: the file to write.
         rows: (n, ...) calibration rows as the model takes them.
+        out: the file to write.
         exclude: nodes that stay in FP32.
         only: the nodes to quantise; empty for all.
     """
@@ -86,7 +94,7 @@ def static_int8(source: Path, out: Path, rows: Array, *, exclude: Sequence[str] 
         )
 
 
-def dynamic_int8(source: Path, out: Path) -> None:
+def dynamic_int8(source: Path, _rows: Array, out: Path) -> None:
     """Quantises weights to uint8, which the convolution kernels need, with activation ranges found in every run."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -94,7 +102,7 @@ def dynamic_int8(source: Path, out: Path) -> None:
         quantize_dynamic(str(source), str(out), weight_type=QuantType.QUInt8)
 
 
-def fp16(source: Path, out: Path) -> None:
+def fp16(source: Path, _rows: Array, out: Path) -> None:
     """Converts weights and activations to FP16; inputs and outputs stay FP32."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -103,7 +111,7 @@ def fp16(source: Path, out: Path) -> None:
         onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), out)
 
 
-def int8_weights(source: Path, out: Path) -> None:
+def int8_weights(source: Path, _rows: Array, out: Path) -> None:
     """Stores weights as int8 by channel, symmetric, and dequantises them when they are used; activations stay FP32."""
     import onnx
     from onnx import helper, numpy_helper
@@ -136,12 +144,70 @@ def int8_weights(source: Path, out: Path) -> None:
     onnx.save(model, out)
 
 
-PLAIN: dict[str, Callable[[Path, Path], None]] = {
+PLAIN: dict[str, Callable[[Path, Array, Path], None]] = {
     "dynamic-int8": dynamic_int8,
     "fp16": fp16,
     "int8-weights": int8_weights,
 }
 """Techniques that need no data."""
+
+
+def sensitive_nodes(
+    source: Path,
+    nodes: Sequence[str],
+    calibration: Array,
+    rows: Array,
+    folder: Path,
+    *,
+    output: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[str, ...]:
+    """Returns the fewest operators to keep in FP32, most sensitive first: none, one, two, four, ... up to a quarter.
+
+    Nothing is tried if the fully quantised model gives the same class on all but a hundredth of the rows. Otherwise
+    each operator is quantised alone.
+
+    Args:
+        source: written by `prepared`.
+        nodes: that may be excluded.
+        calibration: (n, ...) calibration rows.
+        rows: (m, ...) other rows, on which answers are compared.
+        folder: for temporary files.
+        output: output with the class; "" if the model has one output.
+        progress: receives the number of tried operators and their total.
+
+    Returns:
+        Names of nodes; if a quarter is not enough, the number with the smallest disagreement.
+    """
+    wanted, tried = _answers(source, rows, output), folder / "tried.onnx"
+
+    def disagreement(left_out: Sequence[str]) -> float:
+        static_int8(source, calibration, tried, exclude=left_out)
+        return float((_answers(tried, rows, output).argmax(axis=1) != wanted.argmax(axis=1)).mean())
+
+    found: dict[int, float] = {0: disagreement(())}
+    if found[0] <= DISAGREES or len(nodes) < 2:
+        return ()
+    harm = {}
+    for done, node in enumerate(nodes, start=1):
+        static_int8(source, calibration[:_CALIBRATES_EACH], tried, only=[node])
+        harm[node] = float(np.square(_answers(tried, rows, output) - wanted).mean())
+        progress(done, len(nodes))
+    worst, count = sorted(nodes, key=lambda node: -harm[node]), 1
+    while count <= max(1, int(MOST_EXCLUDED * len(nodes))):
+        found[count] = disagreement(worst[:count])
+        if found[count] <= DISAGREES:
+            return tuple(worst[:count])
+        count *= 2
+    return tuple(worst[: min(found, key=lambda count: (found[count], count))])
+
+
+def _answers(file: Path, rows: Array, output: str) -> Array:
+    """Returns (n, classes) as the model's output; in small batches, because intermediate tensors take gigabytes."""
+    with closing(OnnxRuntime(file, providers=(CPU,), threads=1)) as runtime:
+        name = pick_port(runtime.outputs, output, f"Model {file.name}", "output").name
+        found = run_in_batches({runtime.inputs[0].name: rows}, min(_BATCH_ROWS, len(rows)), runtime.run)
+    return found[name].reshape(len(rows), -1)
 
 
 def libraries() -> dict[str, str]:

@@ -1,81 +1,87 @@
-"""Makes a student: the source with fewer blocks or channels, or a smaller existing model, refitted and trained."""
+"""Trains a smaller model of a bundle to answer as a larger one does, on images without labels. Needs `[train]`.
+
+The weights are trained in PyTorch and written back into the ONNX file, node by node, so that nothing else in the file
+changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from copy import deepcopy
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from firstline.workbench.compress.block_pruning import blocks, drop_blocks
-from firstline.workbench.compress.channel_pruning import prune_channels
-from firstline.workbench.compress.checkpoint import checkpoint_file
-from firstline.workbench.compress.distillation import distil
-from firstline.workbench.compress.intermediate import with_outputs
-from firstline.workbench.compress.refitting import refit
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import ConfigError
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.files import write_whole
 from firstline_core.types import Array
 
-RECONSTRUCTION_ROWS = 256
-SHORTENING_ROWS = 64
-DEPTH = 0.4
-STARTED_RATE = 5e-4  # learning rate of a student that is trained already
 _TRAINED_BY = ("firstline", "numpy", "onnxruntime", "onnx2torch", "torch")
 """Packages whose versions a student's weights depend on."""
+_BATCH = 64
+_TEMPERATURE = 2.0
+_RATE = 5e-4  # of a model that is trained already
+_WARM_UP = 0.05
+_SHIFT = 4
+_NOISE = 0.05
+_MIXED = 0.5  # share of the batches that are mixed
+_NORMALISING_ROWS = 256
+_BLOCK_ROWS = 256
+_MARK = "normalised"
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """How a student is cut and trained.
+class Lesson(Struct, frozen=True):
+    """How a student is trained.
 
     Attributes:
-        keep: share of the channels inside the blocks.
-        depth: share of the residual blocks.
-        start: id of the model that it starts as; "" for the source.
-        epochs: of distillation; with 0 it is only refitted, without PyTorch.
-        threads: of the training; 0 for PyTorch's default.
-        rate: learning rate.
+        start: id of the model that it starts as.
+        epochs: how often each image is shown.
+        threads: of PyTorch; 0 for its default.
+        rate: highest learning rate; it rises for a twentieth of the steps and falls as a cosine.
     """
 
-    keep: float = 1.0
-    depth: float = 1.0
-    start: str = ""
+    start: str
     epochs: int = 30
     threads: int = 1
-    rate: float = 1e-3
+    rate: float = _RATE
 
 
-def require_change(lesson: Lesson) -> None:
-    """Raises ConfigError if the student would be a copy of the model that it starts as."""
-    if lesson.keep < 1 or lesson.depth < 1:
-        return
-    if not lesson.start:
-        raise ConfigError("A student of all channels and blocks is the model itself; keep less of one.")
-    if not lesson.epochs:
-        raise ConfigError(
-            f"A student that starts as '{lesson.start}', of which nothing is cut, and that is taught for 0 epochs is "
-            "a copy of it; teach it, or keep less of its channels or blocks."
-        )
+def require_training() -> None:
+    """Raises ConfigError if PyTorch or onnx2torch is not installed."""
+    if any(find_spec(name) is None for name in ("torch", "onnx2torch")):
+        raise ConfigError("Students are trained with PyTorch: pip install 'firstline[train]'.")
 
 
 def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
-    """Returns the model that a student starts as, which must have the input and output of the source.
+    """Returns the model that a student starts as, which must have the input and output of its teacher, the source.
 
     Raises:
-        ConfigError: there is no such model, or it is of another kind.
+        ConfigError: there is no such model, or it is of another kind, or the source cannot teach.
     """
-    if not wanted:
-        return source
     known = {model.id: model for model in manifest.models}
     if wanted not in known:
         raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {', '.join(known)}.")
     start = known[wanted]
+    if start.id == source.id:
+        raise ConfigError(f"'{wanted}' cannot teach itself; name a smaller model with --student, or another with --of.")
+    if source.runtime != "onnx" or not source.shows_logits:
+        raise ConfigError(
+            f"A student learns the logits of an ONNX model; '{source.id}' is {source.runtime}, or has no softmax "
+            "behind its output."
+        )
     if (start.runtime, start.precision) != ("onnx", "fp32"):
         raise ConfigError(f"'{wanted}' is {start.precision} of {start.runtime}; a student starts as ONNX in fp32.")
     if (start.preprocess, start.postprocess) != (source.preprocess, source.postprocess):
@@ -83,122 +89,288 @@ def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
     return start
 
 
-def student(
-    source: Path,
+def train_student(
+    teacher: Path,
+    start: Path,
     out: Path,
     rows: Array,
     lesson: Lesson,
     *,
     options: RuntimeOptions,
-    start: Path | None = None,
     checkpoints: Path | None = None,
-    say: Callable[[str], None] = lambda words: None,
+    report: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
     """Writes the student's file.
 
     Args:
-        source: the teacher, which returns logits.
+        teacher: an ONNX file whose only output are logits.
+        start: the file of the model that the student starts as.
         out: the student's file.
-        rows: (n, ...) images as the model takes them, without labels.
-        lesson: how it is cut and trained.
+        rows: (n, ...) images as the models take them, without labels.
+        lesson: how it is trained.
         options: how the teacher runs.
-        start: file of the model that the student starts as; None for the source.
         checkpoints: folder in which the training is saved after each epoch and from which it is resumed; None for none.
-        say: receives what is done next.
-        progress: receives how much of each step is done.
+        report: receives a sentence if the training is resumed.
+        progress: receives the number of finished epochs and their total.
 
     Returns:
         The parameters that are needed to repeat it.
 
     Raises:
-        ConfigError: the model cannot be cut or trained, or there is nothing to do.
+        ConfigError: the model cannot be trained; the checkpoint is damaged or cannot be written.
     """
     import onnx
 
-    teacher, whole = onnx.load(source), onnx.load(start or source)
-    if len(teacher.graph.output) != 1:
-        raise ConfigError(f"A student is taught by one output; its teacher has {len(teacher.graph.output)}.")
-    require_change(lesson)
-    cut, parameters = _cut(whole, rows[:RECONSTRUCTION_ROWS], lesson, progress)
-    parameters |= {"rows": str(len(rows)), "epochs": str(lesson.epochs)}
-    if lesson.epochs:
-        hints = [] if start is not None else _ends(cut)
-        place = None
-        if checkpoints is not None:
-            how = (lesson, options, hints, [version(name) for name in _TRAINED_BY])
-            models = (one.SerializeToString(deterministic=True) for one in (cut, teacher))
-            place = checkpoint_file(checkpoints, rows, [*models, repr(how).encode()])
-        cut = _taught(
-            cut,
-            teacher,
-            hints,
+    place = None
+    if checkpoints is not None:
+        how = repr((lesson, options, [version(name) for name in _TRAINED_BY]))
+        place = checkpoint_file(checkpoints, rows, [start.read_bytes(), teacher.read_bytes(), how.encode()])
+    with closing(OnnxRuntime(teacher, providers=options.providers, threads=options.threads)) as runtime:
+        if len(runtime.outputs) != 1:
+            raise ConfigError(f"A student is taught by one output; its teacher has {len(runtime.outputs)}.")
+        given, found = runtime.inputs[0].name, runtime.outputs[0].name
+        student = distil(
+            onnx.load(start),
+            lambda seen: runtime.run({given: seen})[found],
             rows,
-            lesson=lesson,
-            options=options,
+            lesson,
             checkpoint=place,
-            say=say,
+            report=report,
             progress=progress,
         )
-        parameters |= {"rate": f"{lesson.rate:g}", "torch": version("torch")}
-    onnx.save(cut, out)
-    return parameters
+    onnx.save(student, out)
+    return {
+        "start": lesson.start,
+        "rows": str(len(rows)),
+        "epochs": str(lesson.epochs),
+        "rate": f"{lesson.rate:g}",
+        "torch": version("torch"),
+    }
 
 
-def _cut(whole: Any, rows: Array, lesson: Lesson, progress: Callable[[int, int], None]) -> tuple[Any, dict[str, str]]:
-    """The cut and refitted model, with the parameters of the cut."""
-    parameters = {"start": lesson.start} if lesson.start else {}
-    cut = whole
-    if lesson.depth < 1:
-        cut, gone = drop_blocks(cut, lesson.depth, rows[:SHORTENING_ROWS], progress=progress)
-        parameters |= {"depth": f"{lesson.depth:g}", "dropped_blocks": str(len(gone))}
-    if lesson.keep < 1:
-        cut, pairs = prune_channels(cut, lesson.keep)
-        parameters |= {"keep": f"{lesson.keep:g}", "pruned_pairs": str(pairs)}
-    return (refit(cut, whole, rows, progress=progress) if cut is not whole else whole), parameters
-
-
-def _taught(
-    cut: Any,
-    teacher: Any,
-    hints: list[str],
+def distil(
+    student: Any,
+    teach: Callable[[Array], Array],
     rows: Array,
-    *,
     lesson: Lesson,
-    options: RuntimeOptions,
-    checkpoint: Path | None,
-    say: Callable[[str], None],
-    progress: Callable[[int, int], None],
+    *,
+    batch: int = _BATCH,
+    checkpoint: Path | None = None,
+    report: Callable[[str], None] = lambda words: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Any:
-    import onnx
+    """Trains on the teacher's tempered probabilities (Kullback-Leibler divergence).
 
-    wanted = [teacher.graph.output[0].name, *hints]
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "teacher.onnx"
-        onnx.save(with_outputs(teacher, wanted), file)
-        with closing(OnnxRuntime(file, providers=options.providers, threads=options.threads)) as runtime:
-            name = runtime.inputs[0].name
+    The loss is that of Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2. Teacher and
+    student see the same view (Beyer et al. 2022, "A good teacher is patient and consistent"), which is new each time:
+    images are flipped, shifted, made noisy, and mixed with one another (Zhang et al. 2018, "mixup").
 
-            def teach(seen: Array) -> list[Array]:
-                outputs = runtime.run({name: seen})
-                return [outputs[one] for one in wanted]
+    Args:
+        student: an ONNX model with logits as its only output; it is not changed.
+        teach: the teacher: (n, ...) rows to (n, classes) logits.
+        rows: (n, ...) float32 as the models take them; with four axes, images [n, channels, height, width].
+        lesson: how it is trained.
+        batch: images of a step.
+        checkpoint: file in which the training is saved after each epoch and resumed from; None for none.
+        report: receives a sentence if the training is resumed.
+        progress: receives the number of finished epochs and their total.
 
-            return distil(
-                cut,
-                teach,
-                rows,
-                hints=hints,
-                epochs=lesson.epochs,
-                rate=lesson.rate,
-                threads=lesson.threads,
-                checkpoint=checkpoint,
-                say=say,
-                progress=progress,
+    Returns:
+        The student with trained weights.
+
+    Raises:
+        ConfigError: PyTorch cannot represent the model; the checkpoint is damaged or cannot be written.
+    """
+    torch = import_module("torch")
+    if lesson.threads:
+        torch.set_num_threads(lesson.threads)
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    network = _onnx2torch().convert(student)
+    normalised(network, torch.from_numpy(views(rows[:_NORMALISING_ROWS], random)))
+    optimiser = torch.optim.AdamW(network.parameters(), lr=lesson.rate, weight_decay=1e-4)
+    steps = lesson.epochs * max(1, len(rows) // batch)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share_of_rate(step, steps))
+    training = {"network": network, "optimiser": optimiser, "schedule": schedule}
+    begun = _resume(checkpoint, training, random) if checkpoint is not None else 0
+    if begun:
+        report(f"The training continues after epoch {begun} of {lesson.epochs}")
+    divergence = torch.nn.KLDivLoss(reduction="batchmean", log_target=True)
+    for epoch in range(begun, lesson.epochs):
+        for chosen in np.array_split(random.permutation(len(rows)), max(1, len(rows) // batch)):
+            seen = views(rows[chosen], random)
+            answered, wanted = (
+                torch.log_softmax(logits / _TEMPERATURE, dim=1)
+                for logits in (network(torch.from_numpy(seen)), torch.from_numpy(teach(seen)))
             )
+            optimiser.zero_grad()
+            (divergence(answered, wanted) * _TEMPERATURE**2).backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+            schedule.step()
+        if checkpoint is not None:
+            _save(checkpoint, epoch + 1, training, random)
+        progress(epoch + 1, lesson.epochs)
+    return _written_back(student, folded(network))
 
 
-def _ends(cut: Any) -> list[str]:
-    """The sums at the end of each sequence of blocks; the whole model has them too."""
-    found = blocks(cut.graph)
-    read = {block.shortcut for block in found}
-    return [block.sum for block in found if (block.after or block.sum) not in read]
+def views(rows: Array, random: np.random.Generator) -> NDArray[np.float32]:
+    """Returns augmented views of the rows.
+
+    Args:
+        rows: (n, ...) float32.
+        random: source of the augmentation.
+    """
+    made = rows.astype(np.float32, copy=True)
+    if made.ndim == 4:
+        turned = random.random(len(made)) < 0.5
+        made[turned] = made[turned, ..., ::-1]
+        padded = np.pad(made, ((0, 0), (0, 0), (_SHIFT, _SHIFT), (_SHIFT, _SHIFT)), mode="reflect")
+        height, width = made.shape[2:]
+        for at, (down, right) in enumerate(random.integers(0, 2 * _SHIFT + 1, (len(made), 2))):
+            made[at] = padded[at, :, down : down + height, right : right + width]
+    made += random.normal(0, _NOISE * random.random(), made.shape).astype(np.float32)
+    if random.random() < _MIXED:
+        share = random.beta(1, 1, (len(made), *([1] * (made.ndim - 1)))).astype(np.float32)
+        made = share * made + (1 - share) * made[random.permutation(len(made))]
+    return made
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    done = step / steps
+    return done / _WARM_UP + 1e-3 if done < _WARM_UP else 0.5 * (1 + float(np.cos(np.pi * done)))
+
+
+def checkpoint_file(folder: Path, rows: Array, dependencies: Iterable[bytes]) -> Path:
+    """Returns the file of a training, named by the digest of everything that the student depends on.
+
+    A training that differs in anything starts over.
+
+    Args:
+        folder: of all trainings.
+        rows: (n, ...) that it learns from.
+        dependencies: everything else that the student depends on.
+    """
+    digest = hashlib.sha256(f"{rows.dtype} {rows.shape}".encode())
+    for first in range(0, len(rows), _BLOCK_ROWS):
+        digest.update(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS]).data)
+    for part in dependencies:
+        digest.update(hashlib.sha256(part).digest())
+    return folder / f"training-{digest.hexdigest()[:32]}.pt"
+
+
+def _save(place: Path, epochs: int, training: Mapping[str, Any], random: np.random.Generator) -> None:
+    """Writes the state after this number of epochs, atomically."""
+    torch, stream = import_module("torch"), io.BytesIO()
+    states = {name: part.state_dict() for name, part in training.items()}
+    generators = {"random": json.dumps(random.bit_generator.state), "torch_random": torch.get_rng_state()}
+    torch.save({"epochs": epochs, **states, **generators}, stream)
+    try:
+        write_whole(place, stream.getvalue())
+    except OSError as error:
+        raise ConfigError(f"The training cannot be saved in {place}: {error.strerror or error}.") from error
+
+
+def _resume(place: Path, training: Mapping[str, Any], random: np.random.Generator) -> int:
+    """Restores the state and returns the number of finished epochs; 0 if there is no file."""
+    torch = import_module("torch")
+    try:
+        saved = torch.load(place, weights_only=True)  # plain values only, so that the file cannot run code
+        for name, part in training.items():
+            part.load_state_dict(saved[name])
+        random.bit_generator.state = json.loads(saved["random"])
+        torch.set_rng_state(saved["torch_random"])
+        return int(saved["epochs"])
+    except FileNotFoundError:
+        return 0
+    except Exception as error:  # PyTorch raises whatever comes
+        raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
+
+
+def _onnx2torch() -> Any:
+    """The converter.
+
+    It imports torchvision for two operators of detectors. torchvision's compiled part loads only with the build of
+    PyTorch that it was made for; without it, its Python part fails on unregistered operators. In that case they are
+    declared here and never called. If the compiled part is loaded too, declaring them ends the process.
+    """
+    torch = import_module("torch")
+    try:
+        import_module("torchvision")
+    except RuntimeError:  # the operator is not registered
+        declared = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(declared)  # the declaration lasts as long as the object
+    return import_module("onnx2torch")
+
+
+_declared: list[Any] = []
+
+
+def normalised(network: Any, rows: Any) -> Any:
+    """Adds batch normalisation behind every convolution, in place, and returns the network in training mode.
+
+    Models for devices have theirs folded away, and learn badly without. Scale and shift are set so that the output
+    does not change (Ioffe and Szegedy 2015, "Batch Normalization", section 3).
+
+    Args:
+        network: a torch.nn.Module with convolutions.
+        rows: input tensor that means and variances are computed from.
+    """
+    torch = import_module("torch")
+    seen: dict[str, Any] = {}
+    convolutions = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, torch.nn.Conv2d)]
+    hooks = [
+        layer.register_forward_hook(lambda _layer, _given, made, name=name: seen.update({name: made}))
+        for name, layer in convolutions
+    ]
+    with torch.no_grad():
+        network(rows)
+        for hook in hooks:
+            hook.remove()
+        for name, layer in convolutions:
+            mean, variance = seen[name].mean((0, 2, 3)), seen[name].var((0, 2, 3), correction=0)
+            normalisation = torch.nn.BatchNorm2d(len(mean))
+            normalisation.running_mean.copy_(mean)
+            normalisation.running_var.copy_(variance)
+            normalisation.weight.copy_((variance + normalisation.eps).sqrt())
+            normalisation.bias.copy_(mean)
+            both = torch.nn.Sequential(layer, normalisation)
+            setattr(both, _MARK, True)
+            network.set_submodule(name, both)
+    return network.train()
+
+
+def folded(network: Any) -> Any:
+    """Returns a copy of the network with every normalisation folded into its convolution."""
+    torch = import_module("torch")
+    copy = deepcopy(network).eval()
+    for name, both in [(name, layer) for name, layer in copy.named_modules() if getattr(layer, _MARK, False)]:
+        copy.set_submodule(name, torch.nn.utils.fusion.fuse_conv_bn_eval(*both))
+    return copy
+
+
+def _written_back(model: Any, network: Any) -> Any:
+    """The ONNX model with the network's weights; both have their layers in the same order."""
+    from onnx import ModelProto, numpy_helper
+
+    torch = import_module("torch")
+    written = ModelProto()
+    written.CopyFrom(model)
+    constants = {tensor.name: tensor for tensor in written.graph.initializer}
+    layers = [layer for layer in network.modules() if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear))]
+    nodes = [node for node in written.graph.node if node.op_type in ("Conv", "Gemm")]
+    trained = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    if len(layers) != len(nodes) or trained != {id(parameter) for parameter in network.parameters()}:
+        raise ConfigError("Only models of convolutions and one dense layer behind them can be trained here.")
+    for node, layer in zip(nodes, layers, strict=True):
+        for name, parameter in zip(node.input[1:], (layer.weight, layer.bias), strict=False):
+            array, shape = parameter.detach().numpy(), tuple(constants[name].dims)
+            if shape != array.shape:
+                array = array.T
+            if shape != array.shape:
+                raise ConfigError(f"The weights '{name}' have another shape in PyTorch; this model cannot be trained.")
+            constants[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), name))
+    return written

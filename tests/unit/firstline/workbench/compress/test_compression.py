@@ -14,14 +14,11 @@ from typer.testing import CliRunner
 
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
-from firstline.workbench.compress import onnx_techniques, sensitivity
+from firstline.workbench.compress import onnx_techniques
 from firstline.workbench.compress.candidates import free_name
-from firstline.workbench.compress.channel_pruning import pairs, prune_channels
+from firstline.workbench.compress.evaluation import split_data
 from firstline.workbench.compress.judge import Figures, most_lost
 from firstline.workbench.compress.next_version import Preference, ordered_variants
-from firstline.workbench.compress.partition import split_data
-from firstline.workbench.compress.refitting import refit
-from firstline.workbench.compress.student import Lesson, student
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
@@ -31,7 +28,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Modelled
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Artefact
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
@@ -131,15 +128,15 @@ def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
     wanted = _said(source, rows)
     made = {name: tmp_path / f"{name}.onnx" for name in (*onnx_techniques.PLAIN, "static-int8")}
     for name, make in onnx_techniques.PLAIN.items():
-        make(ready, made[name])
-    onnx_techniques.static_int8(ready, made["static-int8"], rows)
+        make(ready, rows, made[name])
+    onnx_techniques.static_int8(ready, rows, made["static-int8"])
     for name, file in made.items():
         assert np.abs(_said(file, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean(), name
         assert file.stat().st_size < source.stat().st_size
     assert precision_of(made["int8-weights"], "onnx") == "int8"
 
     some = tmp_path / "some.onnx"
-    onnx_techniques.static_int8(ready, some, rows[:20], exclude=nodes[:2])
+    onnx_techniques.static_int8(ready, rows[:20], some, exclude=nodes[:2])
     kinds = {tensor.name: tensor.data_type for tensor in onnx.load(some).graph.initializer}
     assert kinds["stem.w"] == kinds["first.w"] == TensorProto.FLOAT
     assert TensorProto.INT8 in kinds.values()
@@ -158,8 +155,8 @@ def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool)
     onnx.save(model, source)
     nodes, rows = onnx_techniques.prepared(source, ready), _images(20)
     wanted = _said(ready, rows)
-    for make in (*onnx_techniques.PLAIN.values(), lambda file, out: onnx_techniques.static_int8(file, out, rows)):
-        make(ready, made)
+    for make in (*onnx_techniques.PLAIN.values(), onnx_techniques.static_int8):
+        make(ready, rows, made)
         assert np.abs(_said(made, rows) - wanted).mean() < 0.05 * np.abs(wanted).mean()
         assert made.stat().st_size < ready.stat().st_size
     assert len(nodes) == 4
@@ -179,52 +176,11 @@ def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
     nodes = onnx_techniques.prepared(tmp_path / "m.onnx", ready)
     rows = _images(80)
     told: list[tuple[int, int]] = []
-    left_out = sensitivity.sensitive_nodes(
+    left_out = onnx_techniques.sensitive_nodes(
         ready, nodes, rows[:30], rows[30:], tmp_path, progress=lambda *done: told.append(done)
     )
     assert left_out == (next(node for node in nodes if node.startswith("Gemm")),)
     assert told[-1] == (4, 4)
-
-
-def test_what_was_cut_is_mended(tmp_path: Path) -> None:
-    source = onnx.load(_residual(tmp_path / "m.onnx"))
-    assert [(first.output[0], second.output[0]) for first, second in pairs(source.graph)] == [("first", "second")]
-    pruned, cut = prune_channels(source, 0.5)
-    shapes = {tensor.name: list(tensor.dims) for tensor in pruned.graph.initializer}
-    assert cut == 1
-    assert (shapes["first.w"], shapes["first.b"], shapes["second.w"]) == ([8, 16, 3, 3], [8], [16, 8, 3, 3])
-    assert shapes["stem.w"] == [16, 3, 3, 3]  # others add to it
-    mended = refit(pruned, source, _images(60))
-    wanted = _said(tmp_path / "m.onnx", rows := _images(60, seed=2))
-    wrong = {}
-    for name, model in (("pruned", pruned), ("mended", mended)):
-        onnx.save(model, tmp_path / "cut.onnx")
-        wrong[name] = float(np.square(_said(tmp_path / "cut.onnx", rows) - wanted).mean())
-    assert wrong["mended"] < 0.5 * wrong["pruned"]
-    with pytest.raises(ConfigError, match="above 0 to 1"):
-        prune_channels(source, 0)
-
-
-def test_a_student_without_epochs_needs_no_training(tmp_path: Path) -> None:
-    told = student(
-        _residual(tmp_path / "m.onnx"),
-        tmp_path / "student.onnx",
-        _images(40),
-        Lesson(keep=0.5, epochs=0),
-        options=RuntimeOptions(),
-    )
-    assert told == {"keep": "0.5", "pruned_pairs": "1", "rows": "40", "epochs": "0"}
-    assert (tmp_path / "student.onnx").stat().st_size < 0.8 * (tmp_path / "m.onnx").stat().st_size
-
-
-def test_what_a_student_starts_as_asks_for_its_teaching() -> None:
-    asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--student")
-    result = CliRunner().invoke(app, ["compress", *map(str, asked), "edge-onnx"])
-    assert result.exit_code != 0
-    assert "--train says for how many epochs" in " ".join(result.output.split())
-    assert "has no model 'nobody'" in " ".join(
-        CliRunner().invoke(app, ["compress", *map(str, asked), "nobody"]).output.split()
-    )
 
 
 def test_variants_stand_in_the_order_of_what_they_keep() -> None:
@@ -361,11 +317,12 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
     [
         (("--of", "nobody"), "has no model 'nobody'"),
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
-        (("--of", "edge-tflite-float", "--train", "0"), "A student is cut from an ONNX model"),
+        (("--of", "edge-tflite-float", "--student", "edge-onnx", "--train", "1"), "learns the logits of an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
-        (("--keep", "0.5"), "--keep describes a student; --train says for how many epochs"),
-        (("--depth", "0.5"), "--depth describes a student; --train says for how many epochs"),
-        (("--student", "edge-onnx", "--train", "0"), "is a copy of it; teach it, or keep less"),
+        (("--student", "edge-onnx"), "--train says for how many epochs"),
+        (("--student", "nobody", "--train", "1"), "has no model 'nobody'"),
+        (("--student", "edge-onnx", "--train", "1"), "cannot teach itself"),
+        (("--train", "1"), "--student names the model of the bundle that it starts as"),
         (("--prefer", "energy"), "--prefer energy orders by measured energy, which needs --for PROFILE"),
         (("--checkpoints", "somewhere"), "--checkpoints saves a training; --train says for how many epochs"),
         (("--limit", "50"), "give 100 or more"),
@@ -398,13 +355,6 @@ def test_a_bundle_without_one_of_its_files_is_refused(tmp_path: Path) -> None:
     shutil.copytree(_DIGITS / "bundle", tmp_path / "some")
     (tmp_path / "some/full.onnx").unlink()
     assert "has no full.onnx, which its manifest names" in _run(tmp_path / "some", "--data", _HELDOUT, code=2).output
-
-
-def test_a_model_that_no_student_can_be_cut_from_is_compressed_all_the_same() -> None:
-    found = msgspec.json.decode(_run(_DIGITS / "bundle", "--data", _HELDOUT, "--train", 0, "-o", "json").stdout)
-    made = {one["technique"]: one for one in found["candidates"]}
-    assert made["student"]["reasons"] == ["The model has no residual block that could be dropped."]
-    assert made["fp16"]["figures"] is not None
 
 
 def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:

@@ -13,7 +13,7 @@ from support.images import encode
 from support.sample_bundles import COLOURS, colour_bundle, number_bundle, solid
 
 from firstline.workbench.compress.compression import promise_of
-from firstline.workbench.compress.evaluation import preprocessed_rows, proved
+from firstline.workbench.compress.evaluation import Promise, preprocessed_rows, proved
 from firstline.workbench.dataset import Dataset, Sample
 from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.loading import load_model
@@ -42,10 +42,7 @@ def test_no_certificate_of_several_is_wrong_with_the_confidence_of_one() -> None
     for _ in range(trials):
         each = [_evidence(random) for _ in range(_AMONG)]
         for among in broken:
-            found = [
-                proved(bundle, one, epsilon=_EPSILON, delta=_DELTA, contract="disagreement", among=among)
-                for one in each
-            ]
+            found = [proved(bundle, one, Promise(_EPSILON, _DELTA, "disagreement"), among=among) for one in each]
             broken[among] += any(one.certificate is not None for one in found)
     assert broken[_AMONG] <= _DELTA * trials
     assert broken[1] > 1.5 * _DELTA * trials  # each by itself: one of them is too often wrong
@@ -57,7 +54,7 @@ def test_a_certificate_says_the_confidence_that_holds_for_all() -> None:
         evidence.variant, evidence.probabilities, None, evidence.scores, np.zeros(_ROWS, np.int64), evidence.truth
     )
     alone, among = (
-        proved(open_bundle(_DIGITS), sure, epsilon=0.1, delta=0.1, contract="disagreement", among=count).certificate
+        proved(open_bundle(_DIGITS), sure, Promise(0.1, 0.1, "disagreement"), among=count).certificate
         for count in (1, 4)
     )
     assert alone is not None

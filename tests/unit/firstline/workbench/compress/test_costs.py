@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.compress import compression
-from firstline.workbench.compress.target import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
+from firstline.workbench.compress.costs import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled

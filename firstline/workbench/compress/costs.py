@@ -1,4 +1,4 @@
-"""The cost of each model on the machine that it is for, which a profile describes.
+"""The cost of each model on the machine that it is for: this one, or the one that a profile describes.
 
 If the profile is of this machine, it names the ways to run a model, and all models are measured now, in turns, as
 profiles are: figures of another day differ by more than the tenth that the judge requires.
@@ -12,12 +12,19 @@ Latency is of one row: a batch makes a device's single request wait.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
 from statistics import median
 
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, field
 
+from firstline.workbench.compress.evaluation import preprocessed_rows
+from firstline.workbench.dataset import Dataset
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -29,13 +36,16 @@ from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import Key, Point, Profile, Refused
 from firstline_core.profile.table import DISTURBED
-from firstline_core.runtime.select import CPU
+from firstline_core.runtime.select import CPU, RuntimeOptions
+from firstline_core.types import Array
 
 ROUNDS = 3
 POINT_S = 1.0
 TRIES = 3
 """Times that a point is measured at most, where other work disturbs it; the least disturbed counts."""
 _TFLITE = "tflite"
+_TURNS, _LEAST_TURNS, _TURNS_S = 300, 15, 20.0
+_WARM_RUNS, _WARM_S = 5, 0.001
 
 Measure = Callable[[Job], Point | Refused]
 
@@ -68,8 +78,7 @@ class Cost(Struct, frozen=True):
     waited_share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """Costs by model id, and for the other models why they are unknown."""
 
     known: dict[str, Cost]
@@ -98,6 +107,47 @@ def target_of(profile: Profile, manifest: Manifest, tree: Tree) -> Target:
             "bundle's own."
         )
     return Target(profile.machine, False)
+
+
+def measure_in_turns(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> Costs:
+    """Returns the median time of one row through each model, without its processing.
+
+    The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
+    model of some microseconds takes up to twice as long after another runtime has filled the caches.
+
+    Args:
+        bundle: has the files.
+        models: each once.
+        dataset: source of a few images.
+        options: how the models run.
+    """
+    with ExitStack() as stack:
+        ready: list[tuple[str, LoadedModel, Array]] = []
+        for model in models:
+            loaded = load_model(bundle, model, options)
+            stack.callback(loaded.close)
+            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.input, 1)))
+        taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
+        start_s = time.perf_counter()
+        for done in range(_TURNS):
+            if done >= _LEAST_TURNS and time.perf_counter() - start_s > _TURNS_S:
+                break
+            for name, loaded, rows in ready:
+                feed = {loaded.input.name: rows}
+                _warmed(loaded, feed)
+                began_s = time.perf_counter()
+                loaded.runtime.run(feed)
+                taken[name].append(time.perf_counter() - began_s)
+    return Costs({name: Cost(float(np.median(seconds)) * 1000) for name, seconds in taken.items()})
+
+
+def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
+    """A few runs; one if it takes a millisecond, for which caches do not matter."""
+    began_s = time.perf_counter()
+    for _ in range(_WARM_RUNS):
+        loaded.runtime.run(feed)
+        if time.perf_counter() - began_s > _WARM_S:
+            break
 
 
 def read_costs(models: Iterable[Model], profile: Profile) -> Costs:
@@ -136,46 +186,33 @@ def measured_costs(
         measure: measures a point.
         progress: receives the number of measured points and their total.
     """
-    joules = stated_joules(profile.points)
-    found, best = Costs({}), dict[str, tuple[str, int]]()
-    each = {model.id: _ways(model, profile) for model in models}
-    total = sum(len(ways) for ways in each.values() if len(ways) > 1) + rounds * len(models)
-    done = 0
+    joules, done = stated_joules(profile.points), count(1)
+    ways = {model.id: _ways(model, profile) for model in models}
+    total = sum(len(each) for each in ways.values() if len(each) > 1) + rounds * len(models)
+    unknown: dict[str, str] = {}
+    taken: dict[str, list[Point]] = {model.id: [] for model in models}
 
-    def point(model: Model, way: tuple[str, int]) -> Point | Refused:
-        nonlocal done
-        key = Key(model.id, model.digest, way[0], way[1], 1)
-        measured = _least_disturbed(lambda: measure(Job(str(bundle.path), key, seconds, joules, alone=True)))
-        done += 1
-        progress(done, total)
-        return measured
+    def points(model: Model) -> list[Point]:
+        """Measures a model in each of its ways; what does not run is noted."""
+        found = []
+        for provider, threads in ways[model.id]:
+            job = Job(str(bundle.path), Key(model.id, model.digest, provider, threads, 1), seconds, joules, alone=True)
+            found.append(_least_disturbed(partial(measure, job)))
+            progress(next(done), total)
+        refused = [one.reason for one in found if isinstance(one, Refused)]
+        if len(refused) == len(found):
+            unknown[model.id] = refused[0]
+        return [one for one in found if isinstance(one, Point)]
 
     for model in models:
-        ways = each[model.id]
-        if len(ways) == 1:
-            best[model.id] = ways[0]
-            continue
-        tried = [point(model, way) for way in ways]
-        ran = [one for one in tried if isinstance(one, Point)]
-        if ran:
+        if len(ways[model.id]) > 1 and (ran := points(model)):
             leader = _fastest(_undisturbed(ran)).key
-            best[model.id] = (leader.provider, leader.threads)
-        else:
-            found.unknown[model.id] = next(one.reason for one in tried if isinstance(one, Refused))
-    taken: dict[str, list[Point]] = {}
+            ways[model.id] = [(leader.provider, leader.threads)]
     for _ in range(rounds):
         for model in models:
-            if model.id not in best or model.id in found.unknown:
-                continue
-            one = point(model, best[model.id])
-            if isinstance(one, Refused):
-                found.unknown[model.id] = one.reason
-            else:
-                taken.setdefault(model.id, []).append(one)
-    found.known.update(
-        {name: _cost(_undisturbed(points)) for name, points in taken.items() if name not in found.unknown}
-    )
-    return found
+            if model.id not in unknown:
+                taken[model.id] += points(model)
+    return Costs({name: _cost(_undisturbed(taken[name])) for name in taken if name not in unknown}, unknown)
 
 
 def stated_joules(points: Iterable[Point]) -> float:
@@ -192,11 +229,11 @@ def stated_joules(points: Iterable[Point]) -> float:
 
 def _ways(model: Model, profile: Profile) -> list[tuple[str, int]]:
     """Providers and threads that the profile has for models of this runtime; the processor if it has none."""
+    is_tflite = model.runtime == "tflite"
     keys = [point.key for point in profile.points if point.key.of_one_row]
-    mine = [key for key in keys if (key.provider == _TFLITE) == (model.runtime == "tflite")]
-    ways = [(key.provider, key.threads) for key in mine]
-    others = [(_TFLITE if model.runtime == "tflite" else CPU, key.threads) for key in keys]
-    return list(dict.fromkeys(ways or others or [(_TFLITE if model.runtime == "tflite" else CPU, 1)]))
+    ways = [(key.provider, key.threads) for key in keys if (key.provider == _TFLITE) == is_tflite]
+    by_default = [(_TFLITE if is_tflite else CPU, threads) for threads in [key.threads for key in keys] or [1]]
+    return list(dict.fromkeys(ways or by_default))
 
 
 def _least_disturbed(measure: Callable[[], Point | Refused]) -> Point | Refused:
