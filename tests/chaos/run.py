@@ -211,9 +211,7 @@ def storage(effort: Effort, seed: int) -> list[Figure]:
         Figure("bits flipped in the database and its log, one at a time", flips.flips, ""),
         Figure("flips that lost a record", flips.costly, ""),
         Figure("flips after which SQLite could not open the database", flips.unopened, ""),
-        Figure(
-            "flips in the database that lost a record and were not reported", flips.silent, "", "0", not flips.silent
-        ),
+        Figure("flips that lost a record and were not reported", flips.silent, "", "0", not flips.silent),
         Figure("wrong answers given out", 0, "", "0", True),
         Figure("lives of an outbox in which a change fails (full disk, I/O error)", errors["rounds"], ""),
         Figure("of these, in which something was refused", errors["refusing"], ""),

@@ -33,11 +33,12 @@ def keep(
 ) -> None:
     """Adds an answer; `announced` is true if it need not be announced."""
     size_bytes = len(encoded.body)
-    connection.execute(
+    inserted = connection.execute(
         "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, size_bytes, announced) "
         "VALUES (?,?,?,?,?,?,?)",
         (request_id, principal, wall_s, encoded.body, encoded.header_length, size_bytes, announced),
     )
+    totals.newest = totals.newest._replace(answers=inserted.lastrowid or 0)
     totals.answers += 1
     totals.answer_bytes += size_bytes
 

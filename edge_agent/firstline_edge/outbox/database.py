@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.errors import CapacityError, ConfigError, IntegrityError
 from firstline_core.storage.files import make_folder
 from firstline_core.storage.group_writer import GroupWriter
+from firstline_core.storage.seals import OVERHEAD_BYTES, ChecksumSeal
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -54,7 +58,9 @@ _SCHEMA = """
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);
     CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
+    CREATE TABLE identity (id BLOB NOT NULL);
 """
+_NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(16));"
 FORMAT = 1
 APPLICATION = 0x464C_0000
 """Stands in the file's head with the format, so that a damaged format is not mistaken for a newer one."""
@@ -64,7 +70,15 @@ PAGE_BYTES = 1024
 LEAST_BYTES = 512
 """SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it."""
 
+LOG_PAGES = 128
+"""Pages in the log from which SQLite moves them into the database: damage to the log can cost no more."""
+
 _BUSY_TIMEOUT_S = 5.0
+_MARK = ".mark"
+_MARK_SYNC_S = 1.0
+_MARK_CONTENT = struct.Struct(">QQ")
+_MARK_BYTES = _MARK_CONTENT.size + OVERHEAD_BYTES
+_CHECKSUM = ChecksumSeal()
 _COUNT_TIMEOUT_S = 30.0
 _COUNT = """
 import os, pathlib, sqlite3, sys
@@ -90,14 +104,22 @@ class DamagedError(Exception):
     """The file is not what was written; the text says what of it."""
 
 
+class RowNumbers(NamedTuple):
+    """The highest row number that each table has ever given; SQLite never gives one again."""
+
+    items: int
+    answers: int
+
+
 @dataclass(slots=True)
 class Totals:
-    """What the database holds, counted here so that a limit costs no query."""
+    """The content of the database, counted here so that a limit costs no query."""
 
-    items: int = 0
-    item_bytes: int = 0
-    answers: int = 0
-    answer_bytes: int = 0
+    items: int
+    item_bytes: int
+    answers: int
+    answer_bytes: int
+    newest: RowNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +135,72 @@ class Transaction:
     totals: Totals
 
 
+class HighWaterMark:
+    """The row numbers of the latest acknowledged commit, in a file next to the database.
+
+    SQLite ends a damaged log at the damage, as after a power cut, and reports nothing: all later commits are gone. A
+    database whose row numbers are below the mark has lost such commits. The mark is written after each commit. It is
+    synced once a second at most, so that acknowledgements need not wait for a second fsync: after a power cut, the
+    mark may be older than the database, and never newer.
+
+    Args:
+        path: of the database.
+        connection: to the database; its identity tells the mark of this database from the mark of another one that
+            had the same path before.
+
+    Raises:
+        OSError, sqlite3.Error: the disk refuses.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        found = connection.execute("SELECT id FROM identity").fetchone()
+        self._identity: bytes = found[0] if found is not None else b""
+        self._file = os.open(path.with_name(path.name + _MARK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._refused = False
+        self._sync_at_s = 0.0
+
+    def read(self) -> RowNumbers:
+        """Returns the row numbers; zeros if the file is new, damaged or of another database."""
+        try:
+            return RowNumbers(
+                *_MARK_CONTENT.unpack(_CHECKSUM.open(os.pread(self._file, _MARK_BYTES, 0), self._identity))
+            )
+        except (IntegrityError, struct.error):
+            return RowNumbers(0, 0)
+
+    def write(self, newest: RowNumbers) -> None:
+        """Writes the row numbers of a durable commit; without effect if the disk refuses."""
+        try:
+            os.pwrite(self._file, _CHECKSUM.close(_MARK_CONTENT.pack(*newest), self._identity), 0)
+            if (now_s := time.monotonic()) >= self._sync_at_s:
+                self._sync_at_s = now_s + _MARK_SYNC_S
+                os.fdatasync(self._file)
+        except OSError as error:
+            if not self._refused:
+                log.warning("outbox mark not written", error=str(error))
+            self._refused = True
+
+    def close(self) -> None:
+        """Closes the file; calling it twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
 class Database:
     """The outbox's connection for writing; used by one thread at a time.
 
     Args:
         connection: from `open_writer`.
         totals: of the database now.
+        mark: of this database.
     """
 
-    def __init__(self, connection: sqlite3.Connection, totals: Totals) -> None:
+    def __init__(self, connection: sqlite3.Connection, totals: Totals, mark: HighWaterMark) -> None:
         self.connection = connection
         self._totals = totals
+        self._mark = mark
+        mark.write(totals.newest)
 
     @property
     def totals(self) -> Totals:
@@ -147,6 +224,8 @@ class Database:
             if isinstance(error, sqlite3.Error):
                 raise refusal(error) from error
             raise
+        if transaction.totals.newest != self._totals.newest:
+            self._mark.write(transaction.totals.newest)
         self._totals = transaction.totals
 
     def compact(self) -> None:
@@ -168,6 +247,7 @@ class Database:
     def close(self) -> None:
         """Closes the connection; calling it twice is harmless."""
         self.connection.close()
+        self._mark.close()
 
     def _roll_back(self) -> None:
         if self.connection.in_transaction:
@@ -246,6 +326,7 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         if alone:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         connection.execute("PRAGMA synchronous = FULL")  # under WAL: each commit is fsynced
         connection.execute("PRAGMA secure_delete = FAST")  # zeros over what is deleted, where that costs no write
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -260,6 +341,20 @@ def open_writer(path: Path, *, alone: bool = False) -> sqlite3.Connection:
         connection.close()
         raise _judged(error, path) from error
     return connection
+
+
+def newest_rows(connection: sqlite3.Connection) -> RowNumbers:
+    """Returns the highest row number that each table has ever given."""
+    numbers = dict(connection.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+    return RowNumbers(numbers.get("items", 0), numbers.get("answers", 0))
+
+
+def skip_rows(connection: sqlite3.Connection, newest: RowNumbers) -> None:
+    """Lets the row numbers of both tables continue after `newest`."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM sqlite_sequence")
+    connection.executemany("INSERT INTO sqlite_sequence VALUES (?, ?)", newest._asdict().items())
+    connection.execute("COMMIT")
 
 
 def count_promises(path: Path) -> tuple[int, int]:
@@ -321,7 +416,7 @@ def _create_or_check(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if not version and not application and not _statements(connection):
         numbers = f"PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION | FORMAT};"
-        connection.executescript(f"BEGIN; {_SCHEMA} {numbers} COMMIT;")
+        connection.executescript(f"BEGIN; {_SCHEMA} {_NEW_IDENTITY} {numbers} COMMIT;")
         return
     if application != APPLICATION | version:
         raise DamagedError(f"its format is {version} in one place and {application & 0xFFFF} in another")

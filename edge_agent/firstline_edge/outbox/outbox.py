@@ -21,7 +21,16 @@ from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Privacy
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.completions import Completions
-from firstline_edge.outbox.database import Database, MakeWriter, Totals, Transaction, Writer, is_full, make_writer
+from firstline_edge.outbox.database import (
+    Database,
+    MakeWriter,
+    Totals,
+    Transaction,
+    Writer,
+    is_full,
+    make_writer,
+    newest_rows,
+)
 from firstline_edge.outbox.item import (
     OutboxItem,
     StoredItem,
@@ -325,13 +334,14 @@ class Outbox:
             opened = open_or_recover(self._path, self._seal)
             self._damage = opened.damage
             undo.callback(opened.connection.close)
+            undo.callback(opened.mark.close)
             try:
                 self._reading = undo.enter_context(contextlib.closing(OutboxReader(self._path, self._seal)))
                 totals = self._learn(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._database = Database(opened.connection, totals)
+        self._database = Database(opened.connection, totals, opened.mark)
         self._writer = self._make_writer(self._database)
         self._restamping = Restamping(self._ages, self._seal, self._writer)
 
@@ -400,12 +410,12 @@ class Outbox:
         promises.correct_sizes(writer)
         answers.correct_sizes(writer)
         one = self._reading.connection.execute
-        items = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
-        kept = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
+        items, item_bytes = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
+        ended, ended_bytes = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
         newest = "SELECT max(created_wall_s) AS s FROM items UNION ALL SELECT max(stored_wall_s) FROM answers"
         (seen_s,) = one(f"SELECT max(s) FROM ({newest})").fetchone()  # noqa: S608
         created = one("SELECT request_id, created_wall_s FROM items ORDER BY created_wall_s, sequence").fetchall()
         self._ages.learn(float(seen_s or 0.0), created)
         if created:
             self._pending.set()
-        return Totals(*items, *kept)
+        return Totals(items, item_bytes, ended, ended_bytes, newest_rows(writer))

@@ -49,10 +49,11 @@ def insert(
             f"The outbox holds {totals.item_bytes} of {limit_bytes} bytes; {stored.size_bytes} more do not fit."
         )
     values = (getattr(stored, name) for name in _COLUMNS.split(", "))
-    connection.execute(
+    inserted = connection.execute(
         f"INSERT INTO items ({_COLUMNS}, created_wall_s, size_bytes) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
         (*values, created_wall_s, stored.size_bytes),
     )
+    totals.newest = totals.newest._replace(items=inserted.lastrowid or 0)
     totals.items += 1
     totals.item_bytes += stored.size_bytes
     return True

@@ -23,11 +23,15 @@ from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.database import (
     LEAST_BYTES,
     DamagedError,
+    HighWaterMark,
+    RowNumbers,
     empty_log,
     is_refusal,
     make_private,
+    newest_rows,
     open_reader,
     open_writer,
+    skip_rows,
 )
 from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
 
@@ -53,10 +57,12 @@ class Opened:
 
     Args:
         connection: for writing.
+        mark: of the database.
         damage: describes the damage to the previous file; "" if there was none.
     """
 
     connection: sqlite3.Connection
+    mark: HighWaterMark
     damage: str = ""
 
 
@@ -85,8 +91,11 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             if _knows_keys(connection, seal):
+                mark = HighWaterMark(path, connection)
+                undo.callback(mark.close)
+                damage = _missing_records(connection, mark)
                 undo.pop_all()
-                return Opened(connection)
+                return Opened(connection, mark, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
         # Somebody who restores the right key after a wrong one must not lose what the right key opens.
         if (aside := path.with_name(path.name + DAMAGED)).exists():
@@ -129,7 +138,21 @@ def _replace(path: Path, seal: Seal, why: str) -> Opened:
         )
     damage = f"{why}, and was set aside as {aside.name}; {became}."
     log.error("outbox replaced", path=str(path), said=damage)
-    return Opened(open_writer(path), damage)
+    connection = open_writer(path)
+    return Opened(connection, HighWaterMark(path, connection), damage)
+
+
+def _missing_records(connection: sqlite3.Connection, mark: HighWaterMark) -> str:
+    """Describes the acknowledged records whose commits were lost with a damaged log; "" if none are missing."""
+    acknowledged, there = mark.read(), newest_rows(connection)
+    items, answers = max(0, acknowledged.items - there.items), max(0, acknowledged.answers - there.answers)
+    if not items and not answers:
+        return ""
+    skip_rows(connection, RowNumbers(max(acknowledged.items, there.items), max(acknowledged.answers, there.answers)))
+    lost = " and ".join(counted(*what) for what in ((items, "promised correction"), (answers, "answer")) if what[0])
+    damage = f"Its log was damaged, and the end of it could not be read: {lost} that were acknowledged are lost."
+    log.error("outbox records lost", damage=damage)
+    return damage
 
 
 def _finish(path: Path) -> None:
@@ -163,6 +186,7 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal) -> tuple[int,
     if damaged.stat().st_size < LEAST_BYTES:  # SQLite would take it for a new one
         return None
     with contextlib.closing(open_reader(damaged)) as old:
+        old.execute("PRAGMA writable_schema = ON")  # or SQLite reads nothing of a file that was cut off
         if not _is_readable(old):
             return None
         fresh.execute("BEGIN IMMEDIATE")
