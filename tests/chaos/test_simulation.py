@@ -22,7 +22,7 @@ from firstline_edge.models import loading
 from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.outbox import Outbox
-from firstline_gateway.serving.scheduling.shares import Shares
+from firstline_gateway.serving.scheduling.admission import Shares
 from firstline_gateway.store.service import ServiceClock
 
 CHECKOUT = Path(__file__).parents[2]

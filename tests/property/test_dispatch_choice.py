@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.budgets import WINDOW_S, Energy, Memory
-from firstline_gateway.executors.dispatch.choice import Candidate, choose, wait_s
+from firstline_gateway.executors.dispatch.costs import WINDOW_S, Energy, Memory
+from firstline_gateway.executors.dispatch.forecast import Candidate, choose, free_s
 
 seconds = st.floats(0, 100)
 candidate = st.builds(
@@ -25,6 +25,10 @@ candidate = st.builds(
     energy_j=st.floats(0, 100),
     left_j=st.floats(-100, 100) | st.just(math.inf),
 )
+
+
+def wait_s(left_s: list[float], slots: int) -> float:
+    return free_s(left_s, slots)[0]
 
 
 def _fits(each: Candidate[int]) -> bool:

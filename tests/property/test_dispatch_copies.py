@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.health import PROBE_SAVED_S, PROBE_SHARE, ProbeBudget
+from firstline_gateway.executors.dispatch.member import PROBE_SAVED_S, PROBE_SHARE, ProbeBudget
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=60))

@@ -6,5 +6,4 @@ Modules
     calibration      the times of batches, measured when a model is loaded
     residency/       the models in memory, within a budget
     fetched_bundles  bundles that were fetched from the registry, in a folder
-    pending          models that are signed and not served yet, and the requests for them
 """

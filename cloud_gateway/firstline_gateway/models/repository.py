@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,16 +11,17 @@ from pathlib import Path
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.errors import FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import ModelKey, ModelMetadata
-from firstline_gateway.models.pending import PendingModels
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
 # more. What runs take meanwhile comes on top.
 _RESIDENT_FACTOR = 2.5
 _RESIDENT_BASE_BYTES = 1 << 20
+_RETRY_AFTER_S = 2.0
+_VERSION_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +182,43 @@ def in_loading_order(models: Iterable[ServedModel]) -> list[ServedModel]:
         ranked.append((of_name[served.key.name], served.key, served))
         of_name[served.key.name] += 1
     return [served for _, _, served in sorted(ranked, key=lambda each: each[:2])]
+
+
+class PendingModels:
+    """Notes requests for models that can be fetched. Belongs to one event loop.
+
+    Attributes:
+        requested: set when a request needs such a model; the fetching task clears it.
+    """
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self._available: frozenset[ModelKey] = frozenset()
+        self._wanted: set[ModelKey] = set()
+
+    def offer(self, keys: Iterable[ModelKey]) -> None:
+        """Replaces the versions that can be fetched."""
+        self._available = frozenset(keys)
+
+    def request(self, name: str, version: str) -> EngineUnavailableError | None:
+        """Notes that a request needs a version.
+
+        Returns:
+            The error to answer with, which asks the caller to retry; None if this version cannot be fetched.
+        """
+        if not (version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS):
+            return None
+        key = ModelKey(name, int(version))
+        if key not in self._available:
+            return None
+        self._wanted.add(key)
+        self.requested.set()
+        return EngineUnavailableError(
+            f"The full model of {name} version {version} is being fetched for this gateway; send it again in a moment.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    def take(self) -> set[ModelKey]:
+        """Returns the versions that requests have asked for since the last call."""
+        wanted, self._wanted = self._wanted, set()
+        return wanted

@@ -12,7 +12,7 @@ import msgspec
 from firstline_core.errors import FirstlineError
 from firstline_core.profile.profile import Profile, decode
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.dispatch.profiles import Priors
+from firstline_gateway.executors.dispatch.costs import Priors
 from firstline_gateway.profiles import records
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import connect

@@ -2,7 +2,6 @@
 
 Modules
     data_plane      the state and metadata of the gateway's models, and inference, for every transport
-    checks          checks of a request against its model's declaration, before it is queued
     response_cache  answers of earlier requests
     scheduling/     admission, batches and their order
     deliveries/     requests that a device repeats until they are answered, each of which takes effect once

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotReadyError
+from firstline_core.errors import FirstlineError, InvalidTensorError, ModelMismatchError, NotReadyError, RequestError
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
@@ -29,7 +30,9 @@ from firstline_core.types import (
     InferResponse,
     ModelKey,
     ModelMetadata,
+    Privacy,
     Reason,
+    Route,
     Status,
     Tensor,
     Tier,
@@ -41,7 +44,6 @@ from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency.orders import UNLOADING
 from firstline_gateway.models.residency.residency import Residency
-from firstline_gateway.serving.checks import check
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -301,3 +303,38 @@ def _shutting_down() -> NotReadyError:
     return NotReadyError(
         "This gateway is shutting down; send the request again.", retry_after_s=_RETRY_WHILE_DRAINING_S
     )
+
+
+def check(request: InferRequest, served: ServedModel) -> None:
+    """Checks a request against its model's declaration, before it takes a place in the queue.
+
+    Raises:
+        RequestError: it cannot run here; `ModelMismatchError` and `InvalidTensorError` are its kinds.
+    """
+    if request.privacy is Privacy.LOCAL_ONLY:
+        raise RequestError(
+            "privacy=local_only means that the input must not leave the device, but it reached the cloud; "
+            "send it to the device's agent, or drop privacy=local_only."
+        )
+    if request.route is Route.EDGE:
+        raise RequestError("route=edge cannot be met by a gateway; send the request to the device's agent.")
+    if request.full_model_digest and request.full_model_digest != served.digest:
+        raise ModelMismatchError(
+            f"The request was made for full model {shown(request.full_model_digest)}, but version "
+            f"{served.key.version} of '{served.key.name}' on this gateway has {served.digest}; "
+            "bring both tiers to the same bundle."
+        )
+    if request.audit is not None and request.audit.predicted >= len(served.manifest.labels):
+        raise RequestError(
+            f"Parameter 'audit_predicted' is {request.audit.predicted}, but '{served.key.name}' has "
+            f"{len(served.manifest.labels)} classes, counted from 0."
+        )
+    name = served.manifest.input.name
+    if len(request.inputs) != 1 or request.inputs[0].name != name:
+        given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
+        raise InvalidTensorError(f"Model '{served.key.name}' takes one input, '{name}'; the request has {given}.")
+    for output in request.outputs:
+        if output.name != PROBABILITIES:
+            raise InvalidTensorError(
+                f"Model '{served.key.name}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
+            )

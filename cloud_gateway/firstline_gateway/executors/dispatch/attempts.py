@@ -1,4 +1,8 @@
-"""Attempts of a batch on executors: their start, their end, and what is learned from each."""
+"""One batch on several executors: it is retried elsewhere if one fails, and runs on a second one if it is late.
+
+A batch may run twice, because inference has no effect: it is counted, audited and recorded once, before or after. The
+number of repeats is bounded, or they would add to the load in which everything fails.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,32 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, DeadlineExceededError, FirstlineError, LinkError, RuntimeFailure
+from firstline_core.clock import Clock, Timer
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    LinkError,
+    RuntimeFailure,
+)
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.choice import choose
+from firstline_gateway.executors.dispatch.forecast import RunningBatch, choose
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.running_batch import RunningBatch
 
 # The share of all batches that may run once more, and how many repeats are saved up for the death of an executor.
 _REPEATS_SHARE, _REPEATS_BURST = 0.1, 64.0
 _MOST_EXECUTORS = 3
+# A batch is late once it has taken so many times what was expected, and at least so much longer.
+_LATE, _LATE_S = 3.0, 0.02
 # Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
 # so many seconds. It only has to be longer than a third of what a healthy executor takes.
 _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
+
+Ran = asyncio.Future[list[Outcome]]
 
 log = logger(__name__)
 
@@ -40,11 +54,6 @@ class Work:
     def rows(self, positions: Sequence[int]) -> int:
         """Returns the rows of some of its requests, at least 1."""
         return max(1, sum([len(self.inputs[at].array) for at in positions]))
-
-    def is_late(self, at: int, now_s: float) -> bool:
-        """Returns whether the deadline of one request has passed."""
-        deadline_s = self.deadlines_s[at]
-        return deadline_s is not None and deadline_s <= now_s
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +74,7 @@ class Attempt:
 
 
 class Attempts:
-    """Belongs to one event loop.
+    """Starts attempts of batches, learns from their ends, and bounds the repeats. Belongs to one event loop.
 
     Args:
         members: the executors.
@@ -87,7 +96,7 @@ class Attempts:
         self._listeners.append(listener)
 
     def earn(self) -> None:
-        """A batch starts for the first time, which allows a share of a repeat."""
+        """Allows a share of a repeat, because a batch starts for the first time."""
         self._repeats.earn(_REPEATS_SHARE)
 
     def other(
@@ -114,7 +123,7 @@ class Attempts:
 
     def begin(
         self, member: Member, work: Work, positions: Sequence[int], *, is_probe: bool = False
-    ) -> tuple[Attempt, asyncio.Future[list[Outcome]]]:
+    ) -> tuple[Attempt, Ran]:
         """Starts some requests of a batch on an executor; `settle` or `note` ends the attempt."""
         running = member.begin(work.key, work.rows(positions), self.clock.monotonic_s(), is_probe=is_probe)
         attempt = Attempt(member, running, positions)
@@ -123,7 +132,7 @@ class Attempts:
         try:
             ran = member.executor.run(work.key, inputs, deadlines_s)
         except Exception as error:  # noqa: BLE001 (the outcome of the attempt)
-            failed: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+            failed: Ran = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             return attempt, failed
         if isinstance(ran, Future):
@@ -131,7 +140,7 @@ class Attempts:
             return attempt, asyncio.wrap_future(ran)
         return attempt, asyncio.ensure_future(ran)
 
-    def settle(self, attempt: Attempt, ran: asyncio.Future[list[Outcome]]) -> None:
+    def settle(self, attempt: Attempt, ran: Ran) -> None:
         """Learns from an attempt that is over; gives up one that is not."""
         if ran.done() and not ran.cancelled():
             error = ran.exception()
@@ -150,11 +159,7 @@ class Attempts:
             loop = asyncio.get_running_loop()
             thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self._freed, attempt))
         else:
-            self._tell()
-
-    def withdrawn(self, attempt: Attempt) -> None:
-        """Forgets an attempt that no thread has begun."""
-        attempt.member.freed(attempt.running, self.clock.monotonic_s())
+            self._notify()
 
     def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
         """Learns from the outcomes of an attempt."""
@@ -164,20 +169,17 @@ class Attempts:
         if at_fault:
             self.failed(attempt, at_fault[0].message)
             return
-        if errors:
-            member.refused(attempt.running, now_s)
-        else:
-            was_ejected = member.is_ejected(key)
-            member.answered(attempt.running, now_s)
-            if was_ejected and not member.is_ejected(key):
-                log.info("executor answers again", executor=member.name, model=key.name)
-        self._tell()
+        was_ejected = member.is_ejected(key)
+        member.end(attempt.running, "refused" if errors else "answered", now_s)
+        if was_ejected and not member.is_ejected(key):
+            log.info("executor answers again", executor=member.name, model=key.name)
+        self._notify()
 
     def failed(self, attempt: Attempt, message: str) -> None:
         """Records a failure of the executor."""
-        attempt.member.failed(attempt.running, self.clock.monotonic_s())
+        attempt.member.end(attempt.running, "failed", self.clock.monotonic_s())
         self.doubt(attempt.member, attempt.running.key, message)
-        self._tell()
+        self._notify()
 
     def doubt(self, member: Member, key: ModelKey, message: str) -> None:
         """Counts a failure against an executor, and logs its ejection. The only executor is never ejected."""
@@ -188,10 +190,10 @@ class Attempts:
 
     def _freed(self, attempt: Attempt) -> None:
         """A thread ended a batch that was given up before."""
-        attempt.member.freed(attempt.running, self.clock.monotonic_s())
-        self._tell()
+        attempt.member.free(attempt.running, self.clock.monotonic_s())
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 
@@ -204,3 +206,147 @@ def is_executors(error: FirstlineError) -> bool:
 def may_do_better(error: FirstlineError) -> bool:
     """Returns whether another executor may answer where this one failed."""
     return is_executors(error) or isinstance(error, RuntimeFailure)
+
+
+class BatchRun:
+    """The run of one batch: the first answer of each request counts.
+
+    Args:
+        attempts: starts batches on executors.
+        work: the batch.
+
+    Attributes:
+        ended: done with the outcomes of all requests once each has one, or no executor is left to try. It fails with
+            `EngineUnavailableError` if every request did, and with what is no `FirstlineError`. Cancelling it gives the
+            batch up.
+    """
+
+    def __init__(self, attempts: Attempts, work: Work) -> None:
+        self._attempts = attempts
+        self._clock = attempts.clock
+        self._work = work
+        self._outcomes: dict[int, Outcome] = {}
+        self._errors: dict[int, FirstlineError] = {}
+        # Executors that failed on a request which may be at fault itself, and their errors.
+        self._doubts: dict[int, tuple[Member, str]] = {}
+        self._tried: list[Member] = []
+        self._running: dict[Ran, Attempt] = {}
+        self._late: Timer | None = None
+        self.ended: Ran = asyncio.get_running_loop().create_future()
+        self.ended.add_done_callback(self._give_up)
+
+    def begin(self, member: Member, positions: Sequence[int]) -> None:
+        """Starts some of the requests on an executor."""
+        attempt, ran = self._attempts.begin(member, self._work, positions)
+        self._tried.append(member)
+        self._running[ran] = attempt
+        ran.add_done_callback(self._done)
+        if len(self._attempts.members) > 1:
+            running = attempt.running
+            expected_s = running.expected_s
+            if expected_s is None:
+                expected_s = running.wait_s + self._attempts.presumed_s(running.key, running.rows)
+            self._late_in(max(_LATE * expected_s, expected_s + _LATE_S))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the batch waits for a thread of this process."""
+        threads = [attempt.thread for attempt in self._running.values()]
+        return len(threads) == 1 and threads[0] is not None and not (threads[0].running() or threads[0].done())
+
+    def withdraw(self) -> bool:
+        """Takes the batch back; returns False if it is more than waiting for a thread."""
+        if not self.is_waiting:
+            return False
+        (ran, attempt), *_ = self._running.items()
+        if attempt.thread is None or not attempt.thread.cancel():
+            return False
+        del self._running[ran]
+        attempt.member.free(attempt.running, self._clock.monotonic_s())
+        self.ended.cancel()
+        return True
+
+    def take(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
+        """Takes the outcomes of an attempt; failed requests go to another executor."""
+        if attempt.member not in self._tried:
+            self._tried.append(attempt.member)
+        self._attempts.note(attempt, outcomes)
+        for at, outcome in zip(attempt.positions, outcomes, strict=True):
+            if at in self._outcomes:
+                continue
+            if isinstance(outcome, FirstlineError) and may_do_better(outcome):
+                self._errors[at] = outcome
+                if isinstance(outcome, RuntimeFailure):
+                    self._doubts.setdefault(at, (attempt.member, outcome.message))
+            else:
+                self._outcomes[at] = outcome
+        answered = [at for at in attempt.positions if at in self._doubts and at in self._outcomes]
+        for member, message in dict(self._doubts.pop(at) for at in answered).items():  # another one answered the same
+            self._attempts.doubt(member, self._work.key, message)
+        elsewhere = {at for other in self._running.values() for at in other.positions}
+        self._repeat("retry", [at for at in self._open() if at not in elsewhere])
+        if not self._running or not self._open():
+            self._end()
+
+    def _done(self, ran: Ran) -> None:
+        attempt = self._running.pop(ran, None)
+        if attempt is None or self.ended.done():
+            return
+        error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
+        if error is None:
+            self.take(attempt, ran.result())
+        elif isinstance(error, FirstlineError):
+            self.take(attempt, [error] * len(attempt.positions))
+        else:  # the executor closes, or has a fault: this ends the batch
+            self._attempts.settle(attempt, ran)
+            if isinstance(error, asyncio.CancelledError):
+                self.ended.cancel()
+            else:
+                self.ended.set_exception(error)
+
+    def _open(self) -> list[int]:
+        """Returns the requests without an answer."""
+        return [at for at in range(len(self._work.inputs)) if at not in self._outcomes]
+
+    def _repeat(self, reason: str, positions: Sequence[int], within_s: float = math.inf) -> bool:
+        """Starts requests that are not late on another executor, if there is one that may answer within the time."""
+        now_s, deadlines_s = self._clock.monotonic_s(), self._work.deadlines_s
+        left = [at for at in positions if (deadline_s := deadlines_s[at]) is None or deadline_s > now_s]
+        other = self._attempts.other(self._work, left, self._tried, within_s) if left else None
+        if other is None:
+            return False
+        self._attempts.repeated[reason] += 1
+        self.begin(other, left)
+        return True
+
+    def _late_in(self, seconds: float) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._hedge)
+
+    def _hedge(self) -> None:
+        """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again."""
+        if not self._running:
+            return
+        started_s = [each.running.started_s for each in self._running.values()]
+        now_s = self._clock.monotonic_s()
+        if not self._repeat("late", self._open(), now_s - max(started_s)):
+            self._late_in(max(_LATE_S, now_s - min(started_s)))
+
+    def _end(self) -> None:
+        outcomes = [self._outcomes.get(at, self._errors.get(at)) for at in range(len(self._work.inputs))]
+        found = [each for each in outcomes if each is not None]
+        away = [each for each in found if isinstance(each, EngineUnavailableError)]
+        if len(away) == len(found):
+            self.ended.set_exception(away[0])
+        else:
+            self.ended.set_result(found)
+
+    def _give_up(self, _ended: object) -> None:
+        """Gives up the attempts that still run: another executor was faster, or the caller has left."""
+        if self._late is not None:
+            self._late.cancel()
+        running, self._running = self._running, {}
+        for ran, attempt in running.items():
+            ran.remove_done_callback(self._done)
+            self._attempts.settle(attempt, ran)

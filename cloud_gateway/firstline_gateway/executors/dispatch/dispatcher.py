@@ -20,14 +20,10 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import EngineReport, Executor, ExecutorReport, OnExecutor, Outcome
-from firstline_gateway.executors.dispatch import refusals
-from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, Work
-from firstline_gateway.executors.dispatch.batch_run import BatchRun
-from firstline_gateway.executors.dispatch.budgets import Energy, Memory
-from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
+from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot
-from firstline_gateway.executors.dispatch.refusals import NoPlacement
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, trouble
 from firstline_gateway.models.repository import ServedModel
 
 # A probe is given up after so many times its expected time, and after at least so long.
@@ -74,7 +70,7 @@ class Dispatcher:
         first = self.members[0]
         if not first.name:  # the only executor takes every model that is loaded
             return first.executor.trouble(key)
-        return refusals.trouble(self.members, key)
+        return trouble(self.members, key)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever an executor may have become free."""

@@ -1,36 +1,42 @@
-"""How long batches of one model take on one executor: as measured there, times the pace that it is seen to keep. Pure.
+"""When a batch completes on an executor: learned batch times, the batches that run there, and its free slots. Pure.
 
-The usual seconds come from a profile, or from the measurement when the model was loaded; where there is neither, the
-first batches tell. The pace is observed to expected time: 1 as usual, 3 where everything takes three times as long. It
-is one number for all sizes, so that one batch of any size shows a machine that has become slow.
+The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
+the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
+times as long. It is one number for all sizes, so that one batch of any size shows a machine that has become slow.
 
 The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
-That is learned by each size as from a sample of which what was known before is a few batches, so that it outweighs a
-wrong profile, while a slow moment, which all sizes share and which ends, leaves little behind.
+Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
+profile, while a slow moment, which all sizes share and which ends, leaves little behind.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from firstline_core.runtime.batch_times import BatchTimes
+from firstline_core.types import ModelKey
 
 # Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
 _NEWEST, _HALF_LIFE_S = 0.2, 2.0
-# No batch says more than that it took so many times what was expected: one hiccup moves no traffic for long.
+# No batch shows more than that it took so many times what was expected: one hiccup moves no traffic for long.
 _HICCUP = 4.0
-# Batches of one size that tell what is usual, where nothing else does; as many of them outweigh what was said before,
+# Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
 # and the newest never counts less than one of so many.
 _LEARNING, _MOST = 8, 64
 
+E = TypeVar("E", bound=Hashable)
+
 
 class Forecast:
-    """Of one model.
+    """The times of one model's batches on one executor.
 
     Args:
-        seconds: that batches took when they were measured, by their rows; nothing where they were not.
+        seconds: measured seconds of batches, by rows; empty if none was measured.
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
@@ -38,7 +44,7 @@ class Forecast:
         self._usual.expect(seconds)
         self._seen: Counter[int] = Counter({_size(rows): _LEARNING for rows in seconds})
         self._log_pace = 0.0
-        self._heard_s = -math.inf
+        self._learned_s = -math.inf
 
     @property
     def known(self) -> bool:
@@ -55,52 +61,155 @@ class Forecast:
         return self._usual.seconds(rows) * self.pace if self.known else None
 
     def worthwhile_rows(self, max_rows: int) -> int:
-        """The largest batch, up to `max_rows`, that pays there; see `BatchTimes`."""
+        """Returns the largest batch, up to `max_rows`, that pays there; see `BatchTimes`."""
         return self._usual.worthwhile_rows(max_rows)
 
     def has_tried(self, rows: int) -> bool:
-        """Whether a batch of the size of these rows ran, or was measured."""
+        """Returns whether a batch of the size of these rows ran, or was measured."""
         return self._usual.has_tried(rows)
 
-    def observe(self, rows: int, took_s: float, *, wait_s: float, pace: float, now_s: float) -> None:
-        """Learns from a batch that ended.
-
-        Args:
-            rows: of the batch.
-            took_s: from when it was given to the executor.
-            wait_s: that it was expected to wait there for a slot.
-            pace: that was expected of it then.
-            now_s: the present.
-        """
-        run_s = self._usual.seconds(rows) * pace
-        expected_s = wait_s + run_s
-        size = _size(rows)
+    def observe(self, batch: RunningBatch, now_s: float) -> None:
+        """Learns from a batch that ended now."""
+        took_s, run_s = now_s - batch.started_s, self._usual.seconds(batch.rows) * batch.pace
+        expected_s = batch.wait_s + run_s
+        size = _size(batch.rows)
         if self._seen[size] < _LEARNING:
             self._seen[size] += 1
-            share = run_s / expected_s if run_s > 0 else 1.0  # of a model that never ran nobody knows its share
-            self._usual.observe(rows, took_s * share / pace, now_s)
-            self._heard_s = now_s
+            share = run_s / expected_s if run_s > 0 else 1.0  # the share of the slot is unknown for a new model
+            self._usual.observe(batch.rows, took_s * share / batch.pace, now_s)
+            self._learned_s = now_s
         else:
-            found = math.log(max(took_s, 1e-6) / max(expected_s, 1e-6)) + math.log(pace)
+            found = math.log(max(took_s, 1e-6) / max(expected_s, 1e-6)) + math.log(batch.pace)
             self._seen[size] = min(_MOST, self._seen[size] + 1)
             over = max(-math.log(_HICCUP), min(math.log(_HICCUP), found - self._log_pace)) / self._seen[size]
-            self._usual.scale(rows, math.exp(over))
-            self._learn(found - over, now_s)
+            self._usual.scale(batch.rows, math.exp(over))
+            self._learn_pace(found - over, now_s)
 
-    def waited(self, rows: int, waited_s: float, *, wait_s: float, pace: float, now_s: float) -> None:
-        """Learns from a batch that was given up: it would have taken longer than that."""
-        expected_s = wait_s + self._usual.seconds(rows) * pace
+    def observe_abandoned(self, batch: RunningBatch, now_s: float) -> None:
+        """Learns from a batch that was given up now: it would have taken longer."""
+        waited_s, expected_s = now_s - batch.started_s, batch.wait_s + self._usual.seconds(batch.rows) * batch.pace
         if self.known and waited_s > expected_s > 0:
-            least = math.log(pace * waited_s / expected_s)
+            least = math.log(batch.pace * waited_s / expected_s)
             if least > self._log_pace:
-                self._learn(least, now_s)
+                self._learn_pace(least, now_s)
 
-    def _learn(self, log_pace: float, now_s: float) -> None:
-        kept = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._heard_s) / _HALF_LIFE_S)
+    def _learn_pace(self, log_pace: float, now_s: float) -> None:
+        kept = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
         newest = min(log_pace, self._log_pace + math.log(_HICCUP))
         self._log_pace = kept * self._log_pace + (1 - kept) * newest
-        self._heard_s = now_s
+        self._learned_s = now_s
 
 
 def _size(rows: int) -> int:
     return (rows - 1).bit_length() if rows > 1 else 0
+
+
+@dataclass(slots=True, eq=False)
+class RunningBatch:
+    """A batch on an executor.
+
+    Args:
+        key: its model.
+        rows: of the batch.
+        wait_s: expected wait for a slot, from `started_s` on.
+        run_s: expected seconds in the slot, or None if the model was never measured there.
+        pace: of the executor at the start; see `Forecast`.
+        started_s: when the executor was given it.
+        memory_bytes: reserved for it.
+        energy_j: reserved for it.
+        is_probe: whether it is a copy that only measures the executor.
+    """
+
+    key: ModelKey
+    rows: int
+    wait_s: float
+    run_s: float | None
+    pace: float
+    started_s: float
+    memory_bytes: float
+    energy_j: float
+    is_probe: bool = False
+
+    @property
+    def expected_s(self) -> float | None:
+        """Expected seconds from the start to the answer."""
+        return None if self.run_s is None else self.wait_s + self.run_s
+
+    def left_s(self, now_s: float) -> float:
+        """Returns the expected seconds left in its slot. An overdue batch is expected to take as much longer again."""
+        if self.run_s is None:
+            return 0.0
+        return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
+
+    def ran_s(self, now_s: float) -> float:
+        """Returns the seconds that it had a slot: the expected share of the time that passed."""
+        took_s = now_s - self.started_s
+        return took_s * self.run_s / self.expected_s if self.run_s and self.expected_s else took_s
+
+    def overdue(self, now_s: float) -> float:
+        """Returns the time that passed in multiples of the expected time, at least 1."""
+        expected_s = self.expected_s
+        return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[E]):
+    """An executor, as it is for one batch.
+
+    Args:
+        executor: the executor.
+        wait_s: until a slot is free there.
+        run_s: of the batch in the slot; None if it is unknown.
+        under_way: batches that it has now.
+        trusted: whether it is not ejected; see `Health`.
+        memory_bytes: of the batch while it runs.
+        free_bytes: of its memory budget; infinite without one.
+        energy_j: of the batch.
+        left_j: of its energy budget at the moment; infinite without one.
+    """
+
+    executor: E
+    wait_s: float
+    run_s: float | None
+    under_way: int = 0
+    trusted: bool = True
+    memory_bytes: float = 0.0
+    free_bytes: float = math.inf
+    energy_j: float = 0.0
+    left_j: float = math.inf
+
+    @property
+    def fits(self) -> bool:
+        """Whether the batch is within its budgets. A batch without a cost fits into an overdrawn budget."""
+        return self.memory_bytes <= self.free_bytes and self.energy_j <= max(0.0, self.left_j)
+
+    @property
+    def done_s(self) -> float:
+        """Seconds until the batch would complete; infinite if that is unknown."""
+        return math.inf if self.run_s is None else self.wait_s + self.run_s
+
+
+def choose(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
+    """Returns the candidate with the earliest predicted completion, or None if the batch is within the budgets of none.
+
+    Executors that are not ejected come first. Equals take turns by their batches under way. One that was never measured
+    comes last; probes measure it. The prediction counts the batches under way and the batch itself, so that work
+    spreads in the proportion of the speeds ("shortest expected delay", Banawan and Zahorjan, INFOCOM 1989; with one
+    server each, the rule of HEFT: Topcuoglu et al., IEEE TPDS 2002). Each choice adds to the batches under way, which
+    the next choice counts, so no hysteresis is needed.
+    """
+    fitting = [each for each in candidates if each.fits]
+    return min(fitting, key=lambda each: (not each.trusted, each.done_s, each.under_way), default=None)
+
+
+def free_s(left_s: Iterable[float], slots: int) -> list[float]:
+    """Returns the seconds until each slot is free, the least first; batches start in the order of their arrival.
+
+    Args:
+        left_s: seconds that each batch under way will still take in its slot, in the order of their arrival.
+        slots: that run side by side, at least 1.
+    """
+    free = [0.0] * slots
+    for each in left_s:
+        heapq.heapreplace(free, free[0] + each)
+    return free

@@ -2,24 +2,112 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Executor, InProcess
-from firstline_gateway.executors.dispatch.budgets import Energy, Memory
-from firstline_gateway.executors.dispatch.choice import Candidate, free_s, wait_s
-from firstline_gateway.executors.dispatch.costs import Costs
-from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.health import Health, ProbeBudget, ProbeSchedule
-from firstline_gateway.executors.dispatch.running_batch import RunningBatch
+from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
+from firstline_gateway.executors.dispatch.forecast import Candidate, Forecast, RunningBatch, free_s
 from firstline_gateway.models.repository import ServedModel
 
 # In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing.
 _AHEAD_S = 0.03
+
+_FAILURES = 3
+_FIRST_S, _LONGEST_S = 0.5, 30.0
+_ANSWERS = 2
+# After so many answers in a row earlier ejections no longer count.
+_FORGIVEN = 100
+_PROBE_FIRST_S, _PROBE_LONGEST_S = 1.0, 4.0
+PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
+"""The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
+
+
+class Health:
+    """Ejection of an executor after errors of one model, and probes that bring it back. Times are arguments.
+
+    After three failures of a model in a row an executor is ejected for that model: for half a second at first, then for
+    twice as long each time. It may still answer for another model, which needs less memory. After that time it is
+    probed with copies of batches that another executor answers, so that no caller depends on it. Two answers in a row
+    end the ejection. A healthy but slow executor that gets no other work is probed in the same way, or no measurement
+    would show that it has become fast again.
+
+    Attributes:
+        trusted: whether the executor is not ejected.
+    """
+
+    __slots__ = ("_answers", "_ejections", "_failures", "_probe_due_s", "_probe_pause_s", "_until_s", "trusted")
+
+    def __init__(self) -> None:
+        self._failures = self._answers = self._ejections = 0
+        self._until_s = self._probe_due_s = -math.inf
+        self._probe_pause_s = _PROBE_FIRST_S
+        self.trusted = True
+
+    def answered(self) -> None:
+        """Counts an answered batch. A refusal because of the request itself does not count."""
+        self._failures = 0
+        self._answers += 1
+        if self._answers >= _ANSWERS:
+            self.trusted = True
+        if self._answers >= _FORGIVEN:
+            self._ejections = 0
+
+    def failed(self, now_s: float) -> bool:
+        """Counts a failed batch; returns whether this ejects the executor."""
+        self._answers = 0
+        self._failures += 1
+        if self.trusted and self._failures < _FAILURES:
+            return False
+        if self.trusted or now_s >= self._until_s:  # batches that were running together count as one failure
+            self._until_s = now_s + min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._ejections, 16))
+            self._ejections += 1
+        ejected, self.trusted, self._failures = self.trusted, False, 0
+        return ejected
+
+    def left_s(self, now_s: float) -> float:
+        """Returns the seconds until an ejected executor is probed; 0 if it is not ejected."""
+        return 0.0 if self.trusted else max(0.0, self._until_s - now_s)
+
+    def used(self, now_s: float) -> None:
+        """Postpones the next probe, because the executor got work of its own."""
+        self._probe_pause_s = _PROBE_FIRST_S
+        self._probe_due_s = now_s + _PROBE_FIRST_S
+
+    def probed(self, now_s: float) -> None:
+        """Postpones the next probe, because one was sent."""
+        self._probe_due_s = now_s + self._probe_pause_s
+        self._probe_pause_s = min(_PROBE_LONGEST_S, 2 * self._probe_pause_s)
+
+    def may_be_probed(self, now_s: float) -> bool:
+        """Returns whether a probe is due."""
+        return now_s >= self._probe_due_s and self.left_s(now_s) <= 0
+
+
+class ProbeBudget:
+    """The time that probes of all models may take on one executor, by what earlier probes took."""
+
+    def __init__(self) -> None:
+        self._left_s = PROBE_SAVED_S
+        self._at_s: float | None = None
+
+    def may(self, now_s: float) -> bool:
+        """Returns whether one more may be sent."""
+        if self._at_s is not None:
+            self._left_s = min(PROBE_SAVED_S, self._left_s + PROBE_SHARE * max(0.0, now_s - self._at_s))
+        self._at_s = now_s
+        return self._left_s > 0
+
+    def took(self, seconds: float, now_s: float) -> None:
+        """Takes the seconds of a probe that ended, or was given up."""
+        self.may(now_s)
+        self._left_s -= seconds
 
 
 @dataclass(slots=True)
@@ -29,7 +117,6 @@ class PlacedModel:
     served: ServedModel
     costs: Costs
     forecast: Forecast
-    probes: ProbeSchedule
     health: Health
 
 
@@ -85,7 +172,7 @@ class Member:
         self.displace(served.key)
         measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
         forecast = Forecast(costs.seconds or measured)
-        self.models[served.key] = PlacedModel(served, costs, forecast, ProbeSchedule(), Health())
+        self.models[served.key] = PlacedModel(served, costs, forecast, Health())
         self.memory.models_bytes += served.memory_bytes
 
     def displace(self, key: ModelKey) -> None:
@@ -217,11 +304,13 @@ class Member:
 
     def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
         """Returns the seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
-        left_s = [each.left_s(now_s) for each in self.running]
         if self.models[key].health.trusted:
-            return free_s(left_s, self._usable_slots)
-        trials_s = [each.left_s(now_s) for each in self.running if each.key == key]
-        return [max([wait_s(left_s, self.side_by_side), *trials_s])]
+            return free_s([each.left_s(now_s) for each in self.running], self._usable_slots)
+        return [max([self._wait_s(now_s), *(each.left_s(now_s) for each in self.running if each.key == key)])]
+
+    def _wait_s(self, now_s: float, reserved_s: Sequence[float] = ()) -> float:
+        """Returns the seconds until a slot is free, after batches that take `reserved_s`."""
+        return free_s([*(each.left_s(now_s) for each in self.running), *reserved_s], self.side_by_side)[0]
 
     def candidate(self, key: ModelKey, rows: int, now_s: float, reserved_s: Sequence[float] = ()) -> Candidate[Member]:
         """Returns what the member offers to a batch, after batches that take `reserved_s`."""
@@ -231,7 +320,7 @@ class Member:
             run_s *= self.overdue(now_s)
         return Candidate(
             executor=self,
-            wait_s=wait_s([*(each.left_s(now_s) for each in self.running), *reserved_s], self.side_by_side),
+            wait_s=self._wait_s(now_s, reserved_s),
             run_s=run_s,
             under_way=len(self.running),
             trusted=placed.health.trusted,
@@ -256,7 +345,7 @@ class Member:
         running = RunningBatch(
             key,
             rows,
-            wait_s=0.0 if on_loop else wait_s([each.left_s(now_s) for each in self.running], self.side_by_side),
+            wait_s=0.0 if on_loop else self._wait_s(now_s),
             run_s=usual_s,
             pace=placed.forecast.pace,
             started_s=now_s,
@@ -265,9 +354,9 @@ class Member:
             is_probe=is_probe,
         )
         if is_probe:
-            placed.probes.sent(now_s)
+            placed.health.probed(now_s)
         else:
-            placed.probes.used(now_s)
+            placed.health.used(now_s)
         self.memory.batches_bytes += running.memory_bytes
         self.energy.reserve(running.energy_j, now_s)
         self.running.append(running)
@@ -275,46 +364,32 @@ class Member:
 
     def may_probe(self, key: ModelKey, now_s: float) -> bool:
         """Returns whether a probe is due: the member was idle for a while, has room and may be tried."""
-        placed = self.models[key]
         return (
-            placed.probes.due(now_s)
-            and placed.health.may_be_tried(now_s)
+            self.models[key].health.may_be_probed(now_s)
             and len(self.running) < self.side_by_side
             and not self.runs(key)
             and not any(each.is_probe for each in self.running)
             and self._probe_budget.may(now_s)
         )
 
-    def answered(self, running: RunningBatch, now_s: float) -> None:
-        """Records an answered batch."""
-        self.freed(running, now_s)
-        self.outcomes["answered"] += 1
-        if (placed := self.models.get(running.key)) is None:
-            return
-        placed.health.answered()
-        placed.forecast.observe(
-            running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
-        )
+    def end(self, running: RunningBatch, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
+        """Records the end of a batch; see `outcomes`. `doubted` decides on the health after a failure."""
+        self.free(running, now_s)
+        self.outcomes[outcome] += 1
+        placed = self.models.get(running.key)
+        if outcome == "answered" and placed is not None:
+            placed.health.answered()
+            placed.forecast.observe(running, now_s)
 
     def answered_on_loop(self, key: ModelKey, inputs: Sequence[Tensor], started_s: float, now_s: float) -> None:
         """Records a batch that started and ended in one turn of the event loop: it says nothing about the slots."""
         placed = self.models[key]
         self.outcomes["answered"] += 1
         placed.health.answered()
-        placed.probes.used(now_s)
+        placed.health.used(now_s)
         if placed.costs.energy_j or placed.costs.power_w:
             rows = sum(len(tensor.array) for tensor in inputs)
             self.energy.spend(placed.costs.energy_of(rows, now_s - started_s), now_s)
-
-    def refused(self, running: RunningBatch, now_s: float) -> None:
-        """Records a batch that failed because of its requests, or perhaps because of them."""
-        self.freed(running, now_s)
-        self.outcomes["refused"] += 1
-
-    def failed(self, running: RunningBatch, now_s: float) -> None:
-        """Records a batch that failed; `doubted` decides on the health of the member."""
-        self.freed(running, now_s)
-        self.outcomes["failed"] += 1
 
     def doubted(self, key: ModelKey, now_s: float) -> bool:
         """Records a failure that is the member's own; returns whether this ejects it."""
@@ -326,17 +401,15 @@ class Member:
         Args:
             running: the batch.
             now_s: the present.
-            runs_on: a thread cannot be stopped: the batch keeps its slot until `freed`.
+            runs_on: a thread cannot be stopped: the batch keeps its slot until `free`.
         """
         if not runs_on:
-            self.freed(running, now_s)
+            self.free(running, now_s)
         self.outcomes["cut_off"] += 1
         if (placed := self.models.get(running.key)) is not None:
-            placed.forecast.waited(
-                running.rows, now_s - running.started_s, wait_s=running.wait_s, pace=running.pace, now_s=now_s
-            )
+            placed.forecast.observe_abandoned(running, now_s)
 
-    def freed(self, running: RunningBatch, now_s: float) -> None:
+    def free(self, running: RunningBatch, now_s: float) -> None:
         """Gives back the slot, memory and energy of a batch."""
         self.running.remove(running)
         if running.is_probe:

@@ -9,22 +9,24 @@ leaves rows to another one if both parts together complete notably earlier.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import GAIN
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch import refusals
-from firstline_gateway.executors.dispatch.choice import Candidate, choose
+from firstline_gateway.executors.dispatch.forecast import Candidate, choose
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.refusals import NoPlacement
 
 # An overdue batch is looked at again after so much of its expected time, and after at least so long.
 _AGAIN_SHARE, _AGAIN_S = 0.25, 0.001
 # More than any batch has.
 _ANY_ROWS = 1 << 20
+_RETRY_AFTER_S = 1.0
 
 
 class Times(Protocol):
@@ -74,20 +76,23 @@ class Placement:
     """Where the next batch of a model runs.
 
     Args:
-        member: the executor with the earliest predicted completion.
-        times: of batches there.
+        times: of batches on the executor with the earliest predicted completion.
         is_free: whether it can start there now; else it waits for that executor.
         is_ahead: whether it is queued behind the batches that run there.
         again_s: seconds after which to look again, if it waits and nothing happens meanwhile.
         idle: another executor, which completes a part of the backlog before the busy ones would.
     """
 
-    member: Member
     times: ExecutorTimes
     is_free: bool = True
     is_ahead: bool = False
     again_s: float = 0.0
     idle: IdlePart | None = None
+
+    @property
+    def member(self) -> Member:
+        """The executor."""
+        return self.times.member
 
 
 class Lane(NamedTuple):
@@ -100,6 +105,89 @@ class Lane(NamedTuple):
 
     wait_s: float
     times: Times
+
+
+class NoPlacement(NamedTuple):
+    """No executor may run a batch now, whether or not one is free.
+
+    Args:
+        error: for requests whose time ends before one may.
+        again_s: seconds until one may at the earliest: infinite if none will without a change, 0 if that depends on
+            what runs.
+    """
+
+    error: FirstlineError
+    again_s: float
+
+
+def trouble(members: Sequence[Member], key: ModelKey) -> str:
+    """Returns why no executor can run a model, as sentences, or "" if one can."""
+    troubles = {member: member.trouble(key) for member in members}
+    if not all(troubles.values()):
+        return ""
+    reasons = [
+        f"{member.name}: {reason}" if member.name else reason
+        for member, reason in troubles.items()
+        if key in member.models
+    ]
+    return " ".join(reasons) or f"No executor has room for model '{key.name}', or may run it."
+
+
+def away(members: Sequence[Member], key: ModelKey) -> NoPlacement:
+    """Returns the refusal of a model whose executors are all away."""
+    error = EngineUnavailableError(
+        f"No executor that runs model '{key.name}' answers; send the request again later. {trouble(members, key)}",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+    return NoPlacement(error, math.inf)
+
+
+def over_budget(
+    members: Sequence[Member], candidates: Sequence[Candidate[Member]], key: ModelKey, rows: int, now_s: float
+) -> NoPlacement:
+    """Returns the refusal of a batch beyond all budgets: energy comes back with time, memory when a batch ends.
+
+    Args:
+        members: all executors.
+        candidates: the executors that run the model, as they are for that batch.
+        key: the model.
+        rows: of the batch.
+        now_s: the present.
+    """
+    most_rows = _most_rows([member for member in members if key in member.models], key, rows)
+    if most_rows < rows:
+        return NoPlacement(_never(key, rows, most_rows), math.inf)
+    waits_s = [
+        each.executor.energy.wait_s(each.energy_j, now_s)
+        for each in candidates
+        if each.executor.memory.fits(each.memory_bytes)
+    ]
+    again_s = min(waits_s, default=math.inf)
+    error = BudgetExceededError(
+        f"A batch of model '{key.name}' is beyond the memory or energy that the executors may take now; "
+        "come back later.",
+        retry_after_s=again_s if 0 < again_s < math.inf else _RETRY_AFTER_S,
+    )
+    return NoPlacement(error, again_s)
+
+
+def _most_rows(members: Sequence[Member], key: ModelKey, rows: int) -> int:
+    """Returns the most rows, up to `rows`, that some executor has memory for while no other batch runs there."""
+    return bisect_left(
+        range(1, rows + 1), True, key=lambda fewer: not any(member.ever_has_memory(key, fewer) for member in members)
+    )
+
+
+def _never(key: ModelKey, rows: int, most_rows: int) -> FirstlineError:
+    if not most_rows:
+        return BudgetExceededError(
+            f"No executor of this gateway has memory for a batch of model '{key.name}', not even for one row; its "
+            "operator has to raise memory_budget_mb of an executor that runs it."
+        )
+    return PayloadTooLargeError(
+        f"No executor of this gateway has memory for {rows} rows of model '{key.name}' at once; send at most "
+        f"{counted(most_rows, 'row')} in one request."
+    )
 
 
 class ExecutorSnapshot:
@@ -139,7 +227,7 @@ class ExecutorSnapshot:
         """
         there = [member for member in self._members if not member.trouble(key)]
         if not there:
-            return refusals.away(self._members, key)
+            return away(self._members, key)
         sizes: dict[Member, int] = {}
         candidates = []
         for member in there:
@@ -150,19 +238,18 @@ class ExecutorSnapshot:
         best = choose(candidates)
         if best is None:
             now = [self._candidate(member, key, least_rows) for member in there]
-            return refusals.over_budget(self._members, now, key, least_rows, self._now_s)
+            return over_budget(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
             if may_split and best.run_s is not None and least_rows < rows == most and best.executor.room():
                 most = self._part(best, key, (least_rows, rows), sizes)
-            return Placement(best.executor, ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
+            return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
         idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
         busy_rows_per_s = sum(
             each.rows_per_s(key, most, self._now_s) for each in sizes if each.takes_now(key) and each not in idle
         )
         soonest_s = min((self._candidate(each, key, least_rows).done_s for each in idle), default=math.inf)
         return Placement(
-            best.executor,
             ExecutorTimes(best.executor, key, most),
             is_free=False,
             again_s=_again_s(best, soonest_s),

@@ -2,7 +2,7 @@
 
 A request that can start now is admitted. Otherwise it has to pass these checks, in this order:
 
-1. Is there space for it to wait, for its client and its level (`shares.py`)?
+1. Is there space for it to wait, for its client and its level (`Shares`)?
 2. Can its model complete it in the time that it allows?
 3. Does its turn come in time, before its client and its level take more than their share?
 4. Does no request that was admitted before become late by it?
@@ -12,31 +12,31 @@ something else, and no work is spent on an answer that comes too late. Under ove
 earliest-deadline-first, in which every request runs and every one is late.
 
 The times of batches are learned (`executors/dispatch/forecast.py`), and so is the error of the predictions
-(`margin.py`). For a model that never ran nothing can be predicted: the checks 2 to 4 are skipped, and no more requests
+(`Margin`). For a model that never ran nothing can be predicted: the checks 2 to 4 are skipped, and no more requests
 with a deadline may wait for it than there are slots.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from firstline_core.errors import DeadlineExceededError, QueueFullError
+from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, ModelKey
-from firstline_gateway.executors.dispatch.placement import Times
-from firstline_gateway.serving.scheduling.completion import BatchForecast, CompletionForecast
-from firstline_gateway.serving.scheduling.margin import Margin
-from firstline_gateway.serving.scheduling.pending import (
+from firstline_gateway.executors.dispatch.placement import Lane, Times
+from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,
-    Parts,
     PendingQueue,
     PendingRequest,
+    Weights,
     client_of,
     level_of,
 )
-from firstline_gateway.serving.scheduling.shares import Shares
 
 # The retry time if nothing can be predicted.
 _FIRST_RETRY_S = 1.0
@@ -44,6 +44,15 @@ _FIRST_RETRY_S = 1.0
 _BATCH_SHARE = 0.25
 # On an idle machine a model that seems too slow is tried again after so many times its batch time.
 _PROBE_PAUSES = 10.0
+# The quantile of the delays of predictions for which room is kept free, and the least and most of it.
+_QUANTILE = 0.99
+_LEAST_SHARE, _MOST_SHARE = 0.5, 0.75
+# The part of the room that each level may fill if there are requests above it. Audits are limited without them, too: an
+# audit is never urgent, and no caller waits for its answer.
+_LEAVES, _AUDITS_SHARE = 0.75, 0.5
+
+EXPECTED_S = 10.0
+"""After a request the next one of its client, or level, is expected for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +77,14 @@ class Backlog(NamedTuple):
 
     Args:
         completion: of its model's work.
-        parts: how much of what waits, by model, comes before it on its executors.
+        weights: how much of what waits, by model, comes before it on its executors.
         alone_s: the least seconds of a batch of it alone.
         ended_s: when a batch of its model ended last.
         known: whether the times of its model's batches are known.
     """
 
     completion: CompletionForecast
-    parts: Parts
+    weights: Weights
     alone_s: float
     ended_s: float
     known: bool
@@ -142,12 +151,12 @@ class Admission:
         self._check_space(item, backlog, batches)
         if not backlog.known:
             self._check_unmeasured(item, len(backlog.completion.lanes))
-        mine_s = self._queue.work_s(backlog.parts, client_of(request))
+        mine_s = self._queue.work_s(backlog.weights, client_of(request))
         if request.deadline_s is None:
             # When its client's equal part of the machine would complete it.
             equally_s = batches.wait_s(self.shares.clients * (mine_s + times.seconds(rows)))
             item.due_s = now_s + min(self._bounds.seconds, equally_s)
-        ahead_s, spare_s = self._queue.place(item.due_s, level, backlog.parts)
+        ahead_s, spare_s = self._queue.place(item.due_s, level, backlog.weights)
         done_s, speed = batches.done(ahead_s)
         item.work_s = rows * batches.seconds / batch_rows
         item.delays_s, item.foreseen_s = item.work_s / speed, now_s + done_s
@@ -159,7 +168,7 @@ class Admission:
 
     def _likely_batch_rows(self, key: ModelKey, rows: int, allowed_s: float, times: Times) -> int:
         """Returns the rows of the likely batch: worthwhile, waiting, and leaving most of the time to wait."""
-        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of_model(key).rows + rows)
+        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.of(key=key).rows + rows)
         while most > rows and times.seconds(most) > _BATCH_SHARE * allowed_s:
             most //= 2
         return max(rows, most)
@@ -170,11 +179,11 @@ class Admission:
         """Checks the number of requests of its model, and the bytes of all."""
 
         def retry_after_s() -> float:
-            return batches.wait_s(self._queue.work_s(backlog.parts)) if backlog.known else _FIRST_RETRY_S
+            return batches.wait_s(self._queue.work_s(backlog.weights)) if backlog.known else _FIRST_RETRY_S
 
         level_share = self.shares.of_level(item.level)
         mine = self._queue.of(client_of(item.request))
-        of_model, of_all = self._queue.of_model(item.key), self._queue.of()
+        of_model, of_all = self._queue.of(key=item.key), self._queue.of()
         if not self.shares.allows(mine.requests + 1, of_model.requests + 1, self._bounds.requests * level_share):
             raise QueueFullError(
                 f"Model '{item.key.name}' has {counted(of_model.requests, 'request')} waiting already; come back "
@@ -192,7 +201,7 @@ class Admission:
 
     def _check_unmeasured(self, item: PendingRequest, slots: int) -> None:
         """Checks whether a request with a deadline may wait for a model that never ran."""
-        if item.request.deadline_s is not None and self._queue.of_model(item.key).requests >= slots:
+        if item.request.deadline_s is not None and self._queue.of(key=item.key).requests >= slots:
             raise QueueFullError(
                 f"Nothing has run on model '{item.key.name}' yet that would tell whether this request can be answered "
                 "in time, and others wait already; come back later.",
@@ -233,3 +242,166 @@ def _check_possible(item: PendingRequest, now_s: float) -> None:
             f"The model takes some {item.alone_s:.3g} s for this request, which allows "
             f"{max(0.0, item.request.deadline_s - now_s):.3g} s; allow more time."
         )
+
+
+class BatchForecast(NamedTuple):
+    """The completion of batches of one size, on slots side by side of which one may be faster than another.
+
+    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
+    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
+    of batches that have ended by some time follows without placing them one by one.
+
+    Args:
+        seconds: of a batch where work is counted.
+        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
+    """
+
+    seconds: float
+    lanes: Sequence[tuple[float, float]]
+
+    @property
+    def first_s(self) -> float:
+        """When a batch completes that is next."""
+        return self.lanes[0][0]
+
+    def done(self, work_s: float) -> tuple[float, float]:
+        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
+        at_s, speed = self.lanes[0]
+        for ends_s, more in self.lanes[1:]:
+            meanwhile_s = speed * (ends_s - at_s)
+            if meanwhile_s >= work_s:
+                break
+            # By then that lane has done one whole batch; from then on it does its part of every second.
+            work_s = max(0.0, work_s - meanwhile_s - self.seconds)
+            at_s, speed = ends_s, speed + more
+        return at_s + work_s / speed, speed
+
+    def wait_s(self, work_s: float) -> float:
+        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
+        return max(0.0, self.done(work_s)[0] - self.seconds)
+
+
+class CompletionForecast:
+    """The completion of one model's requests.
+
+    Args:
+        lanes: the slots that run it, at least one.
+        max_rows: of a batch.
+
+    Attributes:
+        lanes: as given.
+        times: those of the lane that does most work; it does 1 s of work in 1 s.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], max_rows: int) -> None:
+        def rows_per_s(lane: Lane) -> float:
+            rows = lane.times.worthwhile_rows(max_rows)
+            seconds = lane.times.seconds(rows)
+            return rows / seconds if seconds else 0.0
+
+        self.lanes = lanes
+        self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
+
+    def of(self, rows: int) -> BatchForecast:
+        """Returns the forecast of batches of so many rows."""
+        batch_s = self.times.seconds(rows)
+        lanes = []
+        for wait_s, times in self.lanes:
+            run_s = batch_s if times is self.times else times.seconds(rows)
+            lanes.append((wait_s + run_s, batch_s / run_s if run_s else 1.0))
+        return BatchForecast(batch_s, sorted(lanes))
+
+
+class Margin:
+    """The time that admission keeps free for errors of the predictions.
+
+    The times of batches are learned from those that ran (`executors/dispatch/forecast.py`). Other delays (other work on
+    the machine, the event loop, requests larger than they seem) are learned here, from the answers of all models
+    together, as one number: the 99th percentile of the delay between an answer and its prediction.
+
+    At least half of the room is kept free. Then a machine that suddenly becomes twice as slow makes few of the waiting
+    requests late; and it never idles, because requests wait. At most three quarters are kept free: longer pauses cannot
+    be planned for, only counted, and the machine would idle between them.
+    """
+
+    def __init__(self) -> None:
+        self._late_s = DecayedQuantiles(half_life_count=200.0, half_life_s=20.0)
+
+    def learn(self, foreseen_s: float, now_s: float) -> None:
+        """Learns from an answer that came now and was predicted for `foreseen_s`; an early one counts as in time."""
+        self._late_s.add(max(0.0, now_s - foreseen_s), now_s)
+
+    @property
+    def seconds(self) -> float:
+        """The usual delay of predictions."""
+        return self._late_s.quantile(_QUANTILE) or 0.0
+
+    def usable_s(self, room_s: float) -> float:
+        """Returns the seconds of a room that are left after the margin; a negative room is returned as it is."""
+        least_s, most_s = _LEAST_SHARE * max(0.0, room_s), _MOST_SHARE * max(0.0, room_s)
+        return room_s - min(max(self.seconds, least_s), most_s)
+
+
+class RecentKeys:
+    """The keys that were noted within the last `EXPECTED_S`, in constant time."""
+
+    def __init__(self) -> None:
+        self._noted_s: OrderedDict[Hashable, float] = OrderedDict()
+
+    def note(self, key: Hashable, now_s: float) -> None:
+        self._noted_s[key] = now_s
+        self._noted_s.move_to_end(key)
+        while now_s - next(iter(self._noted_s.values())) > EXPECTED_S:
+            self._noted_s.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._noted_s)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._noted_s
+
+
+class Shares:
+    """The share of the room to wait that one client, and one level of priority, may take. All models share the machine.
+
+    Clients: dynamic thresholds (Choudhury and Hahne, 1998). The waiting work of a client may take as much room as is
+    left free, or its equal part of all room if that is more. So there is room for the next client, however greedy one
+    is, and greedy clients end up with equal parts. Requests are served by due time, so equal room is an equal share of
+    the machine. There is nothing to configure, and no history: a client that returns has no debt and no savings.
+
+    Levels: each leaves a quarter of the room to those above it.
+
+    Room is reserved only for clients and levels that sent requests within the last seconds. A client that is alone may
+    use all of it.
+    """
+
+    def __init__(self) -> None:
+        self._clients = RecentKeys()
+        self._levels = RecentKeys()
+
+    def note(self, principal: str, level: int, now_s: float) -> None:
+        """Records a request, whether or not it is admitted."""
+        self._clients.note(principal, now_s)
+        self._levels.note(level, now_s)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that share the machine at the moment, at least 1."""
+        return max(1, len(self._clients))
+
+    def of_level(self, level: int) -> float:
+        """Returns the share of the room that a level may fill."""
+        share = math.prod(_LEAVES for above in range(1, level) if above in self._levels)
+        return min(share, _AUDITS_SHARE) if level == AUDIT_LEVEL else share
+
+    def allows(self, mine: float, taken: float, room: float) -> bool:
+        """Returns whether a client may take room.
+
+        Args:
+            mine: the room of this client.
+            taken: the room of all clients together.
+            room: all room, in the same unit.
+        """
+        if self.clients == 1:
+            return taken <= room
+        return taken <= room and mine <= max(room - taken, room / self.clients)

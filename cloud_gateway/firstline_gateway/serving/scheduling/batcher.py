@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,14 +26,27 @@ from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.batch_run import BatchRun
+from firstline_gateway.executors.dispatch.attempts import BatchRun
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, IdlePart, Lane, Placement, Times
-from firstline_gateway.executors.dispatch.refusals import NoPlacement
-from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
-from firstline_gateway.serving.scheduling.batches import choose, level
-from firstline_gateway.serving.scheduling.completion import completion
-from firstline_gateway.serving.scheduling.pending import AUDIT_LEVEL, Parts, PendingQueue, PendingRequest, Totals
+from firstline_gateway.executors.dispatch.placement import (
+    ExecutorSnapshot,
+    IdlePart,
+    Lane,
+    NoPlacement,
+    Placement,
+    Times,
+)
+from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds, CompletionForecast
+from firstline_gateway.serving.scheduling.queue import (
+    AUDIT_LEVEL,
+    NOTHING,
+    PendingQueue,
+    PendingRequest,
+    Totals,
+    Weights,
+    by_level,
+    choose,
+)
 
 TURN_S = 0.003
 """The time that batches of quick models may take in one turn of the event loop."""
@@ -121,10 +134,10 @@ class Batcher:
         """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
         snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
         for key in self._queue.models:
-            going_on = self._queue.of_model(key).requests - self._aside.get(key, _NOTHING).requests
+            going_on = self._queue.of(key=key).requests - self._aside.get(key, NOTHING).requests
             if going_on and (lanes := snapshot.lanes(key)):
-                batches = completion(lanes, self._max_rows).of(1)
-                wait_s = batches.wait_s(self._queue.work_s(self._parts(snapshot, key)))
+                batches = CompletionForecast(lanes, self._max_rows).of(1)
+                wait_s = batches.wait_s(self._queue.work_s(self._weights(snapshot, key)))
                 waits_s, requests = waits_s + going_on * wait_s, requests + going_on
         return waits_s / requests if requests else 0.0
 
@@ -269,8 +282,8 @@ class Batcher:
         idle = self._placement_now(snapshot, key, request.rows)
         lanes = snapshot.lanes(key) or [Lane(0.0, _UNKNOWN)]
         backlog = Backlog(
-            completion(lanes, self._max_rows),
-            parts=self._parts(snapshot, key) if idle is None else {},
+            CompletionForecast(lanes, self._max_rows),
+            weights=self._weights(snapshot, key) if idle is None else {},
             alone_s=snapshot.alone_s(key, request.rows) if idle is None else idle.times.seconds(request.rows),
             ended_s=self._ended_s.get(key, -math.inf),
             known=snapshot.is_known(key),
@@ -278,7 +291,7 @@ class Batcher:
         item = self._admission.admit(key, request, now_s, backlog, idle=idle is not None)
         if any(item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items):
             self._take_back()
-        self._queue.add(item, backlog.parts)
+        self._queue.add(item, backlog.weights)
         if request.deadline_s is not None:
             item.expiry = self._clock.call_at(request.deadline_s, partial(self._expire, item))
         self._fill()
@@ -286,21 +299,20 @@ class Batcher:
 
     def _placement_now(self, snapshot: ExecutorSnapshot, key: ModelKey, rows: int) -> Placement | None:
         """Returns where a new request starts at once, or None: no request of its model waits, and one is free."""
-        if snapshot.is_full or self._queue.of_model(key).requests or self._is_at_limit(key):
+        if snapshot.is_full or self._queue.of(key=key).requests or self._is_at_limit(key):
             return None
         placement = snapshot.place(key, rows, self._max_rows, rows)
         if isinstance(placement, NoPlacement) or placement.is_ahead:
             return None
         return placement if placement.is_free else None
 
-    def _parts(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Parts:
-        """Returns how much of each model's work comes before a new request; None if that is all of it."""
-        parts = {other: snapshot.part(key, other) * self._goes_on(other, key) for other in self._queue.models}
-        return None if all(part == 1 for part in parts.values()) else parts
+    def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
+        """Returns how much of each model's work comes before a new request."""
+        return {other: snapshot.part(key, other) * self._goes_on(other, key) for other in self._queue.models}
 
     def _goes_on(self, key: ModelKey, new: ModelKey) -> float:
         """The part of a model's work that does not wait for a budget. A new request waits if all of its model does."""
-        of_model, aside = self._queue.of_model(key), self._aside.get(key, _NOTHING)
+        of_model, aside = self._queue.of(key=key), self._aside.get(key, NOTHING)
         if not aside.requests or (key == new and aside.requests == of_model.requests):
             return 1.0
         return max(0.0, 1.0 - aside.work_s / of_model.work_s) if of_model.work_s else 0.0
@@ -338,7 +350,7 @@ class Batcher:
             placements = _Placements(snapshot, waiting, self._max_rows, self._may_split)
             choice = choose(
                 waiting,
-                placements,
+                placements.times,
                 now_s=now_s,
                 margin_s=self._admission.margin.seconds,
                 max_rows=self._max_rows,
@@ -364,7 +376,7 @@ class Batcher:
                 return None
             if placement.idle is not None and (part := _part(of_model, placement.idle, now_s)):
                 times = placement.idle.times
-                self._start(part, Placement(times.member, times), now_s)
+                self._start(part, Placement(times), now_s)
                 return None
             again_s = min(again_s, placement.again_s)
             snapshot.reserve(key, placement, _rows(of_model))
@@ -499,8 +511,15 @@ class _Turn:
     is_due: bool = False
 
 
-class _Placements(dict[ModelKey, Times]):
-    """The times of batches, by model, where the next one of it is placed; placed when first asked for."""
+class _Placements:
+    """Where the next batches of the models run; found when first asked for.
+
+    Args:
+        snapshot: the executors.
+        waiting: the requests that wait, by due time.
+        max_rows: of a batch.
+        may_split: returns whether a batch of a model may leave rows to another executor.
+    """
 
     def __init__(
         self,
@@ -509,35 +528,28 @@ class _Placements(dict[ModelKey, Times]):
         max_rows: int,
         may_split: Callable[[ModelKey, int, int], bool],
     ) -> None:
-        super().__init__()
         self._snapshot = snapshot
         self._max_rows = max_rows
         self._may_split = may_split
-        self._requests = len(waiting)
-        self._of_model: defaultdict[ModelKey, list[PendingRequest]] = defaultdict(list)
-        for item in waiting:
-            self._of_model[item.key].append(item)
+        self._waiting = waiting
         self._found: dict[ModelKey, Placement | NoPlacement] = {}
 
     def of(self, key: ModelKey) -> Placement | NoPlacement:
         """Returns where the next batch of a model runs."""
         if key not in self._found:
-            of_model = self._of_model[key]
+            of_model = [item for item in self._waiting if item.key == key]
             # The first by due time, or of the highest level, is in the batch; see `choose`.
-            least_rows = max(of_model[0].request.rows, min(of_model, key=level).request.rows)
-            may_split = self._may_split(key, len(of_model), self._requests)
+            least_rows = max(of_model[0].request.rows, by_level(of_model)[0].request.rows)
+            may_split = self._may_split(key, len(of_model), len(self._waiting))
             self._found[key] = self._snapshot.place(
                 key, _rows(of_model), self._max_rows, least_rows, may_split=may_split
             )
         return self._found[key]
 
-    def __missing__(self, key: ModelKey) -> Times:
+    def times(self, key: ModelKey) -> Times:
+        """Returns the times of batches of a model there."""
         placement = self.of(key)
-        times = self[key] = _UNKNOWN if isinstance(placement, NoPlacement) else placement.times
-        return times
-
-
-_NOTHING = Totals()
+        return _UNKNOWN if isinstance(placement, NoPlacement) else placement.times
 
 
 def _rows(items: Sequence[PendingRequest]) -> int:
@@ -548,7 +560,7 @@ def _part(items: Sequence[PendingRequest], idle: IdlePart, now_s: float) -> list
     """Returns the requests for an idle executor: after those for the busy ones, and in time there."""
     found: list[PendingRequest] = []
     rows, skip_rows = 0, idle.skip_rows
-    for item in sorted(items, key=level):
+    for item in by_level(items):
         if skip_rows > 0:
             skip_rows -= item.request.rows
             continue

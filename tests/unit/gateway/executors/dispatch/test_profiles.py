@@ -19,11 +19,11 @@ from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
 from firstline_core.profile.distribution import distribution
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
+from firstline_core.types import ModelKey
 from firstline_gateway.app import open_gateway
-from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.costs import Costs, costs_of, of_this_machine, profiles_near, read
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Forecast
-from firstline_gateway.executors.dispatch.profiles import costs_of, of_this_machine, profiles_near, read
+from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.priors import priors_in
 from firstline_gateway.settings.load import load
@@ -87,13 +87,19 @@ def test_without_measured_energy_the_stated_watts_hold_and_say_so() -> None:
     assert costs_of([], DIGEST, "", 0.0).source == "absent"
 
 
+def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: float = 0.0) -> None:
+    """Ends a batch now that took so long."""
+    key, run_s = ModelKey("m", 1), forecast.seconds(rows)
+    forecast.observe(RunningBatch(key, rows, wait_s, run_s, forecast.pace, now_s - took_s, 0.0, 0.0), now_s)
+
+
 def test_what_an_executor_is_seen_to_take_outweighs_a_profile_size_by_size() -> None:
     """The machine of the profile gains by batches, this one does not: it takes twice as long for large ones."""
     forecast, now_s = Forecast({1: 0.01, 8: 0.04}), 0.0
     for _ in range(200):
         for rows, took_s in ((1, 0.01), (8, 0.08)):
             now_s += 0.1
-            forecast.observe(rows, took_s, wait_s=0.0, pace=forecast.pace, now_s=now_s)
+            observe(forecast, rows, took_s, now_s)
     assert forecast.seconds(1) == pytest.approx(0.01, rel=0.15)
     assert forecast.seconds(8) == pytest.approx(0.08, rel=0.15)
 
@@ -104,7 +110,7 @@ def test_a_slow_moment_is_the_pace_and_no_other_size() -> None:
         for _ in range(20):
             for rows, usual_s in ((1, 0.01), (8, 0.04)):
                 now_s += 0.1
-                forecast.observe(rows, slowness * usual_s, wait_s=0.0, pace=forecast.pace, now_s=now_s)
+                observe(forecast, rows, slowness * usual_s, now_s)
         assert forecast.seconds(8) == pytest.approx(slowness * 0.04, rel=0.15)
     assert forecast.pace == pytest.approx(1.0, abs=0.2)
 
@@ -186,11 +192,11 @@ def test_what_is_kept_and_cannot_be_read_is_no_prior(tmp_path: Path) -> None:
 
 def test_a_model_that_first_ran_behind_another_one_is_not_taken_for_one_that_takes_no_time() -> None:
     forecast = Forecast({})
-    forecast.observe(1, 0.3, wait_s=0.2, pace=1.0, now_s=0.0)
+    observe(forecast, 1, 0.3, 0.0, wait_s=0.2)
     first_s = forecast.seconds(1)
     assert first_s is not None and first_s > 0
     for turn in range(20):
-        forecast.observe(1, 0.1, wait_s=0.0, pace=forecast.pace, now_s=1.0 + turn)
+        observe(forecast, 1, 0.1, 1.0 + turn)
     settled_s = forecast.seconds(1)
     assert settled_s is not None and settled_s == pytest.approx(0.1, rel=0.5)
 

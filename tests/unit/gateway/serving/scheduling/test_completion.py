@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from firstline_core.runtime.batch_times import BatchTimes
 from firstline_gateway.executors.dispatch.placement import Lane
-from firstline_gateway.serving.scheduling.completion import CompletionForecast, completion
+from firstline_gateway.serving.scheduling.admission import CompletionForecast
 
 
 def times(row_s: float) -> BatchTimes:
@@ -28,12 +28,12 @@ def ends_s(lanes: list[tuple[float, float]], batches: int) -> float:
 
 
 def of(*lanes: tuple[float, float]) -> CompletionForecast:
-    return completion([Lane(wait_s, times(run_s)) for wait_s, run_s in lanes], 1)
+    return CompletionForecast([Lane(wait_s, times(run_s)) for wait_s, run_s in lanes], 1)
 
 
 def test_alike_slots_share_the_work() -> None:
     known = times(0.01)
-    batches = CompletionForecast([Lane(0.02, known)] * 4, known).of(1)
+    batches = CompletionForecast([Lane(0.02, known)] * 4, 1).of(1)
     assert batches.done(0.08) == (pytest.approx(0.02 + 0.01 + (0.08 - 3 * 0.01) / 4), 4)
 
 
@@ -50,11 +50,11 @@ def test_a_slow_lane_takes_part_once_it_is_done_sooner() -> None:
 
 def test_work_is_counted_where_most_is_done() -> None:
     slow, quick = times(0.2), times(0.01)
-    assert completion([Lane(0.0, slow), Lane(9.0, quick)], 1).times is quick
+    assert CompletionForecast([Lane(0.0, slow), Lane(9.0, quick)], 1).times is quick
 
 
 def test_of_what_never_ran_nothing_is_foreseen() -> None:
-    assert completion([Lane(0.0, BatchTimes()), Lane(0.0, BatchTimes())], 8).of(1).done(0.0) == (0.0, 1.0)
+    assert CompletionForecast([Lane(0.0, BatchTimes()), Lane(0.0, BatchTimes())], 8).of(1).done(0.0) == (0.0, 1.0)
 
 
 lane = st.tuples(st.floats(0, 1), st.floats(0.01, 1))
@@ -80,6 +80,7 @@ def test_more_work_is_done_no_sooner(lanes: list[tuple[float, float]], one_s: fl
 def test_one_lane_more_has_nothing_done_later(
     lanes: list[tuple[float, float]], another: tuple[float, float], work_s: float
 ) -> None:
-    with_all = completion([Lane(wait_s, times(run_s)) for wait_s, run_s in [*lanes, another]], 1)
-    without = CompletionForecast(with_all.lanes[:-1], with_all.times)
+    with_all = CompletionForecast([Lane(wait_s, times(run_s)) for wait_s, run_s in [*lanes, another]], 1)
+    without = CompletionForecast(with_all.lanes[:-1], 1)
+    without.times = with_all.times
     assert with_all.of(1).done(work_s)[0] <= without.of(1).done(work_s)[0] + 1e-9
