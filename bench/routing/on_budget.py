@@ -24,7 +24,7 @@ from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
 from firstline_core.routing.confidence import score
-from firstline_core.routing.policies import RowEvidence, State, make, value_of
+from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, value_of
 from firstline_core.types import Tier
 
 RESOURCES = ("bytes", "joules", "money")
@@ -105,7 +105,7 @@ def _days(deployed: Deployed, resource: str, contract: bool, share: float) -> li
     if contract and certificate is None:
         return []
     threshold = DECLARED if certificate is None else certificate.threshold
-    policy, state = make("value"), State()
+    policy, state = make_policy("value"), PolicyState()
     days = [TRAFFIC.arrivals(random, DAY_S) for _ in range(DAYS)]
     rows = [random.integers(0, len(values), len(times)) for times in days]
     amount = share * float(np.mean([of_resource[drawn].sum() for drawn in rows]))

@@ -22,7 +22,7 @@ from bench.routing.policies import KINDS, router_of
 from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
 from bench.simulation.network import SimulatedLink, Weather
 from bench.simulation.simulated_time import LoopClock, simulate
-from firstline_core.routing.policies import Kind
+from firstline_core.routing.policy import Kind
 from firstline_core.types import Tier
 
 DEADLINE_S = 0.4

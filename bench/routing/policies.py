@@ -1,4 +1,4 @@
-"""The policies of `firstline_core.routing.policies`: with defaults, and set to escalate a number of rows."""
+"""The policies of `firstline_core.routing.policy`: with defaults, and set to escalate a number of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from firstline_core.bundle.loading import scorer
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
-from firstline_core.routing.policies import Kind, Policy, RowEvidence, State, make, value_of
+from firstline_core.routing.policy import Kind, Policy, PolicyState, RowEvidence, make_policy, value_of
 from firstline_core.types import Tier
 from firstline_edge.cascade.router import Router
 from firstline_edge.models.held import HeldModel
@@ -50,7 +50,7 @@ def router_of(kind: Kind, model: HeldModel, fitted: Pool, clock: Clock) -> Route
     elif kind == "value" and model.edge is not None and model.edge.value is not None:
         values = model.edge.value.losses(fitted.edge)
         parameters["least_value"] = float(np.quantile(values, 1 - escalated.mean()))
-    return Router(min_threshold=0.0, chosen=make(kind, **parameters), clock=clock)
+    return Router(min_threshold=0.0, chosen=make_policy(kind, **parameters), clock=clock)
 
 
 Floats = NDArray[np.float64]
@@ -94,9 +94,9 @@ def rows_of(fitted: Pool, measured: Pool, times_s: Floats) -> Rows:
     return Rows(seen(score("max_probability", measured.edge)), seen(scorer(choice.declared)(measured.edge)), certainty)
 
 
-def escalated(policy: Policy, rows: Sequence[RowEvidence], state: State | None = None) -> NDArray[np.bool_]:
+def escalated(policy: Policy, rows: Sequence[RowEvidence], state: PolicyState | None = None) -> NDArray[np.bool_]:
     """Which of the rows a policy would have the full model answer."""
-    state = State() if state is None else state
+    state = PolicyState() if state is None else state
     return np.array([policy.decide(seen, state).tier is Tier.CLOUD for seen in rows])
 
 
@@ -104,20 +104,20 @@ def _certified(rows: Rows, wanted: int) -> NDArray[np.bool_]:
     threshold = _lowest(_scores(rows.chosen), wanted)
     for seen in rows.chosen:
         seen.threshold = threshold
-    return escalated(make("certified"), rows.chosen)
+    return escalated(make_policy("certified"), rows.chosen)
 
 
 def _value(rows: Rows, wanted: int) -> NDArray[np.bool_]:
     values = np.sort([-seen.value for seen in rows.declared])
-    return escalated(make("value", least_value=float(-values[wanted - 1])), rows.declared)
+    return escalated(make_policy("value", least_value=float(-values[wanted - 1])), rows.declared)
 
 
 def _threshold(rows: Rows, wanted: int) -> NDArray[np.bool_]:
-    return escalated(make("threshold", threshold=_lowest(_scores(rows.declared), wanted)), rows.declared)
+    return escalated(make_policy("threshold", threshold=_lowest(_scores(rows.declared), wanted)), rows.declared)
 
 
 def _sedna(rows: Rows, wanted: int) -> NDArray[np.bool_]:
-    return escalated(make("sedna", threshold=_lowest(rows.certainty, wanted)), rows.declared)
+    return escalated(make_policy("sedna", threshold=_lowest(rows.certainty, wanted)), rows.declared)
 
 
 def _groundlight(rows: Rows, wanted: int) -> NDArray[np.bool_]:
@@ -127,7 +127,7 @@ def _groundlight(rows: Rows, wanted: int) -> NDArray[np.bool_]:
     found = np.zeros(len(rows.declared), bool)
     for _ in range(12):
         pause_s = (shortest_s + longest_s) / 2
-        found = escalated(make("groundlight", threshold=threshold, pause_s=pause_s), rows.declared)
+        found = escalated(make_policy("groundlight", threshold=threshold, pause_s=pause_s), rows.declared)
         if found.sum() == wanted:
             break
         if found.sum() > wanted:
@@ -138,8 +138,8 @@ def _groundlight(rows: Rows, wanted: int) -> NDArray[np.bool_]:
 
 
 def _random(rows: Rows, wanted: int) -> NDArray[np.bool_]:
-    state = State(draws=random.Random(wanted))
-    return escalated(make("random", rate=wanted / len(rows.declared)), rows.declared, state)
+    state = PolicyState(draws=random.Random(wanted))
+    return escalated(make_policy("random", rate=wanted / len(rows.declared)), rows.declared, state)
 
 
 CONTENDERS: dict[Kind, Callable[[Rows, int], NDArray[np.bool_]]] = {

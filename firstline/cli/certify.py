@@ -40,7 +40,7 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import Proof, check_share
-from firstline_core.routing.weighted import certify_weighted
+from firstline_core.routing.contracts import certify_weighted
 from firstline_core.telemetry.wording import counted
 
 

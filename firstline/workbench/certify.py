@@ -18,9 +18,8 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Polic
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate, Contract
-from firstline_core.routing.certification import Proof, certify
+from firstline_core.routing.certification import Proof, Start, certify
 from firstline_core.routing.drift import histogram
-from firstline_core.routing.starts import Start
 
 _NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
 

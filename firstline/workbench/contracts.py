@@ -15,10 +15,9 @@ from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import ScoreName, Selection, select
 from firstline_core.bundle.store import Bundle
 from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate
-from firstline_core.routing.certification import Proof
+from firstline_core.routing.certification import Proof, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, net_loss
 from firstline_core.routing.drift import histogram
-from firstline_core.routing.starts import start_shares, starts_at
 
 KeptContract = Literal["disagreement", "harm"]
 """Contracts on kept answers; see `bundle.certificate.Contract`."""

@@ -13,8 +13,8 @@ from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.contracts import certify_weighted
 from firstline_core.routing.drift import histogram
-from firstline_core.routing.weighted import certify_weighted
 from firstline_edge.audits.records import key_of
 
 

@@ -18,7 +18,6 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
 from firstline_core.routing.confidence import temper
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Tier
 
 Progress = Callable[[int, int], None]
 ALL_VARIANTS = "all"
@@ -138,12 +137,7 @@ def measure(
                 probabilities=probabilities[at],
                 threshold=policy.threshold_in_use(manifest.policy.threshold, certificate),
                 by=certificate.by if certificate is not None else "",
-                kept=np.array(
-                    [
-                        policy.after(sure, threshold).tier is Tier.EDGE
-                        for sure, threshold in zip(scores[at].tolist(), found, strict=True)
-                    ]
-                ),
+                kept=scores[at] >= np.array(found),
             )
         )
     return Measured(

@@ -1,6 +1,6 @@
 """Fits the learned score and chooses the best score, on the selection part of the data only.
 
-`firstline_core.routing.learned` applies the fitted score in plain numpy. scikit-learn comes with
+`firstline_core.routing.confidence` applies the fitted score in plain numpy. scikit-learn comes with
 `firstline[analysis]`.
 """
 
@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import Probabilities, Scores, auroc
-from firstline_core.routing.learned import MEASURES, Logistic, features
+from firstline_core.routing.confidence import MEASURES, Logistic, Probabilities, Scores, auroc, features
 
 LEARNED: Literal["learned"] = "learned"
 FIXED: tuple[ScoreKind, ...] = ("margin", "max_probability", "entropy")

@@ -18,10 +18,8 @@ from firstline.workbench.scores import LEARNED, can_learn, choose_score, fit_log
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import check_share, split
-from firstline_core.routing.confidence import Probabilities
-from firstline_core.routing.learned import Logistic
-from firstline_core.routing.starts import Start, start_shares, starts_at
+from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
+from firstline_core.routing.confidence import Logistic, Probabilities
 
 ScoreName = ScoreKind | Literal["best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""

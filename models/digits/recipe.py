@@ -36,7 +36,7 @@ from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.routing.starts import starts_at
+from firstline_core.routing.certification import starts_at
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 

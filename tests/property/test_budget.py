@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.account import Account, Cost
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_core.routing.demand import SLOTS
+from firstline_core.routing.budget import DAY_S, HOUR_S, SLOTS, Budget, Ledger, Meter
 
 START_S = 20_500 * DAY_S
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certification import Proof, certify
-from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream
-from firstline_core.routing.starts import Start
-from firstline_core.routing.weighted import certify_weighted
+from firstline_core.routing.certification import Proof, Start, certify
+from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream, certify_weighted
 
 Found = Proof | StreamCertificate
 SCORE = st.integers(0, 8).map(lambda q: q / 8) | st.floats(-5, 5)

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from firstline_core.errors import RequestError
 from firstline_core.routing.confidence import score, temper
-from firstline_core.routing.policy import Evidence, after, before
+from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RequestEvidence, RowEvidence, before
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 KINDS: Any = ["max_probability", "margin", "entropy"]
@@ -60,8 +60,8 @@ def test_scores_do_not_depend_on_the_order_of_labels(
     TEMPERATURES | st.just(1.0),
 )
 def test_one_row_scores_as_it_does_among_others(rows: Any, temperature: float) -> None:
-    alone = float(score("max_probability", rows[:1], temperature)[0])
-    among = float(score("max_probability", rows, temperature)[0])
+    alone = float(score("max_probability", rows[:1], temperature=temperature)[0])
+    among = float(score("max_probability", rows, temperature=temperature)[0])
     assert alone == (among if temperature == 1.0 else pytest.approx(among, rel=2e-7))
 
 
@@ -93,7 +93,7 @@ def test_a_tie_of_the_two_likeliest_has_no_margin_and_never_looks_certain(
 
 
 EVIDENCE = st.builds(
-    Evidence,
+    RequestEvidence,
     route=st.sampled_from(Route),
     privacy=st.sampled_from(Privacy),
     holds_model=st.booleans(),
@@ -102,9 +102,14 @@ EVIDENCE = st.builds(
 )
 
 
+def by_score(found: float, threshold: float) -> Decision:
+    evidence = RowEvidence(found, 0.0, threshold, certified=False, probabilities=np.empty(0, np.float32), now_s=0.0)
+    return CERTIFIED.decide(evidence, PolicyState())
+
+
 @given(EVIDENCE, st.floats(), st.floats())
 def test_every_request_is_answered_by_one_tier_within_its_bounds(
-    evidence: Evidence, found: float, threshold: float
+    evidence: RequestEvidence, found: float, threshold: float
 ) -> None:
     try:
         early = before(evidence)
@@ -112,7 +117,7 @@ def test_every_request_is_answered_by_one_tier_within_its_bounds(
         bound = evidence.privacy is Privacy.LOCAL_ONLY or evidence.route is Route.EDGE
         assert bound  # what may leave the device always has a way
         return
-    decision = early or after(found, threshold)
+    decision = early or by_score(found, threshold)
     assert decision.tier in (Tier.EDGE, Tier.CLOUD)
     if evidence.privacy is Privacy.LOCAL_ONLY:
         assert early is not None
@@ -126,7 +131,7 @@ def test_every_request_is_answered_by_one_tier_within_its_bounds(
 
 @given(st.floats(), st.floats())
 def test_kept_if_and_only_if_the_score_reaches_the_threshold(found: float, threshold: float) -> None:
-    decision = after(found, threshold)
+    decision = by_score(found, threshold)
     assert (decision.tier is Tier.EDGE) == (found >= threshold)
     assert (decision.reason is Reason.CONFIDENT) == (decision.tier is Tier.EDGE)
     if np.isnan(found) or np.isnan(threshold):

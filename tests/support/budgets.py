@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.routing.account import Account
+from firstline_core.routing.account import Account, Tariff
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
-from firstline_core.routing.tariff import Tariff
 from firstline_edge.budgets.ledgers import AROUND_BYTES, LedgerFile
 from firstline_edge.budgets.spending import Spending
 

@@ -22,7 +22,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing import policies
+from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import (
@@ -203,7 +203,7 @@ class Scene:
         audit: AuditSection | None = None,
         folder: Path = Path("never"),
         seed: int = 0,
-        chosen: policies.Policy = policies.CERTIFIED,
+        chosen: policy.Policy = policy.CERTIFIED,
         spending: Spending | None = None,
     ) -> None:
         self.clock = clock

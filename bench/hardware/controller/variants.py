@@ -76,7 +76,7 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
     for at, model in enumerate((*manifest.edge, manifest.full) if and_full else manifest.edge):
         answers = np.concatenate([one.answers[at] for one in seen])
         ms = 1000 * float(np.median([one.seconds[at] for one in seen]))
-        margins = score("margin", answers, 1.0).astype(np.float64)
+        margins = score("margin", answers).astype(np.float64)
         found[model.id] = Rows(ms, margins, answers.argmax(axis=1) != full)
     return dict(sorted(found.items(), key=lambda item: item[1].ms))
 

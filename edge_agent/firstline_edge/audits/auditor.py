@@ -26,7 +26,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
-from firstline_core.routing.policies import CERTIFIED
+from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, Privacy, Reason

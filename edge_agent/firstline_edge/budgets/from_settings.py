@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from firstline_core.clock import Clock
-from firstline_core.routing.account import Account, Cost
+from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_core.routing.conditions import Conditions
-from firstline_core.routing.tariff import MIB, LinkTariff, Tariff
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names

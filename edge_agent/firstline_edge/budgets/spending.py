@@ -20,9 +20,7 @@ import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
-from firstline_core.routing.account import Account, Cost, Denial
-from firstline_core.routing.conditions import Conditions, markup
-from firstline_core.routing.tariff import LinkTariff, Tariff
+from firstline_core.routing.account import Account, Conditions, Cost, Denial, LinkTariff, Tariff, markup
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.types import InferRequest
 from firstline_edge.budgets.ledgers import AROUND_BYTES, Books, LedgerFile

@@ -133,7 +133,9 @@ class Cascade:
         model = self._models.find(request.model, request.version)
         if model is None:
             # Refuses a request that is bound to this device, before anything leaves it.
-            policy.before(policy.Evidence(request.route, request.privacy, False, request.size_bytes, self._limit_bytes))
+            policy.before(
+                policy.RequestEvidence(request.route, request.privacy, False, request.size_bytes, self._limit_bytes)
+            )
             context.turn_to(_CLOUD, Reason.HEAVY)
             return await self._client.pass_on(request, context.deadline_s, context.attempts)
         model = self._variant_of(context, model)
@@ -142,7 +144,7 @@ class Cascade:
         # 1. What the request alone decides.
         size_bytes, limit_bytes = request.size_bytes, self._limit_bytes
         decision = policy.before(
-            policy.Evidence(request.route, request.privacy, edge is not None, size_bytes, limit_bytes)
+            policy.RequestEvidence(request.route, request.privacy, edge is not None, size_bytes, limit_bytes)
         )
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:

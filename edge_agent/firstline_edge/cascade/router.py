@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.routing import policies, policy
-from firstline_core.routing.policies import CERTIFIED, Policy, RowEvidence, State, value_of
-from firstline_core.routing.policy import Decision
+from firstline_core.routing import policy
+from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence, value_of
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.watched import CLEAR, CertificateState
@@ -63,7 +62,9 @@ class Router:
         self.policy = chosen
         self._clock = clock
         self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
-        self._states: defaultdict[str, State] = defaultdict(State)  # by the digest of what computes the evidence
+        self._states: defaultdict[str, PolicyState] = defaultdict(
+            PolicyState
+        )  # by the digest of what computes the evidence
         self._certificates = certificates
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
@@ -177,5 +178,4 @@ def policy_from(section: PolicySection) -> Policy:
         "rate": section.rate,
         "pause_s": section.min_time_between_escalations_s,
     }
-    named = policies.PARAMETERS.get(section.kind, ())
-    return policies.make(section.kind, **{name: parameters[name] for name in named})
+    return policy.make_policy(section.kind, **{name: parameters[name] for name in policy.parameters_of(section.kind)})

@@ -12,8 +12,7 @@ from firstline_core.bundle.loading import LoadedModel, Scorer
 from firstline_core.profile.distribution import Distribution
 from firstline_core.profile.profile import Point
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.confidence import Probabilities
-from firstline_core.routing.learned import Logistic
+from firstline_core.routing.confidence import Logistic, Probabilities
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models.workers import Workers

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import ProtocolError
-from firstline_core.routing.policies import value_of
+from firstline_core.routing.policy import value_of
 from firstline_core.types import (
     PROBABILITIES,
     Answer,

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.policies import Kind
+from firstline_core.routing.policy import Kind
 
 _MIB = 1 << 20
 _PLAIN_MQTT_PORT = 1883

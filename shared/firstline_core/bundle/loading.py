@@ -22,7 +22,6 @@ from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
 from firstline_core.routing import confidence
 from firstline_core.routing.confidence import Probabilities, Scores
-from firstline_core.routing.learned import Logistic
 from firstline_core.runtime.base import Runtime, all_finite, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -213,31 +212,13 @@ class Scorer(Protocol):
 
 def scorer(declared: Score) -> Scorer:
     """Returns the function of a score without a graph."""
+    if declared.learned is not None:
+        return declared.learned.score
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
-    if declared.learned is not None:
-        return partial(_learned, declared.learned)
-    if declared.kind == "energy":
-        return partial(_energy, declared.temperature)
     if declared.kind == "learned":
         raise ValueError("a learned score has its weights")
-    return partial(_plain, declared.kind, declared.temperature)
-
-
-def _plain(
-    kind: confidence.Kind, temperature: float, probabilities: Probabilities, logits: Probabilities | None = None, /
-) -> Scores:
-    return confidence.score(kind, probabilities, temperature)
-
-
-def _learned(learned: Logistic, probabilities: Probabilities, logits: Probabilities | None = None, /) -> Scores:
-    return learned.score(probabilities)
-
-
-def _energy(temperature: float, probabilities: Probabilities, logits: Probabilities | None = None, /) -> Scores:
-    if logits is None:
-        raise InvalidTensorError("The score 'energy' needs logits; this model shows none.")
-    return confidence.energy(logits, temperature)
+    return partial(confidence.score, declared.kind, temperature=declared.temperature)
 
 
 def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:

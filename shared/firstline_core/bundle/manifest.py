@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.learned import Logistic, feature_count
+from firstline_core.routing.confidence import Logistic, feature_count
 from firstline_core.storage.artefact import Artefact, Sha256
 from firstline_core.types import PROBABILITIES, Name, TensorSpec
 

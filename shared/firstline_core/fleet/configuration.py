@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
-from firstline_core.routing.policies import Kind
+from firstline_core.routing.policy import Kind
 from firstline_core.storage import settings
 from firstline_core.types import NAME_PATTERN, Name
 

@@ -1,6 +1,6 @@
 """Compiles a model's declared steps into one function when the model is loaded.
 
-`image_steps.py` runs the image steps; their results are stacked, and the other steps run on the whole batch.
+`images.py` runs the image steps; their results are stacked, and the other steps run on the whole batch.
 """
 
 from __future__ import annotations
@@ -64,11 +64,9 @@ def compile_preprocess(steps: Sequence[PreStep], spec: InputSpec, load_graph: Gr
     if not image_steps:
         return lambda tensor: apply(tensor.array)
     mode = decodes[0].mode if decodes else None
-    from firstline_core.processing.image_steps import (
-        image_steps as compiled,  # Pillow takes 3 MB: import it only for images
-    )
+    from firstline_core.processing.images import image_function  # Pillow takes 3 MB: import it only for images
 
-    pixels = compiled(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
+    pixels = image_function(tuple(step for step in image_steps if not isinstance(step, Decode)), mode)
     return lambda tensor: apply(pixels(tensor))
 
 

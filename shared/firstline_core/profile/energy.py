@@ -8,7 +8,7 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.tree import Tree
-from firstline_core.routing.tariff import Tariff
+from firstline_core.routing.account import Tariff
 
 _WHOLE = "psys"
 _BETWEEN_S = 0.2

@@ -36,7 +36,7 @@ from firstline_core.profile.energy import EnergyMeter
 from firstline_core.profile.heating import heat_up
 from firstline_core.profile.profile import Beside, Key, Light, Moved, Operator, Point, Server, WarmUp
 from firstline_core.profile.trace import operators
-from firstline_core.routing.tariff import Tariff
+from firstline_core.routing.account import Tariff
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.onnx import OnnxRuntime

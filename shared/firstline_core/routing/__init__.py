@@ -1,23 +1,15 @@
 """Routing: pure functions over evidence, without I/O, so that device, simulator and replay run the same code.
 
-Policies: which tier answers a row.
-    policy          decisions before and after the edge model; the threshold in use; the cover of a certificate
-    policies        selectable policies: Firstline's own two, baselines, and those of other products
-
-Scores: the confidence of a model in its answer.
-    confidence      simple scores, and AUROC, the quality of a score
-    learned         a logistic score, and the learned value of an escalation
+    policy          which tier answers a row: the selectable policies, and the cover of a certificate
+    confidence      scores of the edge answer, simple and learned; AUROC, the quality of a score
     detection       object detection: scores and losses of one image
 
 Certification: bounds on the risk of edge answers.
     certificate     the certificate of an edge variant
     certification   the loosest threshold with a risk of at most epsilon, with confidence 1 - delta
-    contracts       contracts on the whole stream of answers, and on groups of them
-    weighted        certification on rows that were sampled with different probabilities
+    contracts       contracts on all answers, on groups, and on rows sampled with different probabilities
     binomial        exact tails and Clopper-Pearson bounds, for losses of 0 and 1
     bounds          p-values for losses anywhere in [0, 1]
-    starts          thresholds at which testing starts
-    fallback        tests of many hypotheses in a fixed order, with one delta for all of them
 
 Monitoring: does the contract still hold in the field?
     sampling        the probability with which the next edge answer is audited
@@ -32,9 +24,6 @@ Deadlines: the latency of links.
     token_bucket    a token bucket
 
 Budgets: the cost of an escalation, and whether it is worth it.
-    account         all budgets together: cost, price, decision
+    account         all budgets together: tariff, cost, price, decision
     budget          one budget: prices that make it last to the end of its hour or day
-    demand          a forecast of the remaining demand in this hour or day
-    tariff          the costs of traffic and runs, as configured
-    conditions      battery, heat and a metered link, as factors on prices
 """

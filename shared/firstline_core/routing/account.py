@@ -1,10 +1,10 @@
-"""All budgets together: the cost of an escalation, its price, and whether it is paid. Pure functions.
+"""All budgets together: tariffs, the cost of an escalation, its price, and whether it is paid. Pure functions.
 
 The prices of several resources add up: an escalation is bought if and only if
 
     value * worth >= sum over resources of markup * price * cost,
 
-where `markup` is the current price factor of a resource (`conditions.py`). Escalations that the contract demands have
+where the markup is the current price factor of a resource (see `markup`). Escalations that the contract demands have
 their own, lower prices. All others also pay the resource's own worth (money is worth itself), so that they may be too
 expensive although no budget is short.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from firstline_core.routing.budget import Ledger, Meter
@@ -203,3 +204,110 @@ class Account:
 
 def _total(costs: Iterable[Cost]) -> Cost:
     return Cost(*map(sum, zip(_NOTHING, *costs, strict=True)))
+
+
+_DEAREST = 8.0
+_EMPTY, _FULL = 0.1, 0.6  # battery charge at or below which the factor is largest, and at or above which it is 1
+_COOL_C = 5.0  # degrees below the limit at which the factor becomes 1
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The measured conditions of the device.
+
+    Args:
+        battery: charge, 0 to 1; None without a battery.
+        charging: whether external power is connected.
+        heat_c: temperature of the hottest part relative to its limit (degrees Celsius, negative below); None if
+            unknown.
+        metered: whether the link in use is metered.
+    """
+
+    battery: float | None = None
+    charging: bool = True
+    heat_c: float | None = None
+    metered: bool = False
+
+
+def markup(conditions: Conditions, metered_factor: float = 4.0) -> Cost:
+    """Returns the price factor of each resource, at least 1.
+
+    The factor of energy rises to 8 with an emptying battery, and again by up to 8 near the heat limit; bytes and money
+    cost `metered_factor` times as much over a metered link. Factors are interpolated geometrically.
+    """
+    if conditions == Conditions():
+        return NO_MARKUP
+    joules = 1.0
+    if conditions.battery is not None and not conditions.charging:
+        joules *= _between((_FULL - conditions.battery) / (_FULL - _EMPTY))
+    if conditions.heat_c is not None:
+        joules *= _between((conditions.heat_c + _COOL_C) / _COOL_C)
+    metered = metered_factor if conditions.metered else 1.0
+    return Cost(metered, joules, metered)
+
+
+def _between(share: float) -> float:
+    return float(_DEAREST ** min(max(share, 0.0), 1.0))
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTariff:
+    """The cost of a byte over one link.
+
+    Args:
+        joules_per_byte_sent, joules_per_byte_received: energy.
+        money_per_byte: 0 for an unmetered link.
+        metered: whether bytes cost money.
+    """
+
+    joules_per_byte_sent: float = 0.0
+    joules_per_byte_received: float = 0.0
+    money_per_byte: float = 0.0
+    metered: bool = False
+
+    def cost(self, sent: float, received: float, money: float = 0.0) -> Cost:
+        """Returns the cost of a transfer, plus `money`."""
+        energy = sent * self.joules_per_byte_sent + received * self.joules_per_byte_received
+        return Cost(sent + received, energy, (sent + received) * self.money_per_byte + money)
+
+
+_UNSTATED = LinkTariff()
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """All configured costs.
+
+    Args:
+        links: by name; unknown links only cost bytes.
+        money_per_request: cost of an answer of the gateway.
+        joules_per_run: of the edge model, on one row.
+        joules_per_core_s: energy of a busy core per second, above the idle device.
+        idle_w: power of the idle device (watts).
+    """
+
+    links: Mapping[str, LinkTariff] = field(default_factory=dict)
+    money_per_request: float = 0.0
+    joules_per_run: float = 0.0
+    joules_per_core_s: float = 0.0
+    idle_w: float = 0.0
+
+    def of_link(self, link: str) -> LinkTariff:
+        """Returns the tariff of a link."""
+        return self.links.get(link, _UNSTATED)
+
+    def runs(self, rows: int) -> Cost:
+        """Returns the cost of running the edge model on a number of rows."""
+        return Cost(joules=rows * self.joules_per_run)
+
+    def power_w(self, busy_cores: float, traffic_w: float = 0.0) -> float:
+        """Returns the power of the whole device (watts) by these costs.
+
+        Args:
+            busy_cores: on average.
+            traffic_w: additional power of its traffic, see `LinkTariff.cost`.
+        """
+        return self.idle_w + busy_cores * self.joules_per_core_s + traffic_w

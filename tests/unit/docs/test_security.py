@@ -13,7 +13,7 @@ from firstline.client.sse import EventReader
 from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
-from firstline_core.processing import image_limits, images
+from firstline_core.processing import images
 from firstline_core.protocol import http_body, mqtt_packet, topics
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
@@ -56,9 +56,9 @@ LIMITS = {
         f"{images.SOURCE_PIXELS_LIMIT // 1_000_000} million for all rows",
     ),
     "pieces of an image": (
-        f"{image_limits.JPEG_PIECES_LIMIT:,} segments",
-        f"{image_limits.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
-        f"{image_limits.JPEG_SCANS_LIMIT} scans",
+        f"{images.JPEG_PIECES_LIMIT:,} segments",
+        f"{images.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
+        f"{images.JPEG_SCANS_LIMIT} scans",
     ),
     "MQTT properties": (f"{mqtt_packet.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
     "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),

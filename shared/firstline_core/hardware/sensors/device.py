@@ -10,7 +10,7 @@ from firstline_core.hardware.sensors.power import Rapl, device_power_w, rails_w,
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.sensors.thermal import Throttling, frequencies, temperatures_c
 from firstline_core.hardware.tree import Tree, add_reading
-from firstline_core.routing.tariff import LinkTariff, Tariff
+from firstline_core.routing.account import LinkTariff, Tariff
 
 
 class Sensors:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, least
 from firstline_core.hardware.sensors.load import Rates
 from firstline_core.hardware.tree import FileReading, Tree, add_reading, printable_name
-from firstline_core.routing.tariff import LinkTariff, Tariff
+from firstline_core.routing.account import LinkTariff, Tariff
 
 INPUT_RAILS = ("VDD_IN", "POM_5V_IN", "5V_IN", "psys")
 """Rails and domains that carry all power: Jetson Orin Nano and NX, Jetson Nano, Jetson Xavier NX, and Intel's RAPL

@@ -151,7 +151,7 @@ def test_too_many_pixels_are_refused_from_the_header() -> None:
 def test_many_large_images_cannot_keep_a_session_for_minutes_though_they_are_made_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("firstline_core.processing.image_steps.SOURCE_PIXELS_LIMIT", 1000)
+    monkeypatch.setattr("firstline_core.processing.images.SOURCE_PIXELS_LIMIT", 1000)
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
         pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100))
     pixels = np.zeros((8, 14, 10, 3), np.uint8)
@@ -161,7 +161,7 @@ def test_many_large_images_cannot_keep_a_session_for_minutes_though_they_are_mad
 
 
 def test_many_small_files_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_core.processing.image_steps.PIXELS_LIMIT", 1000)
+    monkeypatch.setattr("firstline_core.processing.images.PIXELS_LIMIT", 1000)
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
         pre(Decode())(images(*[GOOD_PNG] * 100))
     assert pre(Decode(), Resize(3, 3))(images(*[GOOD_PNG] * 100)).shape == (100, 3, 3, 3)

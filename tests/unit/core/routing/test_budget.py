@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from firstline_core.routing.account import Account, Cost, Denial
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
-from firstline_core.routing.demand import SLOTS, Demand
+from firstline_core.routing.budget import DAY_S, HOUR_S, SLOTS, Budget, Demand, Ledger, Meter
 
 START_DAY = 20_500
 

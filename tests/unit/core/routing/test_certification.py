@@ -6,8 +6,20 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import Proof, between, certify, split
-from firstline_core.routing.starts import Start, starts_at
+from firstline_core.routing.certification import (
+    FEWEST_ROWS,
+    Proof,
+    RejectedRange,
+    Start,
+    between,
+    cells_of,
+    certify,
+    ranks,
+    rejected_ranges,
+    split,
+    start_shares,
+    starts_at,
+)
 
 
 def test_299_rows_without_an_error_show_one_percent_at_95() -> None:
@@ -133,3 +145,51 @@ def test_the_promise_is_broken_in_at_most_delta_of_calibrations(risk: str, selec
 def test_delta_is_spent_once() -> None:
     with pytest.raises(ConfigError, match=r"share out 1\.5 of delta"):
         certify([0.5] * 9, [0] * 9, 0.05, 0.05, starts=[Start(0.9, 1.0), Start(0.5, 0.5)])
+
+
+def _of(p_values: list[float], starts: list[tuple[int, float]], delta: float = 0.1) -> list[RejectedRange]:
+    return rejected_ranges(len(p_values), starts, delta, lambda first, last: np.array(p_values[first:last]))
+
+
+def test_one_start_is_fixed_sequence_testing() -> None:
+    assert _of([0.1, 0.05, 0.11, 0.0], [(0, 1.0)]) == [RejectedRange(0, 1, 0.1)]
+    assert _of([0.2, 0.0], [(0, 1.0)]) == []
+
+
+def test_an_unbroken_walk_collects_what_later_starts_bring() -> None:
+    assert _of([0.04, 0.04, 0.09, 0.11], [(0, 0.5), (2, 0.5)]) == [RejectedRange(0, 1, 0.05), RejectedRange(2, 2, 0.1)]
+
+
+def test_a_broken_walk_goes_on_at_the_next_start_with_that_share_alone() -> None:
+    starts = [(0, 0.5), (2, 0.5)]
+    assert _of([0.06, 0.0, 0.05, 0.051], starts) == [RejectedRange(2, 2, 0.05)]
+    assert _of([0.01, 0.06, 0.06, 0.0], starts) == [RejectedRange(0, 0, 0.05)]
+
+
+def test_no_start_tests_nothing() -> None:
+    assert _of([0.0], []) == []
+
+
+def test_a_start_that_keeps_too_few_rows_joins_the_main_one() -> None:
+    assert ranks(2500) == {125: 0.08, 500: 0.86, 1250: 0.03, 2500: 0.03}
+    assert ranks(650) == {130: pytest.approx(0.94), 325: 0.03, 650: 0.03}
+    assert ranks(250) == {60: pytest.approx(0.94), 125: 0.03, 250: 0.03}
+    assert ranks(100) == {60: pytest.approx(0.97), 100: 0.03}
+    assert ranks(60) == {60: pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize("rows", range(1, 4000, 7))
+def test_starts_keep_enough_rows_and_share_out_one_delta(rows: int) -> None:
+    assert all(min(FEWEST_ROWS, rows) <= rank <= rows for rank in ranks(rows))
+    assert sum(ranks(rows).values()) == pytest.approx(1.0)
+    assert all(0 < share <= 1 for share, _ in start_shares(rows))
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0, 2.0**-30, 2.0**30])
+def test_cells_hold_what_only_rounding_tells_apart_and_keep_the_order(scale: float) -> None:
+    ones = np.array([1.0, np.float32(0.99999994), np.float32(1.0000001), 0.99999, 1.00001]) * scale
+    cells = cells_of(ones)
+    assert cells[0] == cells[1] == cells[2]
+    assert len({*cells[[0, 3, 4]].tolist()}) == 3
+    scores = np.sort(np.random.default_rng(0).normal(0, scale if scale > 0 else 1, 1000))
+    assert (np.diff(cells_of(scores)) >= 0).all()

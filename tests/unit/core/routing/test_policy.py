@@ -1,18 +1,31 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from firstline_core.errors import RequestError
-from firstline_core.routing.policy import Decision, Evidence, after, before
+from firstline_core.routing.policy import (
+    KINDS,
+    Decision,
+    PolicyState,
+    RequestEvidence,
+    RowEvidence,
+    before,
+    make_policy,
+    parameters_of,
+    value_of,
+)
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 
 def evidence(
     route: Route = Route.AUTO, privacy: Privacy = Privacy.ANY, *, holds_model: bool = True, size_bytes: int = 10
-) -> Evidence:
-    return Evidence(route, privacy, holds_model, size_bytes, limit_bytes=10)
+) -> RequestEvidence:
+    return RequestEvidence(route, privacy, holds_model, size_bytes, limit_bytes=10)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +40,7 @@ def evidence(
         (evidence(Route.EDGE, Privacy.LOCAL_ONLY), Decision(Tier.EDGE, Reason.LOCAL_ONLY)),
     ],
 )
-def test_before(given: Evidence, expected: Decision | None) -> None:
+def test_before(given: RequestEvidence, expected: Decision | None) -> None:
     assert before(given) == expected
 
 
@@ -40,12 +53,120 @@ def test_before(given: Evidence, expected: Decision | None) -> None:
         (evidence(Route.CLOUD, Privacy.LOCAL_ONLY), "privacy=local_only and route=cloud exclude each other"),
     ],
 )
-def test_what_no_tier_may_answer_is_refused(given: Evidence, message: str) -> None:
+def test_what_no_tier_may_answer_is_refused(given: RequestEvidence, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         before(given)
 
 
-def test_after() -> None:
-    assert after(0.8, 0.8) == Decision(Tier.EDGE, Reason.CONFIDENT)
-    assert after(math.nextafter(0.8, 0), 0.8) == Decision(Tier.CLOUD, Reason.UNCERTAIN)
-    assert after(math.nan, 0.0) == Decision(Tier.CLOUD, Reason.UNCERTAIN)
+KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Reason.UNCERTAIN)
+
+
+def seen(
+    score: float = 0.9, *, value: float = 0.1, certified: bool = False, now_s: float = 0.0, rest: float = 0.0
+) -> RowEvidence:
+    probabilities = np.array([score, 1 - score - rest, rest], np.float32)
+    return RowEvidence(score, value, 0.8, certified, probabilities, now_s)
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [(0.9, KEPT), (0.8, KEPT), (math.nextafter(0.8, 0), ESCALATED), (math.nan, ESCALATED)],
+)
+def test_certified_keeps_from_the_threshold_on(score: float, expected: Decision) -> None:
+    assert make_policy("certified").decide(seen(score, certified=True), PolicyState()) == expected
+
+
+class TestValue:
+    def test_the_contract_comes_before_the_price(self) -> None:
+        assert make_policy("value").decide(seen(0.7, value=0.0, certified=True), PolicyState()) == ESCALATED
+        assert make_policy("value").decide(seen(math.nan, value=0.0, certified=True), PolicyState()) == ESCALATED
+
+    def test_beyond_the_contract_the_price_decides(self) -> None:
+        found = make_policy("value").decide(seen(0.9, certified=True), PolicyState())
+        assert (found.tier, found.reason, found.demanded) == (Tier.CLOUD, Reason.VALUABLE, False)
+
+    def test_without_a_certificate_nothing_is_demanded(self) -> None:
+        assert not make_policy("value").decide(seen(0.1, value=0.9), PolicyState()).demanded
+
+    def test_what_is_worth_too_little_is_kept(self) -> None:
+        policy = make_policy("value", least_value=0.2)
+        assert policy.decide(seen(0.1, value=0.19), PolicyState()) == KEPT
+        assert policy.decide(seen(0.9, value=0.2), PolicyState()).tier is Tier.CLOUD
+
+
+def test_threshold_takes_the_number_given_or_the_bundles_own() -> None:
+    assert make_policy("threshold", threshold=0.95).decide(seen(0.9), PolicyState()) == ESCALATED
+    assert make_policy("threshold").decide(seen(0.9), PolicyState()) == KEPT
+
+
+def test_edge_only_and_cloud_only_do_not_look() -> None:
+    assert make_policy("edge_only").decide(seen(math.nan), PolicyState()) == Decision(Tier.EDGE, Reason.POLICY)
+    assert make_policy("cloud_only").decide(seen(1.0), PolicyState()) == Decision(Tier.CLOUD, Reason.POLICY)
+
+
+def test_random_escalates_its_share_and_repeats_itself() -> None:
+    def drawn(seed: int) -> list[Tier]:
+        state = PolicyState(draws=random.Random(seed))
+        return [make_policy("random", rate=0.25).decide(seen(), state).tier for _ in range(2000)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(1).count(Tier.CLOUD) / 2000 == pytest.approx(0.25, abs=0.04)
+
+
+class TestSedna:
+    @pytest.mark.parametrize(
+        ("score", "rest", "expected"),
+        [(0.34, 0.33, ESCALATED), (0.98, 0.01, KEPT), (1.0, 0.0, KEPT)],
+    )
+    def test_hard_is_what_is_spread(self, score: float, rest: float, expected: Decision) -> None:
+        assert make_policy("sedna").decide(seen(score, rest=rest), PolicyState()) == expected
+
+    def test_its_formula(self) -> None:
+        row = seen(0.7, rest=0.1)
+        certainty = 1 + (0.7 * math.log(0.7) + 0.2 * math.log(0.2) + 0.1 * math.log(0.1)) / math.log(3)
+        assert make_policy("sedna", threshold=certainty - 1e-4).decide(row, PolicyState()) == KEPT
+        assert make_policy("sedna", threshold=certainty + 1e-4).decide(row, PolicyState()) == ESCALATED
+
+    @pytest.mark.parametrize("classes", [3, 32, 33, 1000])
+    @pytest.mark.parametrize("odd", [-0.1, 1.1, math.nan])
+    def test_what_is_no_probability_is_not_hard(self, odd: float, classes: int) -> None:
+        row = replace(seen(), probabilities=np.full(classes, 1 / classes, np.float32))
+        assert make_policy("sedna").decide(row, PolicyState()) == ESCALATED
+        row.probabilities[1] = odd
+        assert make_policy("sedna").decide(row, PolicyState()) == KEPT
+
+
+class TestGroundlight:
+    def test_a_pause_follows_each_escalation(self) -> None:
+        policy, state = make_policy("groundlight", threshold=0.9, pause_s=2.0), PolicyState()
+        decisions = [policy.decide(seen(0.5, now_s=now_s), state) for now_s in (100.0, 101.0, 102.0, 102.1)]
+        held = Decision(Tier.EDGE, Reason.BUDGET)
+        assert decisions == [ESCALATED, held, held, ESCALATED]
+
+    def test_the_confident_is_kept_and_starts_no_pause(self) -> None:
+        policy, state = make_policy("groundlight"), PolicyState()
+        assert policy.decide(seen(0.9, now_s=5.0), state) == KEPT
+        assert policy.decide(seen(0.5, now_s=5.1), state) == ESCALATED
+
+    def test_models_do_not_share_a_pause(self) -> None:
+        policy = make_policy("groundlight")
+        assert policy.decide(seen(0.5), PolicyState()) == policy.decide(seen(0.5), PolicyState()) == ESCALATED
+
+
+def test_only_firstlines_own_policies_may_be_certified() -> None:
+    assert {kind for kind in KINDS if make_policy(kind).certifies} == {"certified", "value"}
+    assert "stream" not in make_policy("value").certifies
+    assert [make_policy(kind).kind for kind in KINDS] == list(KINDS)
+
+
+def test_each_policy_takes_its_parameters() -> None:
+    for kind in KINDS:
+        for name in parameters_of(kind):
+            assert getattr(make_policy(kind, **{name: 0.125}), name) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("learned", "score", "expected"), [(0.3, 0.9, 0.3), (None, 0.9, 0.1), (None, 7.0, 0.0), (None, math.nan, 1.0)]
+)
+def test_the_value_is_learned_or_supposed(learned: float | None, score: float, expected: float) -> None:
+    assert value_of(learned, score) == pytest.approx(expected)

@@ -13,7 +13,7 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
-from firstline_core.routing import audit, policies
+from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.samples import read
@@ -112,7 +112,7 @@ async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"certified": None}, {"chosen": policies.make("threshold", threshold=0.7)}, {"linked": False}]
+    "arguments", [{"certified": None}, {"chosen": policy.make_policy("threshold", threshold=0.7)}, {"linked": False}]
 )
 async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask(
     make_scene: MakeScene, arguments: dict[str, Any]
@@ -125,7 +125,10 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
     assert [request for request in scene.cloud.requests if request.audit] == scene.findings == []
 
 
-@pytest.mark.parametrize("careful", [{"min_threshold": 0.97}, {"chosen": policies.make("value", least_value=0.04)}])
+@pytest.mark.parametrize(
+    "careful",
+    [{"min_threshold": 0.97}, {"chosen": policy.make_policy("value", least_value=0.04)}],
+)
 async def test_a_more_careful_device_audits_all_that_was_promised_and_not_only_what_it_keeps(
     make_scene: MakeScene, careful: dict[str, Any]
 ) -> None:

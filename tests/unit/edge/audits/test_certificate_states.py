@@ -13,7 +13,7 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
-from firstline_core.routing import audit, policies
+from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
@@ -121,8 +121,8 @@ async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(
     ("before", "value"),
     [
         ({"min_threshold": 0.97}, 0.9),
-        ({"chosen": policies.make("value", least_value=0.01)}, 0.97),
-        ({"chosen": policies.make("cloud_only")}, SURE),
+        ({"chosen": policy.make_policy("value", least_value=0.01)}, 0.97),
+        ({"chosen": policy.make_policy("cloud_only")}, SURE),
     ],
 )
 async def test_what_was_escalated_before_an_alarm_needs_no_quota_after_it(

@@ -9,7 +9,7 @@ from support.boards import say
 
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.tree import Tree
-from firstline_core.routing.conditions import Conditions
+from firstline_core.routing.account import Conditions
 from firstline_edge.budgets.sensors import conditions_of
 
 

@@ -14,9 +14,8 @@ from support.edge import UNSURE, request
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import BudgetExceededError, LinkDownError
+from firstline_core.routing.account import Conditions, LinkTariff, Tariff
 from firstline_core.routing.budget import DAY_S
-from firstline_core.routing.conditions import Conditions
-from firstline_core.routing.tariff import LinkTariff, Tariff
 from firstline_core.types import AuditNote
 from firstline_edge.budgets.ledgers import Books, LedgerFile
 from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending

@@ -7,10 +7,9 @@ from support.budgets import COST_BYTES, purse, spent
 from support.edge import SURE, UNSURE, Scene, request, said
 
 from firstline_core.errors import BudgetExceededError
-from firstline_core.routing import policies
-from firstline_core.routing.account import Denial
-from firstline_core.routing.demand import SLOTS
-from firstline_core.routing.tariff import Tariff
+from firstline_core.routing import policy
+from firstline_core.routing.account import Denial, Tariff
+from firstline_core.routing.budget import SLOTS
 from firstline_core.types import InferRequest, Privacy, Reason, Route, Status, Tier
 from firstline_edge.budgets.spending import Spending
 
@@ -67,7 +66,7 @@ async def test_what_the_full_model_said_before_costs_nothing() -> None:
 
 
 async def test_by_value_what_is_not_bought_beyond_the_contract_stays_certified(short: Spending) -> None:
-    scene = Scene(certified=0.5, spending=short, chosen=policies.make("value"))
+    scene = Scene(certified=0.5, spending=short, chosen=policy.make_policy("value"))
     kept = said(await scene.infer(0.9))
     assert (kept.tier, kept.reason, kept.certified) == (Tier.EDGE, Reason.CONFIDENT, True)
     bought = said(await scene.infer(0.55))
@@ -76,7 +75,7 @@ async def test_by_value_what_is_not_bought_beyond_the_contract_stays_certified(s
 
 
 async def test_by_value_without_a_certificate_the_unsure_say_that_it_was_the_price(short: Spending) -> None:
-    scene = Scene(spending=short, chosen=policies.make("value"))
+    scene = Scene(spending=short, chosen=policy.make_policy("value"))
     answer = said(await scene.infer(0.7, SURE))
     assert [row.reason for row in answer.rows] == [Reason.BUDGET, Reason.CONFIDENT]
     await scene.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.edge import SURE, UNSURE, Scene, said
 
-from firstline_core.routing import policies
+from firstline_core.routing import policy
 from firstline_core.types import Reason, Tier
 from firstline_edge.cascade.router import policy_from
 from firstline_edge.settings.settings import PolicySection
@@ -14,16 +14,16 @@ from firstline_edge.settings.settings import PolicySection
 @pytest.mark.parametrize(
     ("chosen", "value", "tier", "reason"),
     [
-        (policies.make("certified"), SURE, Tier.EDGE, Reason.CONFIDENT),
-        (policies.make("threshold", threshold=0.99), SURE, Tier.CLOUD, Reason.UNCERTAIN),
-        (policies.make("edge_only"), UNSURE, Tier.EDGE, Reason.POLICY),
-        (policies.make("cloud_only"), SURE, Tier.CLOUD, Reason.POLICY),
-        (policies.make("sedna", threshold=0.1), UNSURE, Tier.CLOUD, Reason.UNCERTAIN),
-        (policies.make("value", least_value=0.2), UNSURE, Tier.CLOUD, Reason.VALUABLE),
-        (policies.make("value", least_value=0.2), SURE, Tier.EDGE, Reason.CONFIDENT),
+        (policy.make_policy("certified"), SURE, Tier.EDGE, Reason.CONFIDENT),
+        (policy.make_policy("threshold", threshold=0.99), SURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policy.make_policy("edge_only"), UNSURE, Tier.EDGE, Reason.POLICY),
+        (policy.make_policy("cloud_only"), SURE, Tier.CLOUD, Reason.POLICY),
+        (policy.make_policy("sedna", threshold=0.1), UNSURE, Tier.CLOUD, Reason.UNCERTAIN),
+        (policy.make_policy("value", least_value=0.2), UNSURE, Tier.CLOUD, Reason.VALUABLE),
+        (policy.make_policy("value", least_value=0.2), SURE, Tier.EDGE, Reason.CONFIDENT),
     ],
 )
-async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, tier: Tier, reason: Reason) -> None:
+async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, tier: Tier, reason: Reason) -> None:
     scene = Scene(chosen=chosen)
     answer = said(await scene.infer(value))
     assert (answer.tier, answer.reason) == (tier, reason)
@@ -33,15 +33,15 @@ async def test_the_policy_chosen_decides(chosen: policies.Policy, value: float, 
 @pytest.mark.parametrize(
     ("chosen", "covered"),
     [
-        (policies.make("certified"), True),
-        (policies.make("value", least_value=0.3), True),
-        (policies.make("threshold", threshold=0.7), False),
-        (policies.make("groundlight", threshold=0.7), False),
-        (policies.make("edge_only"), False),
+        (policy.make_policy("certified"), True),
+        (policy.make_policy("value", least_value=0.3), True),
+        (policy.make_policy("threshold", threshold=0.7), False),
+        (policy.make_policy("groundlight", threshold=0.7), False),
+        (policy.make_policy("edge_only"), False),
     ],
 )
 async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
-    chosen: policies.Policy, *, covered: bool
+    chosen: policy.Policy, *, covered: bool
 ) -> None:
     scene = Scene(chosen=chosen, certified=0.7)
     answer = said(await scene.infer(0.75))
@@ -50,7 +50,7 @@ async def test_only_firstlines_own_policies_keep_what_the_certificate_covers(
 
 
 async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
-    scene = Scene(chosen=policies.make("groundlight", pause_s=60.0))
+    scene = Scene(chosen=policy.make_policy("groundlight", pause_s=60.0))
     first, held = said(await scene.infer(UNSURE)), said(await scene.infer(UNSURE - 0.05))
     assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
     await scene.close()
@@ -60,16 +60,16 @@ def test_settings_name_parameters_as_their_policies_do() -> None:
     section = PolicySection(
         threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
     )
-    made = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policies.KINDS}
+    made = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policy.KINDS}
     assert made == {
-        "certified": policies.Certified(),
-        "value": policies.Value(0.1),
-        "threshold": policies.Threshold(0.6),
-        "edge_only": policies.EdgeOnly(),
-        "cloud_only": policies.CloudOnly(),
-        "random": policies.Random(0.2),
-        "sedna": policies.Sedna(0.4),
-        "groundlight": policies.Groundlight(0.6, 9.0),
+        "certified": policy.Certified(),
+        "value": policy.Value(0.1),
+        "threshold": policy.Threshold(0.6),
+        "edge_only": policy.EdgeOnly(),
+        "cloud_only": policy.CloudOnly(),
+        "random": policy.Random(0.2),
+        "sedna": policy.Sedna(0.4),
+        "groundlight": policy.Groundlight(0.6, 9.0),
     }
 
 

@@ -21,7 +21,7 @@ from support.logs import captured_lines
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.routing import confidence
-from firstline_core.routing.learned import Logistic
+from firstline_core.routing.confidence import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models import timing

@@ -20,9 +20,8 @@ from firstline.workbench.groups import read_groups
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certification import Proof, certify
+from firstline_core.routing.certification import Proof, certify, start_shares, starts_at
 from firstline_core.routing.contracts import certify_stream, net_loss
-from firstline_core.routing.starts import start_shares, starts_at
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _BUNDLE = open_bundle(_DIGITS / "bundle")

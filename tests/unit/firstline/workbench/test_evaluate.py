@@ -33,7 +33,7 @@ def test_figures_are_those_of_the_parts() -> None:
     edge = load_edge(bundle, RuntimeOptions()).predict(batch)
     full = load_model(bundle, bundle.manifest.full, RuntimeOptions()).predict(batch)
     policy = bundle.manifest.policy
-    kept = score("margin", edge, policy.score.temperature) >= policy.threshold
+    kept = score("margin", edge, temperature=policy.score.temperature) >= policy.threshold
     sizes = np.array([len(image) for image in images])
     answers = np.where(kept, edge.argmax(axis=1), full.argmax(axis=1))
 
@@ -51,7 +51,7 @@ def test_figures_are_those_of_the_parts() -> None:
     assert (tiered.kept, tiered.escalated) == (kept.sum(), 300 - kept.sum())
     assert tiered.edge_share == kept.mean()
     assert tiered.disagreement == (edge.argmax(axis=1) != full.argmax(axis=1))[kept].mean()
-    certainty = score("margin", edge, policy.score.temperature).astype(np.float64)
+    certainty = score("margin", edge, temperature=policy.score.temperature).astype(np.float64)
     differs = edge.argmax(axis=1) != full.argmax(axis=1)
     below = certainty[differs][:, None] - certainty[~differs]
     assert tiered.auroc == pytest.approx(((below < 0) + (below == 0) / 2).mean())

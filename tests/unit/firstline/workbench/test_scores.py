@@ -8,8 +8,7 @@ import pytest
 from firstline.workbench.scores import LEARNED, choose_score, fit_logistic, fit_value
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import auroc, margin, score
-from firstline_core.routing.learned import features
+from firstline_core.routing.confidence import auroc, features, margin, score
 from firstline_core.storage.artefact import Artefact
 
 

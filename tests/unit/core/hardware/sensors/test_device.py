@@ -14,7 +14,7 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, limited
 from firstline_core.hardware.tree import Tree
-from firstline_core.routing.tariff import LinkTariff, Tariff
+from firstline_core.routing.account import LinkTariff, Tariff
 
 
 class Bench:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from firstline_core.routing.account import NO_MARKUP
-from firstline_core.routing.conditions import Conditions, markup
+from firstline_core.routing.account import NO_MARKUP, Conditions, markup
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from firstline_core.errors import FirstlineError, PayloadTooLargeError
-from firstline_core.processing.image_limits import jpeg_problem, png_problem
-from firstline_core.processing.images import decode
+from firstline_core.processing.images import decode, jpeg_problem, png_problem
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
