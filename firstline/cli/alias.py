@@ -7,106 +7,74 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.dates import date
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, registry_at
-from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.cli.command import Report, command, command_group
+from firstline.cli.options import GatewayOptions
+from firstline.cli.output import date, table
 from firstline_core.fleet.registry import AliasChange
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Name versions: champion, canary, and so on.")
+app = command_group("Name versions: champion, canary, and so on.")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example champion.")]
 
 
-@app.command("set")
+@command(app, "set")
 def set_alias(
     model: ModelArgument,
     alias: AliasArgument,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1)],
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    gateway: GatewayOptions,
+) -> Report:
     """Point an alias to a version."""
-    with registry_at(gateway, key_file, ca) as registry:
-        _told(registry.set_alias(model, alias, version), output)
+    with gateway.registry() as registry:
+        return _change(registry.set_alias(model, alias, version))
 
 
-@app.command("revert")
-def revert(
-    model: ModelArgument,
-    alias: AliasArgument,
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "revert")
+def revert(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Point an alias back to the version before its last change."""
-    with registry_at(gateway, key_file, ca) as registry:
-        _told(registry.revert_alias(model, alias), output)
+    with gateway.registry() as registry:
+        return _change(registry.revert_alias(model, alias))
 
 
-@app.command("rm")
-def remove(
-    model: ModelArgument,
-    alias: AliasArgument,
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "rm")
+def remove(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Delete an alias; its history is kept."""
-    with registry_at(gateway, key_file, ca) as registry:
-        _told(registry.remove_alias(model, alias), output)
+    with gateway.registry() as registry:
+        return _change(registry.remove_alias(model, alias))
 
 
-@app.command("ls")
+@command(app, "ls")
 def list_aliases(
+    gateway: GatewayOptions,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only aliases of this model.")] = "",
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """List aliases and their versions."""
-    with registry_at(gateway, key_file, ca) as registry:
-        _listed(registry.aliases(model), output)
+    with gateway.registry() as registry:
+        return _list(registry.aliases(model))
 
 
-@app.command("history")
-def history(
-    model: ModelArgument,
-    alias: AliasArgument,
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "history")
+def history(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Show the versions of an alias and who changed it, the newest first."""
-    with registry_at(gateway, key_file, ca) as registry:
-        _listed(registry.alias_history(model, alias), output)
+    with gateway.registry() as registry:
+        return _list(registry.alias_history(model, alias))
 
 
-def _told(change: AliasChange, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(change)
-    else:
-        stands = f"version {change.version}" if change.version is not None else "nothing"
-        typer.echo(f"{change.model} {change.alias} stands for {stands}.")
+def _change(change: AliasChange) -> Report:
+    version = f"version {change.version}" if change.version is not None else "nothing"
+    return Report(change, f"{change.model} {change.alias} stands for {version}.")
 
 
-def _listed(changes: Sequence[AliasChange], output: Output) -> None:
-    if output is Output.JSON:
-        print_json(changes)
-        return
-    made = table("model", "alias", ">version", "since", "by")
-    for one in changes:
-        version = str(one.version) if one.version is not None else "-"
-        made.add_row(one.model, one.alias, version, date(one.at_s), one.by)
-    print_table(made)
+def _list(changes: Sequence[AliasChange]) -> Report:
+    rows = (
+        (
+            change.model,
+            change.alias,
+            str(change.version) if change.version is not None else "-",
+            date(change.at_s),
+            change.by,
+        )
+        for change in changes
+    )
+    return Report(changes, table("model", "alias", ">version", "since", "by", rows=rows))

@@ -25,7 +25,7 @@ from firstline.cli import (
     rollout,
     split,
 )
-from firstline.cli.command_line import command_line, run_command_line
+from firstline.cli.command import command, command_line, run_command_line
 from firstline.cli.console import console
 from firstline.cli.demo import demo
 
@@ -39,15 +39,15 @@ app.add_typer(config.app, name="config")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(audit.app, name="audit")
-app.command("evaluate")(evaluate.evaluate_bundle)
-app.command("certify")(certify.certify_command)
-app.command("compress")(compress.compress_command)
-app.command("profile")(profile.profile_command)
-app.command("predict")(predict.predict_command)
-app.command("split")(split.split_command)
-app.command("detections")(detections.detections_command)
-app.command("console")(console)
-app.command("demo")(demo)
+command(app, "evaluate")(evaluate.evaluate_bundle)
+command(app, "certify")(certify.certify_command)
+command(app, "compress")(compress.compress_command)
+command(app, "profile")(profile.profile_command)
+command(app, "predict")(predict.predict_command)
+command(app, "split")(split.split_command)
+command(app, "detections")(detections.detections_command)
+command(app, "console")(console)
+command(app, "demo")(demo)
 
 
 def _version(wanted: bool) -> None:

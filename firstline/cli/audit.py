@@ -8,71 +8,58 @@ from typing import Annotated
 import msgspec
 import typer
 
-from firstline.cli.dates import date
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
-from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.cli.command import Report, command, command_group
+from firstline.cli.options import GatewayOptions
+from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.telemetry.wording import counted
 
 _HEAD_BYTES = 64 * 1024
 
-app = typer.Typer(help="Show and verify the audit log of fleet decisions.", no_args_is_help=True)
+app = command_group("Show and verify the audit log of fleet decisions.")
 
 
-@app.command("ls")
+@command(app, "ls")
 def list_entries(
-    *,
+    gateway: GatewayOptions,
     subject: Annotated[str, typer.Option(help="Only entries about this subject, e.g. rollout:ID.")] = "",
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """List the audit log."""
-    with fleet_at(gateway, key_file, ca) as fleet:
+    with gateway.fleet() as fleet:
         entries = list(fleet.rollouts.trail(subject))
-    if output is Output.JSON:
-        print_json(entries)
-        return
-    made = table(">number", "when", "who", "what", "to")
-    for entry in entries:
-        made.add_row(str(entry.number), date(entry.at_s), entry.actor, entry.action, entry.subject)
-    print_table(made)
+    rows = ((str(entry.number), date(entry.at_s), entry.actor, entry.action, entry.subject) for entry in entries)
+    return Report(entries, table(">number", "when", "who", "what", "to", rows=rows))
 
 
-@app.command()
+@command(app, "verify")
 def verify(
-    *,
+    gateway: GatewayOptions,
     head: Annotated[Path | None, typer.Option(metavar="FILE", help="Saved head that the log must contain.")] = None,
     keep: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the current head to this file, for the next verification.")
     ] = None,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Verify the whole audit log; exits 1 if it was changed."""
-    kept = _read(head) if head is not None else None
-    with fleet_at(gateway, key_file, ca) as fleet:
+    saved = _read(head) if head is not None else None
+    with gateway.fleet() as fleet:
         # The head first: what is added meanwhile comes after it.
         now = fleet.rollouts.head()
-        if kept is not None and kept.public_key != now.public_key:
+        if saved is not None and saved.public_key != now.public_key:
             typer.echo(
                 f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
             )
-        number, sha256 = verify_log(fleet.rollouts.trail(), [now, *([kept] if kept is not None else [])])
+        number, sha256 = verify_log(fleet.rollouts.trail(), [now, *([saved] if saved is not None else [])])
     if keep is not None:
         try:
             keep.write_bytes(msgspec.json.encode(now))
         except OSError as error:
             raise ConfigError(f"The head cannot be kept in {keep}: {error.strerror}.") from error
-    if output is Output.JSON:
-        print_json({"entries": number, "sha256": sha256, "head": now})
-    else:
-        since = f", and contains the head of {date(kept.at_s)}" if kept is not None else ""
-        typer.echo(f"{counted(number, 'entry', 'entries')}, none changed{since}; the last is {sha256[:16]}")
+    since = f", and contains the head of {date(saved.at_s)}" if saved is not None else ""
+    return Report(
+        {"entries": number, "sha256": sha256, "head": now},
+        f"{counted(number, 'entry', 'entries')}, none changed{since}; the last is {sha256[:16]}",
+    )
 
 
 def _read(file: Path) -> Head:

@@ -1,46 +1,268 @@
-"""`firstline bundle`: `inspect` and `verify` here, `create` in a file of its own."""
+"""`firstline bundle`: creates bundles from flags or a recipe, shows and verifies them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
 import typer
+from rich.table import Table
 
-from firstline.cli.create import STEPS_HELP, create
-from firstline.cli.output import Output, OutputOption, print_json, print_summary
-from firstline.cli.paths import BundleArgument, require_bundle
-from firstline.workbench.inspect import summarise, verify
-from firstline_core.bundle.store import open_bundle
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group
+from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.output import progress, table, warn
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.calibrate import Against, Calibration, calibrate
+from firstline.workbench.dataset import open_dataset
+from firstline.workbench.inspect import Summary, summarise, verify
+from firstline.workbench.recipe import parse_score, read_recipe
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
+from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
+from firstline_core.bundle.manifest import Policy
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make bundles from model files, look into them, check them."
+# "\b" keeps the lines of a paragraph as they are.
+STEPS_HELP = "\n".join(
+    [
+        "\b",
+        "Steps, separated by commas and carried out in order; a list's values are separated by slashes:",
+        *(f"  {spelled:<30} {meaning}" for spelled, meaning in USAGE.values()),
+        "For example: decode:RGB,center_crop:0.875,resize:224x224,scale:127.5:127.5,layout:NCHW",
+        "             scale:0:255,scale:0.485/0.456/0.406:0.229/0.224/0.225",
+    ]
 )
-app.command("create", epilog=STEPS_HELP)(create)
+
+app = command_group("Make bundles from model files, look into them, check them.")
 
 
-@app.command()
-def inspect(
-    path: BundleArgument,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """The flags that a recipe replaces; None for each that is not given."""
+
+    name: Annotated[str | None, typer.Option(help="Name of the bundle, used in requests.")] = None
+    edge: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[ID=]FILE", help="Edge model, .onnx or .tflite; repeat for variants, preferred first."),
+    ] = None
+    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None
+    labels: Annotated[Path | None, typer.Option(help="Text file, one label a line.")] = None
+    labels_skip: Annotated[int | None, typer.Option(min=0, help="Leading lines to skip.")] = None
+    preprocess: Annotated[str | None, typer.Option(help="Steps before the model, for every model; see below.")] = None
+    edge_preprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models.")] = None
+    full_preprocess: Annotated[str | None, typer.Option(help="Instead, for the full model.")] = None
+    postprocess: Annotated[str | None, typer.Option(help="Steps after the model, for every model; see below.")] = None
+    edge_postprocess: Annotated[str | None, typer.Option(help="Instead, for the edge models; '' means none.")] = None
+    full_postprocess: Annotated[str | None, typer.Option(help="Instead, for the full model; '' means none.")] = None
+
+    def given(self) -> list[str]:
+        """Returns the flags that are given, as they are written on the command line."""
+        return [f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name) is not None]
+
+    def spec(self) -> BundleSpec:
+        """Returns the bundle that the flags describe.
+
+        Raises:
+            ConfigError: a necessary flag is missing, or one does not make sense.
+        """
+        if self.name is None or self.labels is None:
+            raise ConfigError(f"A bundle needs {'--name' if self.name is None else '--labels'} (or a --recipe).")
+        edge_steps = _steps(self.edge_preprocess, self.preprocess, self.edge_postprocess, self.postprocess)
+        full_steps = _steps(self.full_preprocess, self.preprocess, self.full_postprocess, self.postprocess)
+        return BundleSpec(
+            name=self.name,
+            version=1,
+            labels=read_labels(self.labels, self.labels_skip or 0),
+            edge=tuple(_edge(argument, *edge_steps) for argument in self.edge or ()),
+            full=_model(self.full, "", *full_steps) if self.full is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """How the policy is chosen on data."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option("--calibrate", help="Choose temperature and threshold on this data folder (not a certificate)."),
+    ] = None
+    target_disagreement: Annotated[
+        float, typer.Option(help="With --calibrate: share of edge answers that may differ from the full model's.")
+    ] = 0.01
+    against: Annotated[Against, typer.Option(help="With --calibrate: what the temperature takes as the truth.")] = (
+        "labels"
+    )
+
+    def calibrate(self, bundle: Bundle, *, keep_temperature: bool) -> Calibration:
+        """Chooses the policy; with `keep_temperature` only its threshold."""
+        assert self.data is not None  # noqa: S101 (checked by the caller)
+        with progress("Calibrating") as bar:
+            return calibrate(
+                bundle,
+                open_dataset(self.data),
+                target_disagreement=self.target_disagreement,
+                against=self.against,
+                keep_temperature=keep_temperature,
+                progress=bar,
+            )
+
+
+@command(app, "create", epilog=STEPS_HELP)
+def create(
+    flags: ModelFlags,
+    calibration_options: CalibrationOptions,
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to create.")],
+    recipe: Annotated[
+        Path | None, typer.Option(help="TOML file that declares the bundle, including what flags cannot express.")
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder that the recipe's paths are relative to (default: the recipe's own).")
+    ] = None,
+    bundle_version: Annotated[int | None, typer.Option(help="Increase it with every change (default: 1).")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="max_probability (default), margin, entropy or graph:FILE.onnx.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Divides log-probabilities before scoring.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Accept edge answers of at least this score.")] = None,
+    golden: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Image, folder or zip of images, or .npy of rows that each device must answer alike."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+) -> Report:
+    """Create a bundle from model files, and check that they fit together.
+
+    Quantised models take real values; the runtime quantises them.
+    """
+    spec = _spec(flags, recipe, models)
+    policy = spec.policy
+    spec = replace(
+        spec,
+        version=spec.version if bundle_version is None else bundle_version,
+        policy=PolicySpec(
+            policy.score if score is None else parse_score(score),
+            policy.temperature if temperature is None else temperature,
+            policy.threshold if threshold is None else threshold,
+        ),
+    )
+    if calibration_options.data is not None and threshold is not None:
+        raise ConfigError("--calibrate chooses the threshold; drop --threshold, or --calibrate.")
+    calibration: Calibration | None = None
+
+    def choose_policy(bundle: Bundle) -> Policy:
+        nonlocal calibration
+        calibration = calibration_options.calibrate(bundle, keep_temperature=temperature is not None)
+        return calibration.policy
+
+    warnings: list[str] = []
+    bundle = create_bundle(
+        spec,
+        out,
+        force=force,
+        choose_policy=choose_policy if calibration_options.data is not None else None,
+        golden=golden or (),
+        warn=warnings.append,
+    )
+    for sentence in warnings:
+        warn(sentence)
+    summary = summarise(bundle)
+    value = {"path": str(out), "bundle": summary, "calibration": calibration, "warnings": warnings}
+    calibrated = [] if calibration is None else _calibration_text(calibration)
+    return Report(value, (*_summary_text(out, summary), *calibrated))
+
+
+def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:
+    if recipe is None:
+        if models is not None:
+            raise ConfigError("--models goes with --recipe; without one, name the files themselves.")
+        return flags.spec()
+    if given := flags.given():
+        raise ConfigError(f"{given[0]} is part of the recipe; drop the flag and change {recipe}.")
+    return read_recipe(recipe, models)
+
+
+def _steps(own_before: str | None, before: str | None, own_after: str | None, after: str | None) -> tuple[str, str]:
+    """Returns the steps before and after a model: its own if given, else those of every model."""
+    return (
+        own_before if own_before is not None else before or "",
+        own_after if own_after is not None else after or "",
+    )
+
+
+def _edge(argument: str, before: str, after: str) -> ModelSpec:
+    model_id, equals, file = argument.partition("=")
+    if not equals or Path(argument).exists() or "/" in model_id:
+        return _model(Path(argument), "", before, after)
+    return _model(Path(file), model_id, before, after)
+
+
+def _model(file: Path, model_id: str, before: str, after: str) -> ModelSpec:
+    return ModelSpec(file=file, id=model_id, preprocess=parse_preprocess(before), postprocess=parse_postprocess(after))
+
+
+def _calibration_text(calibration: Calibration) -> Iterator[str]:
+    policy = calibration.policy
+    yield (
+        f"Chosen on {calibration.samples} images, not certified: temperature {policy.score.temperature:g}, threshold "
+        f"{policy.threshold:g}. On those images:"
+    )
+    for variant in calibration.variants:
+        yield (
+            f"  {variant.id}: {variant.edge_share:.1%} accepted at the edge, of which {variant.disagreement:.2%} "
+            f"differ from the full model (target: at most {calibration.target_disagreement:.2%})"
+        )
+
+
+@command(app, "inspect")
+def inspect(path: BundleArgument) -> Report:
     """Show a bundle's models, digests, steps and policy."""
     summary = summarise(open_bundle(require_bundle(path)))
-    if output is Output.JSON:
-        print_json(summary)
-    else:
-        print_summary(path, summary)
+    return Report(summary, _summary_text(path, summary))
 
 
-@app.command("verify")
-def verify_bundle(
-    path: BundleArgument,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "verify")
+def verify_bundle(path: BundleArgument) -> Report:
     """Check every file's sha256, load every model and run it once. Exit code 1 where something fails."""
     checks = verify(require_bundle(path))
     failed = any(check.outcome == "failed" for check in checks)
-    if output is Output.JSON:
-        print_json({"path": str(path), "ok": not failed, "checks": checks})
-    else:
-        for check in checks:
-            typer.echo(f"{check.outcome:<7} {check.what}: {check.detail}")
-    if failed:
-        raise typer.Exit(1)
+    return Report(
+        {"path": str(path), "ok": not failed, "checks": checks},
+        (f"{check.outcome:<7} {check.what}: {check.detail}" for check in checks),
+        EXIT_FAILED if failed else 0,
+    )
+
+
+def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:
+    score = summary.policy.score
+    yield f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels."
+    yield f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}."
+    yield (
+        f"Policy: accept an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "
+        f"{summary.policy.threshold:g}."
+    )
+    for model in summary.models:
+        if model.certificate is not None and not model.uncertified:
+            lowest = f" and up, by {model.certificate.by}" if model.certificate.by else ""
+            at = f"{model.certificate.threshold:g}{lowest}"
+            yield f"{model.id} is certified at {at}: {model.certificate.promise}."
+        elif model.certificate is not None:
+            yield f"{model.id} is not certified: {model.uncertified}."
+    rows = (
+        (
+            model.tier,
+            model.id,
+            model.file if model.present else f"{model.file} (absent)",
+            f"{model.size_bytes:,}",
+            model.precision,
+            model.digest[:12],
+            model.preprocess or "-",
+            model.postprocess or "-",
+        )
+        for model in summary.models
+    )
+    yield table("tier", "model", "file", ">bytes", "precision", "digest", "before", "after", rows=rows)

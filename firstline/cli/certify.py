@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from firstline.cli.certificate_rows import (
-    FromAgentOption,
-    FullFromOption,
-    FullTokenFileOption,
-    Server,
-    TokenFileOption,
-    gathered,
-)
-from firstline.cli.contracts import (
-    ByOption,
-    ContractOption,
-    ContractRequest,
-    GroupsOption,
-    Scope,
-    print_groups,
-    sentence,
-)
-from firstline.cli.output import Output, OutputOption, confidence, percent, print_json, warn
-from firstline.cli.paths import require_bundle
+from firstline.cli.certificate_text import groups_text, kept_sentence, other_contract_sentence, selection_sentence
+from firstline.cli.command import Report
+from firstline.cli.options import require_bundle
+from firstline.cli.output import progress, warn
 from firstline.cli.score_table import read_table
+from firstline.client.sync_client import Client
 from firstline.workbench.bundle_folder import refuse_overwriting
-from firstline.workbench.certify import Certification, voided, write_certified
-from firstline.workbench.contracts import Terms
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.certify import Certification, certify_bundle, voided, write_certified
+from firstline.workbench.contracts import Terms, certify_by, certify_classes, certify_stream_bundle
+from firstline.workbench.dataset import Dataset, open_dataset
+from firstline.workbench.device_evidence import gather_from_agent
+from firstline.workbench.evidence import Evidence, gather
 from firstline.workbench.field_certificate import certify_field
+from firstline.workbench.groups import read_groups
 from firstline.workbench.scores import can_learn
-from firstline.workbench.selection import Selection, check_score, default_fraction
+from firstline.workbench.selection import check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import Proof, check_share
 from firstline_core.routing.contracts import certify_weighted
-from firstline_core.telemetry.wording import counted
+from firstline_core.storage.secrets import read_secret
+
+# The longest that a tier may stay silent: a slow device runs a model meanwhile.
+_TIMEOUT_S = 70.0
 
 
 class Loss(StrEnum):
@@ -63,64 +56,180 @@ class Choice(StrEnum):
     LEARNED = "learned"
 
 
-ScoresOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of --data: CSV file with the columns score and agree (0 or 1); '-' is stdin. With BUNDLE: "
-        "the output of `edge-agent audits` on a device that runs it."
-    ),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder with images/ or images.zip, and labels.csv (columns file, label) if labels are needed."),
-]
-LossOption = Annotated[
-    Loss,
-    typer.Option(
-        help="disagreement: the full model gives another label; harm: the edge is wrong and the full model is right."
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder for the certified bundle, as the next version; without it, no bundle is written."),
-]
-ScoreOption = Annotated[
-    Choice, typer.Option(help="Score to certify: the best on the rows set aside, the bundle's own, or one by name.")
-]
-SelectOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on "
-        "all rows. Default: 0.1 of a bundle's rows from 1,500 on, else 0."
-    ),
-]
+class Scope(StrEnum):
+    """The answers that a contract is about."""
+
+    KEPT = "kept"  # the answers accepted at the edge
+    STREAM = "stream"  # all answers: the accuracy given up against the full model alone
+
+
+class By(StrEnum):
+    CLASS = "class"
+
+
+@dataclass(frozen=True, slots=True)
+class ContractOptions:
+    """The contract; `plain` is the one on all accepted edge answers together."""
+
+    loss: Annotated[
+        Loss,
+        typer.Option(
+            help="disagreement: the full model gives another label; harm: the edge is wrong and the full model is "
+            "right."
+        ),
+    ] = Loss.DISAGREEMENT
+    scope: Annotated[
+        Scope,
+        typer.Option(
+            "--contract",
+            help="kept: errors among accepted edge answers; stream: accuracy lost by both tiers together (needs "
+            "labels).",
+        ),
+    ] = Scope.KEPT
+    by: Annotated[By | None, typer.Option(help="class: a promise and a threshold for each predicted class.")] = None
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV", help="File with the columns file and group: a promise for each group; no bundle is written."
+        ),
+    ] = None
+
+    @property
+    def plain(self) -> bool:
+        return self.scope is Scope.KEPT and self.by is None and self.groups is None
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.loss is Loss.HARM or self.scope is Scope.STREAM
+
+    def check(self, out: Path | None) -> None:
+        """Raises ConfigError for options that do not go together."""
+        if self.scope is Scope.STREAM and (self.by or self.groups is not None or self.loss is Loss.HARM):
+            raise ConfigError("--contract stream is about all answers together; leave out --by, --groups and --loss.")
+        if self.by is not None and self.groups is not None:
+            raise ConfigError("--by class and --groups are two ways to form groups; name one of them.")
+        if self.groups is not None and out is not None:
+            raise ConfigError(
+                "--out does not go with --groups: a device does not know the group of an input. For a bundle for one "
+                "group, certify on the data of that group alone."
+            )
+
+    def certify(self, bundle: Bundle, evidence: Evidence, dataset: Dataset, terms: Terms) -> Certification:
+        """Returns what the rows prove about this contract.
+
+        Raises:
+            ConfigError: arguments out of range, or groups that do not fit the data.
+        """
+        if self.scope is Scope.STREAM:
+            return certify_stream_bundle(bundle, evidence, terms)
+        if self.groups is not None:
+            return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
+        if self.by is not None:
+            return certify_classes(bundle, evidence, terms)
+        return certify_bundle(
+            bundle,
+            evidence,
+            epsilon=terms.epsilon,
+            delta=terms.delta,
+            contract=terms.contract,
+            score=terms.score,
+            seed=terms.seed,
+            select_fraction=terms.select_fraction,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """The device and the gateway that run the models instead of this machine."""
+
+    from_agent: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Device that answers the data, so that scores are those of its processor; it must hold the same "
+            "bundle.",
+        ),
+    ] = None
+    token_file: Annotated[
+        str, typer.Option(metavar="FILE", help="File with the device's token, if it requires one.")
+    ] = ""
+    full_from: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --from-agent: gateway that runs the full model; default: this machine."),
+    ] = None
+    full_token_file: Annotated[str, typer.Option(metavar="FILE", help="File with the gateway's token.")] = ""
+
+    def gather(self, bundle: Bundle, dataset: Dataset, edge: str) -> Evidence:
+        """Collects the rows of a certificate, with a progress bar.
+
+        Raises:
+            ConfigError: options that do not go together; and what `gather` and `gather_from_agent` raise.
+        """
+        with ExitStack() as stack:
+            agent = _client(stack, "--from-agent", self.from_agent, "--token-file", self.token_file)
+            gateway = _client(stack, "--full-from", self.full_from, "--full-token-file", self.full_token_file)
+            if gateway is not None and agent is None:
+                raise ConfigError("--full-from goes with --from-agent: without a device both models run here.")
+            bar = stack.enter_context(progress("Certifying"))
+            if agent is None:
+                return gather(bundle, dataset, edge=edge, progress=bar)
+            return gather_from_agent(bundle, dataset, agent, edge=edge, gateway=gateway, progress=bar)
+
+
+def _client(stack: ExitStack, url_option: str, url: str | None, token_option: str, token_file: str) -> Client | None:
+    """Returns a client that closes with the stack; None without a URL.
+
+    Raises:
+        ConfigError: the URL is not valid, the token's file cannot be read, or there is a token without a URL.
+    """
+    if url is None:
+        if token_file:
+            raise ConfigError(f"{token_option} goes with {url_option}: it names the file of that server's token.")
+        return None
+    token = read_secret(token_file, token_option) or None
+    return stack.enter_context(Client(url, token=token, timeout_s=_TIMEOUT_S))
 
 
 def certify_command(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
-    ] = None,
+    contract: ContractOptions,
+    tiers: TierOptions,
     *,
     epsilon: Annotated[float, typer.Option(help="Share of the accepted edge answers that may disagree, e.g. 0.05.")],
     delta: Annotated[float, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")],
-    scores: ScoresOption = None,
-    data: DataOption = None,
-    loss: LossOption = Loss.DISAGREEMENT,
-    contract: ContractOption = Scope.KEPT,
-    by: ByOption = None,
-    groups: GroupsOption = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
+    ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --data: CSV file with the columns score and agree (0 or 1); '-' is stdin. With BUNDLE: "
+            "the output of `edge-agent audits` on a device that runs it."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with images/ or images.zip, and labels.csv (columns file, label) if labels are needed."
+        ),
+    ] = None,
     edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
-    from_agent: FromAgentOption = None,
-    token_file: TokenFileOption = "",
-    full_from: FullFromOption = None,
-    full_token_file: FullTokenFileOption = "",
-    out: OutOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the certified bundle, as the next version; without it, no bundle is written."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle at --out.")] = False,
-    score: ScoreOption = Choice.BEST,
+    score: Annotated[
+        Choice, typer.Option(help="Score to certify: the best on the rows set aside, the bundle's own, or one by name.")
+    ] = Choice.BEST,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random split.")] = 0,
-    select: SelectOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    select: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on "
+            "all rows. Default: 0.1 of a bundle's rows from 1,500 on, else 0."
+        ),
+    ] = None,
+) -> Report:
     """Find the loosest threshold whose accepted edge answers disagree at most epsilon, with confidence 1 - delta.
 
     An edge answer is accepted if its score is at least the threshold. The rows must be drawn at random from the
@@ -134,94 +243,53 @@ def certify_command(
         )
     for name, share in {"epsilon": epsilon, "delta": delta, "the selection fraction": select or 0.5}.items():
         check_share(name, share)  # before the models run for minutes
-    request = ContractRequest(contract, by, groups)
-    request.check(loss.value, out)
-    terms = Terms(epsilon, delta, loss.value, score.value, seed, select)
-    opened = _opened(bundle, out, force=force) if bundle is not None else None
+    contract.check(out)
+    terms = Terms(epsilon, delta, contract.loss.value, score.value, seed, select)
+    opened = _open(bundle, out, force=force) if bundle is not None else None
     certification: Certification | None
     if scores is not None:
-        bundle_options = edge or from_agent or full_from or loss is not Loss.DISAGREEMENT or (out and opened is None)
-        if bundle_options or score is not Choice.BEST or not request.plain:
+        bundle_options = edge or tiers.from_agent or tiers.full_from or (out and opened is None)
+        if bundle_options or contract.loss is Loss.HARM or score is not Choice.BEST or not contract.plain:
             raise ConfigError(
                 "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --out; all "
                 "others go with a bundle and --data."
             )
-        proof, certification = _of_table(scores, opened, terms)
+        proof, certification = _certify_table(scores, opened, terms)
     else:
         assert opened is not None and data is not None  # noqa: S101 (both were named)
-        device, gateway = Server(from_agent, token_file), Server(full_from, full_token_file)
-        certification = _of_data(opened, data, edge, (device, gateway), request=request, terms=terms)
+        certification = _certify_data(opened, data, edge, tiers, contract=contract, terms=terms)
         proof = certification.proof
     written = ""
     if opened is not None and certification is not None and certification.certificate is not None and out is not None:
         made = write_certified(opened, certification, out, force=force)
         written = f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
-    selection = certification.selection if certification is not None else None
-    if output is Output.JSON:
-        print_json(asdict(proof) | (_chosen_json(selection) if selection is not None else {}))
-        return
-    _print_proof(proof, terms, plain=request.plain)
-    if selection is not None:
-        _print_selection(selection, written, certified=proof.certified)
+    return _report(proof, certification, terms, written, plain=contract.plain)
 
 
-def _of_data(
-    bundle: Bundle,
-    folder: Path,
-    edge: str,
-    servers: tuple[Server, Server],
-    *,
-    request: ContractRequest,
-    terms: Terms,
-) -> Certification:
-    """Runs the models on a data folder, and returns what the rows prove.
-
-    Args:
-        bundle: with an edge and a full model.
-        folder: of the data.
-        edge: id of the edge variant; "" for the first that loads.
-        servers: a device and a gateway that run the models instead of this machine.
-        request: the contract.
-        terms: of the certificate.
-    """
-    labelled = terms.contract == "harm" or request.scope is Scope.STREAM
-    dataset = open_dataset(folder, labelled=labelled)
-    if labelled:
-        dataset.check_labels(bundle.manifest.labels)
-    fraction = default_fraction(len(dataset)) if terms.select_fraction is None else terms.select_fraction
-    variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
-    device, gateway = servers
-    logits = device.url is None and any(model.shows_logits for model in variants)
-    check_score(terms.score, fraction, logits=logits)
-    evidence = gathered(bundle, dataset, edge, device, gateway)
-    certification = request.prove(bundle, evidence, dataset, terms)
-    _warn(bundle.manifest, certification, learnable=terms.score in ("best", "learned"))
-    return certification
-
-
-def _print_proof(proof: Proof, terms: Terms, *, plain: bool) -> None:
-    if plain:
-        typer.echo(_sentence(proof, terms))
-    else:
-        typer.echo(sentence(proof, epsilon=terms.epsilon, delta=terms.delta, contract=terms.contract))
-    print_groups(proof)
-
-
-def _print_selection(selection: Selection, written: str, *, certified: bool) -> None:
-    if selection.used:
-        typer.echo(_chosen_sentence(selection))
-    advice = "; name one with --out" if certified else ""
-    typer.echo(written or f"No bundle was written{advice}.")
-
-
-def _opened(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
+def _open(bundle: Path, out: Path | None, *, force: bool) -> Bundle:
     opened = open_bundle(require_bundle(bundle))
     if out is not None:
         refuse_overwriting(out, force)  # before the models run for minutes
     return opened
 
 
-def _of_table(source: str, bundle: Bundle | None, terms: Terms) -> tuple[Proof, Certification | None]:
+def _certify_data(
+    bundle: Bundle, folder: Path, edge: str, tiers: TierOptions, *, contract: ContractOptions, terms: Terms
+) -> Certification:
+    """Runs the models on a data folder, and returns what the rows prove."""
+    dataset = open_dataset(folder, labelled=contract.needs_labels)
+    if contract.needs_labels:
+        dataset.check_labels(bundle.manifest.labels)
+    fraction = default_fraction(len(dataset)) if terms.select_fraction is None else terms.select_fraction
+    variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
+    logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
+    check_score(terms.score, fraction, logits=logits)
+    certification = contract.certify(bundle, tiers.gather(bundle, dataset, edge), dataset, terms)
+    _warn(bundle.manifest, certification, learnable=terms.score in ("best", "learned"))
+    return certification
+
+
+def _certify_table(source: str, bundle: Bundle | None, terms: Terms) -> tuple[Proof, Certification | None]:
     """Returns what a table of scores proves, and the certification of the bundle that it came from, if one is named."""
     rows = read_table(source)
     columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
@@ -241,40 +309,28 @@ def _of_table(source: str, bundle: Bundle | None, terms: Terms) -> tuple[Proof, 
     return certification.proof, certification
 
 
-def _warn(manifest: Manifest, done: Certification, *, learnable: bool) -> None:
-    if learnable and done.selection.used and not can_learn():
+def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
+    if learnable and certification.selection.used and not can_learn():
         warn("scikit-learn is not installed, so no score was learned: pip install 'firstline[analysis]'.")
-    if done.certificate is not None and (lost := voided(manifest, done)):
+    if certification.certificate is not None and (lost := voided(manifest, certification)):
         warn(f"The score changes: certificates of {', '.join(lost)} are void; renew them with --score bundle.")
 
 
-def _chosen_json(chosen: Selection) -> dict[str, object]:
-    return {
-        "score": chosen.score.kind,
-        "temperature": chosen.score.temperature,
-        "selected": chosen.used,
-        "auroc": chosen.aurocs,
-    }
-
-
-def _chosen_sentence(chosen: Selection) -> str:
-    best_first = sorted(chosen.aurocs.items(), key=lambda item: -item[1])
-    compared = ", ".join(f"{name} {area:.3f}" for name, area in best_first) or "too few losses to compare scores"
-    # A learned score does not look at the temperature.
-    heated = "" if chosen.score.learned is not None else f" at temperature {chosen.score.temperature:g}"
-    return f"{counted(chosen.used, 'other row')} decided on the score: {chosen.score.kind}{heated} (AUROC: {compared})."
-
-
-def _sentence(found: Proof, terms: Terms) -> str:
-    what = "disagree" if terms.contract == "disagreement" else "are wrong where the full model is right"
-    promise = f"at most {percent(terms.epsilon)} of the kept answers {what}, with confidence {confidence(terms.delta)}"
-    if found.threshold is None or found.risk_upper is None:
-        return (
-            f"Not certified on {found.n} rows that {promise}; escalate everything. Some threshold would have to keep "
-            f"at least {counted(found.n_needed, 'more row')} without a single error."
-        )
-    return (
-        f"Certified on {found.n} rows: {promise}, when an answer is kept at a score of at least "
-        f"{found.threshold:.15g}. That keeps {percent(found.kept)}; the upper bound of their risk is "
-        f"{percent(found.risk_upper)}."
+def _report(proof: Proof, certification: Certification | None, terms: Terms, written: str, *, plain: bool) -> Report:
+    value, text = (
+        asdict(proof),
+        [(kept_sentence if plain else other_contract_sentence)(proof, terms), *groups_text(proof)],
     )
+    if certification is not None:
+        selection = certification.selection
+        value |= {
+            "score": selection.score.kind,
+            "temperature": selection.score.temperature,
+            "selected": selection.used,
+            "auroc": selection.aurocs,
+        }
+        if selection.used:
+            text.append(selection_sentence(selection))
+        advice = "; name one with --out" if proof.certified else ""
+        text.append(written or f"No bundle was written{advice}.")
+    return Report(value, text)

@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 
 from firstline.cli.compress_output import as_json, print_found, print_order
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.options import BundleArgument, GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, print_json, progress, warn
-from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.cli.profile_source import load_profile
-from firstline.cli.rollout_options import Where
 from firstline.cli.work_folder import work_folder
 from firstline.workbench.bundle_folder import refuse_existing, require_writable
 from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
@@ -110,9 +108,7 @@ def compress_command(
     prefer: PreferOption = Preference.KEPT,
     out: OutOption = None,
     force: ForceOption = False,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
+    gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
@@ -137,7 +133,7 @@ def compress_command(
     _prepare_checkpoints(checkpoints, train)
     if prefer is Preference.ENERGY and not for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
-    profile = load_profile(for_, opened.manifest.name, Where(gateway, key_file, ca)) if for_ else None
+    profile = load_profile(for_, opened.manifest.name, gateway) if for_ else None
     dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from firstline.cli.command_line import command_line, run_command_line
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, api_key, gateway_named
+from firstline.cli.command import command, command_line, run_command_line
+from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption
 from firstline.console.settings import DEFAULT_PORT, Settings
 from firstline_core.errors import ConfigError
@@ -22,6 +22,7 @@ _NEEDED = ("nicegui", "uvicorn", "fastapi", "starlette")
 
 def console(
     *,
+    gateway: GatewayOptions,
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine it takes a password.")
     ] = "127.0.0.1",
@@ -37,16 +38,13 @@ def console(
     plain_http: Annotated[
         bool, typer.Option("--plain-http", help="Serve beyond this machine without TLS: something else protects it.")
     ] = False,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show devices, rollouts and who answers in a browser; until it is stopped."""
     settings = Settings(
-        gateway=gateway_named(gateway),
-        key=api_key(key_file),
-        ca_file=ca,
+        gateway=gateway.required_url(),
+        key=gateway.api_key(),
+        ca_file=gateway.ca_file,
         host=host,
         port=port,
         password=read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, ""),
@@ -60,10 +58,10 @@ def console(
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
         raise ConfigError("The console needs more than is installed: install firstline[console].") from error
-    serve(settings, lambda url: _say(url, output))
+    serve(settings, lambda url: _print_url(url, output))
 
 
-def _say(url: str, output: Output) -> None:
+def _print_url(url: str, output: Output) -> None:
     if output is Output.JSON:
         typer.echo(msgspec.json.encode({"event": "ready", "url": url}))
     else:
@@ -74,5 +72,5 @@ def run() -> int:
     """Runs this command by itself, for where there is no workbench; its exit code."""
     app = command_line()
     app.callback()(lambda: None)  # else the only command would have no name
-    app.command("console")(console)
+    command(app, "console")(console)
     return run_command_line(app)

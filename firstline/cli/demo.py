@@ -15,27 +15,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from firstline.cli.output import Output, OutputOption, print_json, print_table, table
+from firstline.cli.command import EXIT_FAILED, Report
+from firstline.cli.output import table
 from firstline.demo import assets, scenario
 from firstline.demo.summary import KINDS, Record, accuracy, percentiles_ms
 
 _REFRESH_S = 0.1
 
 
-def demo(*, output: OutputOption = Output.TEXT) -> None:
+def demo() -> Report:
     """Run both tiers here, send real traffic, cut the link, restore it, and count.
 
     Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
     with _Screen() as screen:
         summary = asyncio.run(_until_signalled(scenario.run(assets.digits(), show=screen.show)))
-    if output is Output.JSON:
-        print_json(summary)
-    else:
-        print_table(_summary_table(summary))
-        typer.echo(_sentences(summary))
-    if summary["lost"]:
-        raise typer.Exit(1)
+    return Report(summary, (_summary_table(summary), _sentences(summary)), EXIT_FAILED if summary["lost"] else 0)
 
 
 async def _until_signalled(scenario: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
@@ -89,22 +84,21 @@ class _Screen:
 
 
 def _live_table(records: Sequence[Record]) -> Table:
-    made = table("who answered", ">answers", ">p50 ms", ">p99 ms", ">accuracy")
+    rows = []
     for kind in KINDS:
-        theirs = [record for record in records if record.kind == kind]
-        times = percentiles_ms(record.ms for record in theirs)
-        made.add_row(
-            kind, str(len(theirs)), _ms(times["p50"]), _ms(times["p99"]), f"{accuracy(theirs):.2%}" if theirs else "-"
-        )
-    return made
+        answers = [record for record in records if record.kind == kind]
+        times = percentiles_ms(record.ms for record in answers)
+        right = f"{accuracy(answers):.2%}" if answers else "-"
+        rows.append((kind, str(len(answers)), _ms(times["p50"]), _ms(times["p99"]), right))
+    return table("who answered", ">answers", ">p50 ms", ">p99 ms", ">accuracy", rows=rows)
 
 
 def _summary_table(summary: dict[str, Any]) -> Table:
-    made = table("who answered", ">answers", ">share", ">p50 ms", ">p99 ms")
+    rows = []
     for kind in KINDS:
         count, times = summary["answers"][kind], summary["latency_ms"][kind]
-        made.add_row(kind, str(count), f"{count / summary['requests']:.1%}", _ms(times["p50"]), _ms(times["p99"]))
-    return made
+        rows.append((kind, str(count), f"{count / summary['requests']:.1%}", _ms(times["p50"]), _ms(times["p99"])))
+    return table("who answered", ">answers", ">share", ">p50 ms", ">p99 ms", rows=rows)
 
 
 def _sentences(summary: dict[str, Any]) -> str:
@@ -119,14 +113,18 @@ def _sentences(summary: dict[str, Any]) -> str:
 
 
 def _certified(summary: dict[str, Any]) -> str:
-    found, requests = summary["certified"], summary["requests"]
-    said = (
-        f"Certified: {found['at_first']} of {requests} answers as they came, {found['at_last']} with the corrections."
+    certified, requests = summary["certified"], summary["requests"]
+    counts = (
+        f"Certified: {certified['at_first']} of {requests} answers as they came, {certified['at_last']} with the "
+        "corrections."
     )
-    if not found["promise"]:
-        return f"{said} Kept answers are not: the bundle carries no valid certificate for this device's model."
-    images = found["images"]
-    return f"{said}\nThe promise: {found['promise']}. Here, {images['disagreeing']} of {images['kept']} kept images do."
+    if not certified["promise"]:
+        return f"{counts} Edge answers are not: the bundle carries no valid certificate for this device's model."
+    disagreeing, accepted = certified["images"]["disagreeing"], certified["images"]["kept"]
+    return (
+        f"{counts}\nThe promise: {certified['promise']}. Here, {disagreeing} of {accepted} images accepted at the edge "
+        "do."
+    )
 
 
 def _ms(value: float | None) -> str:

@@ -1,46 +1,40 @@
-"""`firstline device`: invites devices to a gateway, lists them and revokes their access."""
+"""`firstline device`: invites devices to a gateway, lists, tags, revokes and decommissions them."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from firstline.cli import fleet_device
-from firstline.cli.dates import date
-from firstline.cli.output import Output, OutputOption, print_json, print_table, table
-from firstline.fleet.client import open_fleet
+from firstline.cli.command import Report, command, command_group
+from firstline.cli.options import GatewayOptions
+from firstline.cli.output import Output, OutputOption, date, print_json, table
+from firstline.fleet import wording
 from firstline_core.errors import ConfigError
+from firstline_core.fleet.rest import FleetDevice, Tag
+from firstline_core.hardware.text import catalogue_lines
 from firstline_core.protocol.enrolment import DeviceState, Invitation
-from firstline_core.storage.secrets import read_secret
 from firstline_core.types import Name
 
-_KEY_VARIABLE = "FIRSTLINE_TOKEN"
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
 
-app = typer.Typer(help="Invite, list, tag, revoke and decommission devices.", no_args_is_help=True)
-fleet_device.add_to(app)
+app = command_group("Invite, list, tag, revoke and decommission devices.")
 
-GatewayOption = Annotated[
-    str, typer.Option(metavar="URL", help="URL of the gateway, e.g. https://gateway.example.com.")
-]
-KeyFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help=f"File with an API key with the scope fleet; default: {_KEY_VARIABLE}.")
-]
-CaOption = Annotated[Path | None, typer.Option(metavar="FILE", help="CA certificate used to verify the gateway (PEM).")]
+NameArgument = Annotated[str, typer.Argument(help="The device.")]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
 
 
-@app.command()
+@command(app, "enroll")
 def enroll(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The devices.")] = None,
+    gateway: GatewayOptions,
     *,
-    gateway: GatewayOption,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The devices.")] = None,
     list_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="File with a list of devices in a column 'name'.")
     ] = None,
@@ -51,64 +45,50 @@ def enroll(
         ),
     ] = None,
     valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens are valid.")] = 7.0,
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create a join token for each device, for `edge-agent join`; they are shown only once."""
-    wanted = [*(names or ()), *(_listed(list_file) if list_file is not None else ())]
-    if not wanted:
+    devices = [*(names or ()), *(_names_in(list_file) if list_file is not None else ())]
+    if not devices:
         raise ConfigError("No device is named; give names, or a list with --csv.")
-    for name in wanted:
+    for name in devices:
         _check_name(name, "The device's name")
-    with open_fleet(gateway, _key(key_file), ca) as fleet:
-        made = fleet.invite(list(dict.fromkeys(wanted)), max(60.0, valid_days * _DAY_S))
+    with gateway.fleet() as fleet:
+        invitations = fleet.invite(list(dict.fromkeys(devices)), max(60.0, valid_days * _DAY_S))
     if out is not None:
-        _write(out, made)
-        typer.echo(
-            f"{len(made)} join token{'s' * (len(made) != 1)} in {out}, until {date(made[0].expires_s)}", err=True
-        )
+        _write(out, invitations)
+        tokens = f"{len(invitations)} join token{'s' * (len(invitations) != 1)}"
+        typer.echo(f"{tokens} in {out}, until {date(invitations[0].expires_s)}", err=True)
     elif output is Output.JSON:
-        print_json(made)
-    elif len(made) == 1:
-        typer.echo(made[0].token)
+        print_json(invitations)
+    elif len(invitations) == 1:
+        typer.echo(invitations[0].token)
     else:
-        for one in made:
-            typer.echo(f"{one.device} {one.token}")
+        for invitation in invitations:
+            typer.echo(f"{invitation.device} {invitation.token}")
 
 
-@app.command("list")
-def list_devices(
-    *, gateway: GatewayOption, key_file: KeyFileOption = "", ca: CaOption = None, output: OutputOption = Output.TEXT
-) -> None:
+@command(app, "list")
+def list_enrolled(gateway: GatewayOptions) -> Report:
     """List the devices that have joined or are invited."""
-    with open_fleet(gateway, _key(key_file), ca) as fleet:
+    with gateway.fleet() as fleet:
         devices = list(fleet.devices())
-    if output is Output.JSON:
-        print_json(devices)
-        return
-    made = table("device", "state", "joined", "certificate until")
-    for device in devices:
-        made.add_row(
+    rows = (
+        (
             device.device,
             _state(device),
             date(device.enrolled_s),
             "-" if device.revoked_s is not None else date(device.certificate_expires_s),
         )
-    print_table(made)
+        for device in devices
+    )
+    return Report(devices, table("device", "state", "joined", "certificate until", rows=rows))
 
 
-@app.command()
-def revoke(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")],
-    *,
-    gateway: GatewayOption,
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "revoke")
+def revoke(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Revoke devices' access and close their connections; invite a device again to let it return."""
-    with open_fleet(gateway, _key(key_file), ca) as fleet:
+    with gateway.fleet() as fleet:
         for name in names:
             fleet.revoke(name)
             if output is Output.TEXT:
@@ -117,15 +97,100 @@ def revoke(
         print_json({"revoked": names})
 
 
-def _key(file: str) -> str:
-    """Returns the API key, which is not a command-line argument because other users could read it."""
-    key = read_secret(file, "--key-file") or os.environ.get(_KEY_VARIABLE, "")
-    if not key:
-        raise ConfigError(f"There is no API key; name its file with --key-file, or put it into {_KEY_VARIABLE}.")
-    return key
+@command(app, "ls")
+def list_devices(
+    gateway: GatewayOptions,
+    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = "",
+) -> Report:
+    """List devices: the models that they run, and when they were last seen."""
+    with gateway.fleet() as fleet:
+        devices = list(fleet.fleet(selector))
+    rows = (
+        (
+            device.name,
+            wording.age(device.last_seen_age_s),
+            wording.runs(device),
+            wording.wanted(device),
+            wording.tags(device),
+        )
+        for device in devices
+    )
+    return Report(devices, table("device", ">heard of", "runs", "is to run", "tags", rows=rows))
 
 
-def _listed(file: Path) -> list[str]:
+@command(app, "get")
+def get(name: NameArgument, gateway: GatewayOptions) -> Report:
+    """Show one device."""
+    with gateway.fleet() as fleet:
+        device = fleet.device(name)
+    return Report(device, _device_text(device))
+
+
+@command(app, "tag")
+def tag(
+    name: NameArgument,
+    tags: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help="Tags to set; KEY- removes one.")],
+    gateway: GatewayOptions,
+) -> Report:
+    """Set and remove tags of a device."""
+    changes = dict(_tag_change(text) for text in tags)
+    with gateway.fleet() as fleet:
+        device = fleet.tag(name, changes)
+    return Report(device, f"{device.name}: {wording.tags(device)}")
+
+
+@command(app, "accept")
+def accept(names: NamesArgument, gateway: GatewayOptions) -> Report:
+    """Accept devices that have been seen (fleet.accept = "by_hand")."""
+    with gateway.fleet() as fleet:
+        for name in names:
+            fleet.accept(name)
+    return Report({"accepted": names}, f"accepted {', '.join(names)}")
+
+
+@command(app, "decommission")
+def decommission(names: NamesArgument, gateway: GatewayOptions) -> Report:
+    """Decommission devices: revoke their access and delete everything stored about them."""
+    with gateway.fleet() as fleet:
+        for name in names:
+            fleet.decommission(name)
+    return Report({"decommissioned": names}, f"decommissioned {', '.join(names)}")
+
+
+def _device_text(device: FleetDevice) -> Iterator[str]:
+    accepted = "" if device.accepted else " (not accepted)"
+    yield f"{device.name}{accepted}: heard of {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
+    yield f"runs {wording.runs(device)}; is to run {wording.wanted(device)}"
+    reported = device.reported
+    if reported is None:
+        return
+    for update in reported.updates:
+        why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
+        what = "" if update.what == "model" else f"{update.what} "
+        yield f"update to {what}{update.name} {update.version}: {update.state}{why}"
+    for profile in reported.profiles:
+        points = f" ({profile.done} of {profile.total} points)" if profile.total else ""
+        message = f": {profile.message}" if profile.message else ""
+        yield f"profile of {profile.bundle}: {profile.state}{points}{message}"
+    if reported.hardware is not None:
+        yield from catalogue_lines(reported.hardware)
+
+
+def _tag_change(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        key = key.removesuffix("-")
+    words = (key, value) if equals else (key,)
+    try:
+        msgspec.convert(words, tuple[Tag, ...])
+    except msgspec.ValidationError:
+        raise ConfigError(f"{text[:80]!a} is no tag; write KEY=VALUE to set one, KEY- to take one away.") from None
+    if not equals and not text.endswith("-"):
+        raise ConfigError(f"{text[:80]!a} has no value; write KEY=VALUE to set a tag, KEY- to take one away.")
+    return key, value if equals else None
+
+
+def _names_in(file: Path) -> list[str]:
     """Returns the names in a CSV file's column 'name'.
 
     Raises:
@@ -137,10 +202,10 @@ def _listed(file: Path) -> list[str]:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.DictReader(stream)
             if "name" not in (rows.fieldnames or ()):
-                found = ", ".join(rows.fieldnames or ()) or "nothing"
+                columns = ", ".join(rows.fieldnames or ()) or "nothing"
                 raise ConfigError(
                     f"{file} has no column 'name'; its first line has to name the columns, with commas, and says: "
-                    f"{found[:80]!a}."
+                    f"{columns[:80]!a}."
                 )
             names = []
             for row in rows:
@@ -161,7 +226,7 @@ def _check_name(name: str, what: str) -> None:
         ) from None
 
 
-def _write(out: Path, made: Sequence[Invitation]) -> None:
+def _write(out: Path, invitations: Sequence[Invitation]) -> None:
     """Writes tokens to a CSV file, or to one file each; only this user can read them.
 
     Raises:
@@ -172,12 +237,14 @@ def _write(out: Path, made: Sequence[Invitation]) -> None:
             with os.fdopen(_private(out), "w", newline="") as stream:
                 writer = csv.writer(stream)
                 writer.writerow(("name", "token", "expires"))
-                writer.writerows((one.device, one.token, date(one.expires_s)) for one in made)
+                writer.writerows(
+                    (invitation.device, invitation.token, date(invitation.expires_s)) for invitation in invitations
+                )
             return
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for one in made:
-            with os.fdopen(_private(out / f"{one.device}.token"), "w") as stream:
-                stream.write(one.token + "\n")
+        for invitation in invitations:
+            with os.fdopen(_private(out / f"{invitation.device}.token"), "w") as stream:
+                stream.write(invitation.token + "\n")
     except OSError as error:
         raise ConfigError(
             f"The join tokens cannot be written to {out}: {error.strerror}; run the command again, the new tokens take "

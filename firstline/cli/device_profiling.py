@@ -10,11 +10,10 @@ from typing import NamedTuple, Protocol
 
 import typer
 
-from firstline.cli.fleet_options import fleet_at
+from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, print_json, progress
 from firstline.cli.picture import Picture, print_profile
 from firstline.cli.profile_source import is_name
-from firstline.cli.rollout_options import Where
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
@@ -67,7 +66,7 @@ def bundle_named(bundle: Path) -> Named:
 def profile_on(
     device: str,
     request: ProfileAsked,
-    where: Where,
+    gateway: GatewayOptions,
     output: Output,
     *,
     wait: bool,
@@ -75,7 +74,7 @@ def profile_on(
     picture: Picture | None,
 ) -> None:
     """Asks, follows, prints and draws."""
-    with fleet_at(*where) as fleet:
+    with gateway.fleet() as fleet:
         found = fleet.profiles.ask(device, request)
         if not wait:
             _print_request(found, output)
@@ -96,9 +95,9 @@ def profile_on(
     print_profile(profile, accuracy, output, picture, kept)
 
 
-def cancel_on(device: str, bundle: str, where: Where, output: Output) -> None:
+def cancel_on(device: str, bundle: str, gateway: GatewayOptions, output: Output) -> None:
     """Takes the request back."""
-    with fleet_at(*where) as fleet:
+    with gateway.fleet() as fleet:
         fleet.profiles.cancel(device, bundle)
     if output is Output.JSON:
         print_json({"cancelled": {"device": device, "bundle": bundle}})

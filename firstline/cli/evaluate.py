@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from firstline.cli.output import Output, OutputOption, print_json, print_table, progress, table
-from firstline.cli.paths import BundleArgument, require_bundle
+from firstline.cli.command import Report
+from firstline.cli.options import BundleArgument, require_bundle
+from firstline.cli.output import progress, table
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, figures
 from firstline.workbench.measure import measure
@@ -33,8 +36,7 @@ def evaluate_bundle(
         Path | None,
         typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),
     ] = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Measure edge-only, full-only and tiered: accuracy, share at the edge, bytes, latency.
 
     Every image goes through the models one by one, as requests do. The tiered answers are routed by the bundle's own
@@ -46,67 +48,61 @@ def evaluate_bundle(
         require_drawing(plots)  # before the models run for minutes
     with progress("Evaluating") as bar:
         measured = measure(opened, dataset, variants=edge or (), options=RuntimeOptions(threads=threads), progress=bar)
-    found = figures(measured)
+    evaluation = figures(measured)
     drawn = write_report(measured, plots) if plots is not None else None
-    if output is Output.JSON:
-        print_json(found)
-        return
-    _print_text(found)
-    if drawn is not None:
-        typer.echo(f"Drawn: {drawn}")
+    return Report(evaluation, _text(evaluation, drawn))
 
 
-def _print_text(found: Evaluation) -> None:
-    score = found.policy.score
-    typer.echo(
-        f"{found.bundle} version {found.version} on {found.samples} images of {found.data}. Edge answers are kept when "
-        f"{score.kind} (temperature {score.temperature:g}) is at least {_thresholds(found)}."
+def _text(evaluation: Evaluation, drawn: Path | None) -> Iterator[str | Table]:
+    score = evaluation.policy.score
+    yield (
+        f"{evaluation.bundle} version {evaluation.version} on {evaluation.samples} images of {evaluation.data}. Edge "
+        f"answers are accepted when {score.kind} (temperature {score.temperature:g}) is at least "
+        f"{_thresholds(evaluation)}."
     )
-    made = table("", "model", ">accuracy", ">at the edge", ">disagree", ">KB sent", ">p50 ms", ">p99 ms")
-    for variant in found.variants:
-        figures = variant.edge
-        made.add_row(
-            "edge only", figures.id, _percent(figures.accuracy), _percent(1), "", "0.0", *_ms(figures.latency_ms)
-        )
-        if (both := variant.tiered) is not None:
-            made.add_row(
+    columns = ("", "model", ">accuracy", ">at the edge", ">disagree", ">KB sent", ">p50 ms", ">p99 ms")
+    yield table(*columns, rows=_rows(evaluation))
+    for variant in evaluation.variants:
+        if variant.tiered is not None:
+            area = "n/a" if variant.tiered.auroc is None else f"{variant.tiered.auroc:.3f}"
+            yield f'{variant.edge.id}: AUROC {area} of the score for "edge disagrees with full".'
+    yield (
+        "disagree: of the answers accepted at the edge, those for which the full model says another label. KB sent: of "
+        "encoded images. ms: of one image through the models on this machine, without the network."
+    )
+    if drawn is not None:
+        yield f"Drawn: {drawn}"
+
+
+def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
+    for variant in evaluation.variants:
+        edge, both = variant.edge, variant.tiered
+        yield "edge only", edge.id, _percent(edge.accuracy), _percent(1), "", "0.0", *_ms(edge.latency_ms)
+        if both is not None:
+            yield (
                 "tiered",
-                figures.id,
+                edge.id,
                 _percent(both.accuracy),
                 _percent(both.edge_share),
                 "-" if both.disagreement is None else _percent(both.disagreement),
                 f"{both.bytes_sent / 1000:.1f}",
                 *_ms(both.latency_ms),
             )
-    if found.full is not None:
-        sent = next((v.tiered.bytes_all for v in found.variants if v.tiered is not None), None)
-        made.add_row(
-            "full only",
-            found.full.id,
-            _percent(found.full.accuracy),
-            _percent(0),
-            "",
-            "" if sent is None else f"{sent / 1000:.1f}",
-            *_ms(found.full.latency_ms),
-        )
-    print_table(made)
-    for variant in found.variants:
-        if (both := variant.tiered) is not None:
-            area = "n/a" if both.auroc is None else f"{both.auroc:.3f}"
-            typer.echo(f'{variant.edge.id}: AUROC {area} of the score for "edge disagrees with full".')
-    typer.echo(
-        "disagree: of the answers kept at the edge, those for which the full model says another label. KB sent: of "
-        "encoded images. ms: of one image through the models on this machine, without the network."
-    )
+    if (full := evaluation.full) is not None:
+        bytes_all = next((v.tiered.bytes_all for v in evaluation.variants if v.tiered is not None), None)
+        sent = "" if bytes_all is None else f"{bytes_all / 1000:.1f}"
+        yield "full only", full.id, _percent(full.accuracy), _percent(0), "", sent, *_ms(full.latency_ms)
 
 
-def _thresholds(found: Evaluation) -> str:
+def _thresholds(evaluation: Evaluation) -> str:
     """Returns the policy's threshold, or each variant's if certificates have others."""
-    each = {variant.edge.id: variant.threshold for variant in found.variants}
-    if len(set(each.values())) == 1 and not any(variant.by for variant in found.variants):
+    each = {variant.edge.id: variant.threshold for variant in evaluation.variants}
+    if len(set(each.values())) == 1 and not any(variant.by for variant in evaluation.variants):
         return f"{next(iter(each.values())):g}"
-    by = {variant.edge.id: f", the lowest by {variant.by}" if variant.by else "" for variant in found.variants}
-    return ", ".join(f"{value:g} ({name}{by[name]})" for name, value in each.items()) or f"{found.policy.threshold:g}"
+    by = {variant.edge.id: f", the lowest by {variant.by}" if variant.by else "" for variant in evaluation.variants}
+    return (
+        ", ".join(f"{value:g} ({name}{by[name]})" for name, value in each.items()) or f"{evaluation.policy.threshold:g}"
+    )
 
 
 def _percent(share: float) -> str:

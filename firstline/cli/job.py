@@ -1,105 +1,101 @@
-"""`firstline job`: hand requests in at a gateway now, fetch their answers later."""
+"""`firstline job`: submits requests to a gateway, and fetches their answers later."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from firstline.cli.device import CaOption
+from firstline.cli.command import Report, command, command_group
+from firstline.cli.options import CaOption
 from firstline.cli.output import Output, OutputOption, percent, print_json
 from firstline.client.prediction import Prediction
 from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.secrets import read_secret
 
-app = typer.Typer(help="Hand requests in at a gateway now, and fetch their answers later.", no_args_is_help=True)
+app = command_group("Hand requests in at a gateway now, and fetch their answers later.")
 
-GatewayOption = Annotated[str, typer.Option(metavar="URL", help="The gateway, such as https://gateway.example.com.")]
-KeyFileOption = Annotated[
-    str, typer.Option(metavar="FILE", help="Holds an API key with the scope infer; else FIRSTLINE_TOKEN has it.")
-]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="As `submit` printed them.")]
 
 
-@app.command()
+@dataclass(frozen=True, slots=True)
+class JobGateway:
+    """The gateway that runs the jobs."""
+
+    url: Annotated[
+        str, typer.Option("--gateway", metavar="URL", help="The gateway, such as https://gateway.example.com.")
+    ]
+    key_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Holds an API key with the scope infer; else FIRSTLINE_TOKEN has it.")
+    ] = ""
+    ca_file: CaOption = None
+
+    def client(self) -> Client:
+        token = read_secret(self.key_file, "--key-file") or os.environ.get("FIRSTLINE_TOKEN")
+        return Client(self.url, token=token, ca_file=self.ca_file)
+
+
+@command(app, "submit")
 def submit(
     model: Annotated[str, typer.Argument(help="The bundle's name.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images, or JSON; a job each.")],
-    *,
-    gateway: GatewayOption,
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
+    gateway: JobGateway,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Hand files in; prints the id of each job once the gateway keeps it."""
     jobs = []
     try:
-        with _client(gateway, key_file, ca) as client:
+        with gateway.client() as client:
             for file in files:
                 jobs.append({"job": client.submit_file(model, file), "file": str(file)})
                 if output is Output.TEXT:
                     typer.echo(jobs[-1]["job"])
-    finally:  # those before one that is refused are kept, and run
+    finally:  # those before one that is refused are stored, and run
         if output is Output.JSON:
             print_json({"jobs": jobs})
 
 
-@app.command()
+@command(app, "result")
 def result(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="As `submit` printed them.")],
-    *,
-    gateway: GatewayOption,
+    jobs: JobsArgument,
+    gateway: JobGateway,
     timeout_s: Annotated[float, typer.Option(min=0, help="How long to wait for each (seconds).")] = 30.0,
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Wait for jobs, and print what came of each; the exit code is 1 where one has no result."""
     results: list[dict[str, object]] = []
-    with _client(gateway, key_file, ca) as client:
+    with gateway.client() as client:
         for job in jobs:
             try:
-                found = client.result_file(job, timeout_s=timeout_s)
+                prediction = client.result_file(job, timeout_s=timeout_s)
             except FirstlineError as error:
                 results.append({"job": job, "error": error.message, "code": error.code})
                 if output is Output.TEXT:
                     typer.echo(f"{job}: {error.message}", err=True)
             else:
-                results.append(_described(job, found))
+                results.append(_described(job, prediction))
                 if output is Output.TEXT:
-                    typer.echo(f"{job}: {found.label} ({percent(found.probability)})")
+                    typer.echo(f"{job}: {prediction.label} ({percent(prediction.probability)})")
     if output is Output.JSON:
         print_json({"results": results})
     if any("error" in each for each in results):
         raise typer.Exit(1)
 
 
-@app.command()
-def delete(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="As `submit` printed them.")],
-    *,
-    gateway: GatewayOption,
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+@command(app, "delete")
+def delete(jobs: JobsArgument, gateway: JobGateway) -> Report:
     """Have the gateway forget jobs and their answers."""
-    with _client(gateway, key_file, ca) as client:
+    with gateway.client() as client:
         for job in jobs:
             client.forget(job)
-    if output is Output.JSON:
-        print_json({"deleted": jobs})
-    else:
-        typer.echo(f"{len(jobs)} deleted.")
+    return Report({"deleted": jobs}, f"{len(jobs)} deleted.")
 
 
-def _client(gateway: str, key_file: str, ca: Path | None) -> Client:
-    token = read_secret(key_file, "--key-file") or os.environ.get("FIRSTLINE_TOKEN")
-    return Client(gateway, token=token, ca_file=ca)
-
-
-def _described(job: str, found: Prediction) -> dict[str, object]:
-    return {"job": job} | {str(name): value for name, value in msgspec.to_builtins(found).items() if name != "answer"}
+def _described(job: str, prediction: Prediction) -> dict[str, object]:
+    fields = msgspec.to_builtins(prediction)
+    return {"job": job} | {str(name): value for name, value in fields.items() if name != "answer"}

@@ -3,204 +3,249 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import typer
+from rich.table import Table
 from tuf.api.metadata import Root, Targets
 
-from firstline.cli.fleet_options import (
-    KEYS,
-    CaOption,
-    GatewayOption,
-    KeyFileOption,
-    KeysOption,
-    PassphraseOption,
-    RootKeyOption,
-    keyring_of,
-    registry_at,
-)
-from firstline.cli.keys_status import status, tell_draft
-from firstline.cli.output import Output, OutputOption, print_json
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group
+from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
+from firstline.cli.output import date, table, warn
 from firstline.release import publishing, roles
 from firstline.release.keyfile import short
 from firstline.release.keyring import Keyring
 from firstline.release.registry import Registry
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.registry import OnlineKey
+from firstline_core.fleet.registry import OnlineKey, expiry_warnings
+from firstline_core.telemetry.wording import counted
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Create, check, rotate and revoke the signing keys of a fleet.",
-)
+app = command_group("Create, check, rotate and revoke the signing keys of a fleet.")
 
 
-@app.command()
+@command(app, "init")
 def init(
-    *,
-    keys: KeysOption = KEYS,
-    gateway: GatewayOption = "",
+    keys: SigningKeys,
+    gateway: GatewayOptions,
     online_key: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="The gateway's public key, fetched earlier, for an offline machine."),
     ] = None,
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Create three root keys (two must sign) and a targets key, and publish the signed metadata to a new registry.
 
     The gateway creates the online key itself and only sends its public half: no private key ever travels.
     """
-    keyring = keyring_of(keys, passphrase_file)
+    keyring = keys.keyring()
     if online_key is not None:
-        made = keyring.init(_online_key(online_key), time.time())
+        files = keyring.init(_online_key(online_key), time.time())
     else:
-        with registry_at(gateway, key_file, ca) as registry:
-            made = keyring.init(registry.online_key(), time.time())
+        with gateway.registry() as registry:
+            files = keyring.init(registry.online_key(), time.time())
             publishing.publish(keyring, registry, time.time())
-    if output is Output.JSON:
-        print_json({"keys": [str(file) for file in made], "anchor": str(keyring.anchor)})
-        return
-    for file in made:
-        typer.echo(f"{file}")
-    typer.echo(f"Devices are given {keyring.anchor}.")
+    return Report(
+        {"keys": [str(file) for file in files], "anchor": str(keyring.anchor)},
+        _init_text(files, keyring.anchor, published=online_key is None),
+    )
+
+
+def _init_text(files: Sequence[Path], anchor: Path, *, published: bool) -> Iterator[str]:
+    yield from map(str, files)
+    yield f"Devices are given {anchor}."
     typer.echo(
         "Now move the root keys apart, off this machine; two of them exchange any key. The targets key stays.",
         err=True,
     )
-    if online_key is not None:
+    if not published:
         typer.echo("Nothing is published yet: `firstline keys publish --gateway URL`.", err=True)
 
 
-app.command()(status)
+class _Key(msgspec.Struct):
+    role: str
+    key: str
+    here: str | None
 
 
-@app.command()
+class _Role(msgspec.Struct):
+    role: str
+    version: int
+    expires_s: float
+    threshold: int
+    keys: list[str]
+
+
+class _Status(msgspec.Struct):
+    roles: list[_Role]
+    keys: list[_Key]
+    lacking: dict[str, int]
+    published: dict[str, int] | None
+    warnings: list[str]
+
+
+@command(app, "status")
+def status(keys: KeysFolder, gateway: GatewayOptions) -> Report:
+    """Show keys, versions and expiries, here and at a gateway. Exits 1 with a warning if one expires soon."""
+    local = _local_status(keys.keyring())
+    if gateway.url:
+        with gateway.registry() as registry:
+            remote = registry.status()
+        local.published = {role.role: role.version for role in remote.roles}
+        for role in local.roles:
+            if role.role in roles.ONLINE:
+                role.version, role.expires_s = next(
+                    ((one.version, one.expires_s) for one in remote.roles if one.role == role.role), (0, 0.0)
+                )
+        local.warnings = list(dict.fromkeys([*remote.warnings, *local.warnings]))
+    return Report(local, _status_text(local), exit_code=EXIT_FAILED if local.warnings else 0)
+
+
+def _local_status(keyring: Keyring) -> _Status:
+    root: Root = keyring.root().signed
+    targets: Targets = keyring.targets().signed
+    files = keyring.files()
+    signed = {Root.type: root, Targets.type: targets}
+    found = _Status([], [], keyring.lacking(), None, [])
+    for name, role in root.roles.items():
+        metadata = signed.get(name)
+        expires_s = metadata.expires.timestamp() if metadata is not None else 0.0
+        version = metadata.version if metadata is not None else 0
+        found.roles.append(_Role(name, version, expires_s, role.threshold, role.keyids))
+        for keyid in role.keyids:
+            file = files.get(short(keyid))
+            found.keys.append(_Key(name, keyid, str(file) if file is not None else None))
+    expiries_s = {name: metadata.expires.timestamp() for name, metadata in signed.items()}
+    found.warnings += expiry_warnings(expiries_s, time.time()).values()
+    if found.lacking:
+        found.warnings.append(_missing_signatures(keyring))
+    return found
+
+
+def _status_text(status: _Status) -> Iterator[str | Table]:
+    here = {key.key for key in status.keys if key.here is not None}
+    rows = (
+        (
+            role.role,
+            str(role.version) if role.version else "-",
+            date(role.expires_s or None),
+            f"{role.threshold} of {len(role.keys)}",
+            ", ".join(short(key) + "*" * (key in here) for key in role.keys),
+        )
+        for role in status.roles
+    )
+    yield table("role", ">version", "until", ">signatures", "keys (here: *)", rows=rows)
+    if status.published is not None:
+        versions = ", ".join(f"{role} {version}" for role, version in status.published.items()) or "nothing yet"
+        yield f"Published: {versions}."
+    for sentence in status.warnings:
+        warn(sentence)
+
+
+@command(app, "rotate")
 def rotate(
     role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Role whose key is replaced.")],
-    *,
+    keys: RootKeys,
+    gateway: GatewayOptions,
     key: Annotated[
         str, typer.Option(metavar="ID", help="Id of the key, as `status` shows it; default: the first.")
     ] = "",
-    keys: KeysOption = KEYS,
-    root_key: RootKeyOption = None,
-    gateway: GatewayOption = "",
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
 ) -> None:
     """Replace a key by a new one, and publish the change."""
-    keyring = keyring_of(keys, passphrase_file, root_key)
+    keyring = keys.keyring()
     if role == "online":
-        with registry_at(gateway, key_file, ca) as registry:
+        with gateway.registry() as registry:
             keyring.name_online(registry.online_key(fresh=True), time.time())
             _publish(keyring, registry)
         return
-    _exchange(keyring, role, _named(keyring, role, key), revoke=False)
-    _published(keyring, gateway, key_file, ca)
+    _exchange(keyring, role, _complete_id(keyring, role, key), revoke=False)
+    _publish_complete(keyring, gateway)
 
 
-@app.command()
+@command(app, "revoke")
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `status` shows it.")],
-    *,
-    keys: KeysOption = KEYS,
-    root_key: RootKeyOption = None,
-    gateway: GatewayOption = "",
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
+    keys: RootKeys,
+    gateway: GatewayOptions,
 ) -> None:
     """Revoke a key that was lost or stolen, and replace it by a new one."""
-    keyring = keyring_of(keys, passphrase_file, root_key)
+    keyring = keys.keyring()
     root: Root = keyring.root().signed
     role = next((role for role in root.roles if any(short(one) == short(key) for one in root.roles[role].keyids)), "")
     if role in roles.ONLINE:
         raise ConfigError(f"{key} is the gateway's online key; exchange it with `firstline keys rotate online`.")
     if not role:
         raise ConfigError(f"The root names no key {key[:80]!a}; `firstline keys status` shows those that it names.")
-    _exchange(keyring, role, _named(keyring, role, key), revoke=True)
-    _published(keyring, gateway, key_file, ca)
+    _exchange(keyring, role, _complete_id(keyring, role, key), revoke=True)
+    _publish_complete(keyring, gateway)
 
 
-@app.command()
-def renew(
-    *,
-    keys: KeysOption = KEYS,
-    root_key: RootKeyOption = None,
-    gateway: GatewayOption = "",
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-) -> None:
+@command(app, "renew")
+def renew(keys: RootKeys, gateway: GatewayOptions) -> None:
     """Sign root and targets again with the same keys, to extend their expiry; without root keys only the targets."""
-    keyring = keyring_of(keys, passphrase_file, root_key)
+    keyring = keys.keyring()
     root: Root = keyring.root().signed
     if keyring.signers(root.roles[Root.type].keyids):
         keyring.renew_root(time.time())
-        tell_draft(keyring)
-    with registry_at(gateway, key_file, ca) as registry:
+        _warn_of_draft(keyring)
+    with gateway.registry() as registry:
         _publish(keyring, registry, renew=True)
 
 
-@app.command()
-def sign(
-    *,
-    keys: KeysOption = KEYS,
-    root_key: RootKeyOption = None,
-    gateway: GatewayOption = "",
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-) -> None:
+@command(app, "sign")
+def sign(keys: RootKeys, gateway: GatewayOptions) -> None:
     """Add the signatures of this machine's root keys to a draft, and publish it once it is complete."""
-    keyring = keyring_of(keys, passphrase_file, root_key)
+    keyring = keys.keyring()
     keyring.sign(keyring.open_draft())
-    _published(keyring, gateway, key_file, ca)
+    _publish_complete(keyring, gateway)
 
 
-@app.command()
-def publish(
-    *,
-    keys: KeysOption = KEYS,
-    gateway: GatewayOption = "",
-    passphrase_file: PassphraseOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-) -> None:
+@command(app, "publish")
+def publish(keys: SigningKeys, gateway: GatewayOptions) -> None:
     """Publish this machine's signed metadata to a gateway, e.g. after its store was restored from a backup."""
-    keyring = keyring_of(keys, passphrase_file)
-    with registry_at(gateway, key_file, ca) as registry:
+    keyring = keys.keyring()
+    with gateway.registry() as registry:
         _publish(keyring, registry, recover=True)
 
 
-def _named(keyring: Keyring, role: str, key: str) -> str:
+def _complete_id(keyring: Keyring, role: str, key: str) -> str:
     """Returns the complete id of a role's key; the first by default."""
     keyids: list[str] = keyring.root().signed.roles[role].keyids
-    found = [keyid for keyid in keyids if keyid.startswith(key)] if key else keyids[:1]
-    if len(found) != 1:
+    matches = [keyid for keyid in keyids if keyid.startswith(key)] if key else keyids[:1]
+    if len(matches) != 1:
         raise ConfigError(f"{role} has no one key {key[:80]!a}; it has {', '.join(map(short, keyids))}.")
-    return found[0]
+    return matches[0]
 
 
 def _exchange(keyring: Keyring, role: str, old: str, *, revoke: bool) -> None:
-    made = keyring.exchange(role, old, time.time(), never=old if revoke else "")
-    typer.echo(f"{made} takes the place of {role} key {short(old)}.")
-    tell_draft(keyring)
+    file = keyring.exchange(role, old, time.time(), never=old if revoke else "")
+    typer.echo(f"{file} takes the place of {role} key {short(old)}.")
+    _warn_of_draft(keyring)
 
 
-def _published(keyring: Keyring, gateway: str, key_file: str, ca: Path | None) -> None:
+def _warn_of_draft(keyring: Keyring) -> None:
+    """Prints the missing signatures of a draft, if there is one."""
+    if keyring.draft.exists():
+        warn(_missing_signatures(keyring))
+
+
+def _missing_signatures(keyring: Keyring) -> str:
+    most = max(keyring.lacking().values(), default=0)
+    return (
+        f"{keyring.draft} lacks {counted(most, 'signature')}: take it to whoever has another root key, for "
+        "`firstline keys sign --root-key FILE`. Until then nothing changes."
+    )
+
+
+def _publish_complete(keyring: Keyring, gateway: GatewayOptions) -> None:
     """Publishes if a gateway is named and no signature is missing."""
     if keyring.draft.exists():
         return
-    if not gateway:
+    if not gateway.url:
         typer.echo("It is not published yet: `firstline keys publish --gateway URL`.", err=True)
         return
-    with registry_at(gateway, key_file, ca) as registry:
+    with gateway.registry() as registry:
         _publish(keyring, registry)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -25,9 +25,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from firstline.workbench.inspect import Summary
 
 # A bar that flashes by tells nothing.
 _SILENT_S = 2.0
@@ -56,13 +53,15 @@ def confidence(delta: float) -> str:
     return f"{100 - 100 * delta:.10g} %"
 
 
-def table(*columns: str) -> Table:
+def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
     """Returns a plain table; columns whose names start with '>' are right-aligned."""
     made = Table(box=box.SIMPLE, pad_edge=False)
     for column in columns:
         made.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -71,38 +70,13 @@ def print_table(made: Table) -> None:
     Console(file=sys.stdout, width=width, highlight=False, markup=False).print(made)
 
 
-def print_summary(path: Path, summary: Summary) -> None:
-    score = summary.policy.score
-    typer.echo(f"{path}: {summary.name} version {summary.version}, {summary.task}, {len(summary.labels)} labels.")
-    typer.echo(f"Input '{summary.input.name}': {summary.input.datatype} {list(summary.input.shape)}.")
-    typer.echo(
-        f"Policy: keep an edge answer when {score.kind} (temperature {score.temperature:g}) is at least "
-        f"{summary.policy.threshold:g}."
-    )
-    for model in summary.models:
-        if model.certificate is not None and not model.uncertified:
-            lowest = f" and up, by {model.certificate.by}" if model.certificate.by else ""
-            at = f"{model.certificate.threshold:g}{lowest}"
-            typer.echo(f"{model.id} is certified at {at}: {model.certificate.promise}.")
-        elif model.certificate is not None:
-            typer.echo(f"{model.id} is not certified: {model.uncertified}.")
-    made = table("tier", "model", "file", ">bytes", "precision", "digest", "before", "after")
-    for model in summary.models:
-        made.add_row(
-            model.tier,
-            model.id,
-            model.file if model.present else f"{model.file} (absent)",
-            f"{model.size_bytes:,}",
-            model.precision,
-            model.digest[:12],
-            model.preprocess or "-",
-            model.postprocess or "-",
-        )
-    print_table(made)
-
-
 def warn(sentence: str) -> None:
     typer.echo(f"Warning: {sentence}", err=True)
+
+
+def date(wall_s: float | None) -> str:
+    """Returns a time (seconds since 1970) to the minute, in UTC; "-" for None."""
+    return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def size(count_bytes: int) -> str:

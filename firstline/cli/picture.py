@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, print_json
 from firstline.cli.profile_source import load_profile
-from firstline.cli.rollout_options import Where
 from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
 from firstline_core.errors import ConfigError
 from firstline_core.profile.profile import Profile
@@ -38,14 +38,14 @@ class Picture(NamedTuple):
     others: tuple[Profile, ...]
 
 
-def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, where: Where) -> Picture | None:
+def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, gateway: GatewayOptions) -> Picture | None:
     """Returns the picture that the options describe; None for none.
 
     Args:
         draw: its file.
         beside: profiles of other machines.
         bundle: its name.
-        where: the gateway that is asked for those that are no files.
+        gateway: which is asked for those that are no files.
 
     Raises:
         ConfigError: it cannot be drawn, or there is no such profile.
@@ -56,7 +56,7 @@ def picture_of(draw: Path | None, beside: Sequence[str] | None, bundle: str, whe
             raise ConfigError("--beside adds a machine to a picture; say --draw FILE too.")
         return None
     check_picture(draw)
-    return Picture(draw, tuple(load_profile(said, bundle, where) for said in beside or ()))
+    return Picture(draw, tuple(load_profile(said, bundle, gateway) for said in beside or ()))
 
 
 def print_profile(

@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.options import GatewayOptions, is_there
 from firstline.cli.output import Output, OutputOption, percent, print_json
-from firstline.cli.paths import is_there
 from firstline.cli.profile_source import load_profile
-from firstline.cli.rollout_options import Where
 from firstline_core.errors import ConfigError
 from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
 from firstline_core.profile.profile import HALF_LOAD, Point, Profile
@@ -44,9 +42,7 @@ def predict_command(
         float | None,
         typer.Option(metavar="MS", help="Also the highest rates, in these proportions, whose p99 is within this."),
     ] = None,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
+    gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Predict response times where several models share a machine.
@@ -60,7 +56,7 @@ def predict_command(
         raise ConfigError(
             f"There is no file {profile[:200]}; a profile that a gateway keeps is BUNDLE/VERSION/MACHINE."
         )
-    found = load_profile(profile, "", Where(gateway, key_file, ca))
+    found = load_profile(profile, "", gateway)
     streams = _streams(found, loads, threads)
     foreseen = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)

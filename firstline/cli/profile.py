@@ -10,11 +10,9 @@ import msgspec
 import typer
 
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption
+from firstline.cli.options import GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
-from firstline.cli.paths import require_bundle
 from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
-from firstline.cli.rollout_options import Where
 from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.pareto import check_accuracy
@@ -103,9 +101,7 @@ def profile_command(
     version: VersionOption = 0,
     wait: WaitOption = True,
     cancel: CancelOption = False,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
+    gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Measure what each model of the bundle costs, here or --on a device: latency, throughput, memory, energy.
@@ -113,7 +109,6 @@ def profile_command(
     Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
     profiles/ next to the bundle at once. A command that was ended early resumes where it was.
     """
-    where = Where(gateway, key_file, ca)
     options = ProfileOptions(
         threads=_numbers(threads, "--threads", 0),
         batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
@@ -130,7 +125,7 @@ def profile_command(
         _refuse_local_options(options, machine)
         named = bundle_named(bundle)
         if cancel:
-            cancel_on(on, named.name, where, output)
+            cancel_on(on, named.name, gateway, output)
             return
         request = ProfileAsked(
             named.name,
@@ -146,15 +141,15 @@ def profile_command(
         accuracy = accuracies(named.manifest) if named.manifest is not None else {}
         if data is not None or limit is not None:
             accuracy = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
-        picture = picture_of(draw, beside, named.name, where)
+        picture = picture_of(draw, beside, named.name, gateway)
         if accuracy or named.manifest is not None:  # otherwise the device's bundle states it
             _check_drawn(picture, accuracy, request.batches)
-        profile_on(on, request, where, output, wait=wait, accuracy=accuracy, picture=picture)
+        profile_on(on, request, gateway, output, wait=wait, accuracy=accuracy, picture=picture)
         return
     if cancel or version or not wait:
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    picture = picture_of(draw, beside, opened.manifest.name, where)
+    picture = picture_of(draw, beside, opened.manifest.name, gateway)
     accuracy = _accuracy(opened, data, limit, options.variants)  # fail before measuring if the data does not fit
     _check_drawn(picture, accuracy, options.batches)
     _profile_here(opened, _named(machine) if machine else machine_name(), options, accuracy, output, picture=picture)

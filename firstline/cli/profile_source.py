@@ -6,9 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from firstline.cli.fleet_options import fleet_at
-from firstline.cli.paths import is_there
-from firstline.cli.rollout_options import Where
+from firstline.cli.options import GatewayOptions, is_there
 from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
@@ -33,13 +31,13 @@ def profile_in(file: Path) -> Profile:
     return found
 
 
-def load_profile(name: str, bundle: str, where: Where) -> Profile:
+def load_profile(name: str, bundle: str, gateway: GatewayOptions) -> Profile:
     """Returns the profile in a file, else one that the gateway stores.
 
     Args:
         name: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
         bundle: its name.
-        where: the gateway that is asked if there is no such file.
+        gateway: which is asked if there is no such file.
 
     Raises:
         ConfigError: there is no such file, and no gateway is asked, or it keeps none.
@@ -54,12 +52,12 @@ def load_profile(name: str, bundle: str, where: Where) -> Profile:
             f"{name[:200]!a} is no file, and no profile that a gateway could keep: that is MACHINE, or "
             "BUNDLE/VERSION/MACHINE."
         )
-    if not where.gateway:
+    if not gateway.url:
         raise ConfigError(
             f"There is no file {name[:200]}, and no gateway is named that may keep such a profile; name one with "
             "--gateway."
         )
-    with fleet_at(*where) as fleet:
+    with gateway.fleet() as fleet:
         if len(parts) == 3:
             return fleet.profiles.get(parts[0], int(parts[1]), parts[2])
         return _latest(fleet.profiles, bundle, name)

@@ -2,204 +2,264 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Annotated
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from firstline.cli.dates import date
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
-from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
-from firstline.cli.rollout_options import (
-    DURATIONS_S,
-    BundleArgument,
-    ConfigurationOption,
-    FileOption,
-    HeldOption,
-    PaceOption,
-    SelectorOption,
-    SoakOption,
-    StagesOption,
-    UnseenOption,
-    VersionArgument,
-    Where,
-    definition,
-    read_file,
-    said,
-)
+from firstline.cli.command import Report, command, command_group
+from firstline.cli.options import GatewayOptions
+from firstline.cli.output import date, size, table
 from firstline.fleet.rollouts import Rollouts
-from firstline_core.errors import CapacityError, FirstlineError, LinkError
-from firstline_core.fleet.rollout import Plan, RolloutSummary
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
+from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
 from firstline_core.telemetry.wording import counted
 
 EXIT_ENDED_OTHERWISE = 1
-EXIT_ASKS = 3
-_LOOK_S = 2.0
+EXIT_NEEDS_DECISION = 3
+_POLL_S = 2.0
 _LIVE = ("running", "rolling_back")
+_FILE_BYTES = 256 * 1024
+_DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Units of time, the shortest first."""
 
-app = typer.Typer(help="Roll out models and configurations in stages, each of which is judged.", no_args_is_help=True)
+app = command_group("Roll out models and configurations in stages, each of which is judged.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout start` printed.")]
 
 
-@app.command()
+@dataclass(frozen=True, slots=True)
+class RolloutOptions:
+    """The options that describe a rollout."""
+
+    stages: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="Shares of the fleet (percent), e.g. 1,10,100; each includes the one before."
+        ),
+    ] = "1,10,100"
+    soak: Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, e.g. 90m, 8h, 2d.")] = "1h"
+    per_minute: Annotated[
+        float | None, typer.Option(min=0.001, help="Devices that are updated in a minute; default: all at once.")
+    ] = None
+    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = ""
+    held_back: Annotated[
+        float, typer.Option(min=0, max=90, help="Percentage held back until all stages are judged.")
+    ] = 5.0
+    promote_unseen: Annotated[
+        bool,
+        typer.Option("--promote-unseen", help="Promote at the end even without enough observations, for small fleets."),
+    ] = False
+    configuration: Annotated[
+        bool, typer.Option("--configuration", help="Roll out a configuration (see `config`) instead of a bundle.")
+    ] = False
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            metavar="TOML",
+            help="File with parts of the definition (docs/fleet.md); it overrides the options.",
+        ),
+    ] = None
+
+    def definition(
+        self, bundle: str, version: int, gateway: GatewayOptions, **more: object
+    ) -> tuple[dict[str, Any], int | None]:
+        """Returns the complete definition, with the registry's data, and the most bytes that a device downloads.
+
+        Args:
+            bundle: name of the bundle or the configuration.
+            version: of it.
+            gateway: whose registry has it.
+            **more: fields of the definition that the file may override.
+
+        Raises:
+            ConfigError: the options or the file are not valid.
+            FirstlineError: the registry refuses.
+        """
+        made = {"bundle": bundle, "version": version} | self._stages() | more | self._file_content()
+        if "manifest_sha256" in made:
+            return made, None
+        with gateway.registry() as registry:
+            if made.get("what") == "configuration":
+                signed = registry.configuration(bundle, version)
+                return made | {"manifest_sha256": signed.sha256}, signed.size_bytes
+            entry = registry.bundle(bundle, version)
+        return made | {"manifest_sha256": entry.manifest_sha256}, entry.size_bytes
+
+    def _stages(self) -> dict[str, Any]:
+        try:
+            shares = [float(part) / 100 for part in self.stages.split(",")]
+        except ValueError:
+            raise ConfigError(
+                f"--stages takes percentages with commas between, such as 1,10,100; not {self.stages!a}."
+            ) from None
+        if not all(0 < share <= 1 for share in shares) or any(after <= before for before, after in pairwise(shares)):
+            raise ConfigError(
+                f"--stages takes growing percentages up to 100, each with the devices of those before; not "
+                f"{self.stages!a}."
+            )
+        each = {"soak_s": _seconds(self.soak)}
+        if self.per_minute is not None:
+            each["per_minute"] = self.per_minute
+        return {
+            "stages": [{"share": share} | each for share in shares],
+            "selector": self.selector,
+            "held_back": self.held_back / 100,
+        }
+
+    def _file_content(self) -> dict[str, Any]:
+        """Returns the definition in the file, with the options that change its fields."""
+        content = _toml(self.file) if self.file is not None else {}
+        rules = content.get("rules", {})
+        if self.promote_unseen and isinstance(rules, dict):  # the gateway reports any other type
+            content["rules"] = {"promote_unseen": True} | rules
+        return content | ({"what": "configuration"} if self.configuration else {})
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(_FILE_BYTES + 1)
+        if len(content) > _FILE_BYTES:
+            raise ConfigError(f"{file} has more than {_FILE_BYTES} bytes, and is no definition of a rollout.")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        duration_s = float(text[:-1]) * _DURATIONS_S[text[-1:]]
+    except (ValueError, KeyError):
+        duration_s = -1.0
+    if not 0 <= duration_s < math.inf:
+        raise ConfigError(f"{text!a} is no time; write 90s, 30m, 8h or 2d.")
+    return duration_s
+
+
+@command(app, "plan")
 def plan(
-    bundle: BundleArgument,
-    version: VersionArgument,
-    *,
-    stages: StagesOption = "1,10,100",
-    soak: SoakOption = "1h",
-    per_minute: PaceOption = None,
-    selector: SelectorOption = "",
-    held_back: HeldOption = 5.0,
-    promote_unseen: UnseenOption = False,
-    configuration: ConfigurationOption = False,
-    file: FileOption = None,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    bundle: Annotated[str, typer.Argument(help="Name of the bundle or the configuration.")],
+    version: Annotated[int, typer.Argument(min=1, help="Pushed version.")],
+    options: RolloutOptions,
+    gateway: GatewayOptions,
+) -> Report:
     """Show what a rollout would do, without starting it."""
-    options = said(stages, soak, per_minute, selector, held_back) | read_file(
-        file, unseen=promote_unseen, configuration=configuration
-    )
-    wanted, size_bytes = definition(options, bundle, version, Where(gateway, key_file, ca))
-    with fleet_at(gateway, key_file, ca) as fleet:
-        found = fleet.rollouts.plan(wanted, size_bytes)
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        _print_plan(found)
+    definition, size_bytes = options.definition(bundle, version, gateway)
+    with gateway.fleet() as fleet:
+        plan = fleet.rollouts.plan(definition, size_bytes)
+    return Report(plan, _plan_text(plan))
 
 
-@app.command()
+@command(app, "start")
 def start(
     bundle: Annotated[
         str, typer.Argument(metavar="BUNDLE|ID", help="The bundle; or the id of a waiting rollout, without a version.")
     ],
+    options: RolloutOptions,
+    gateway: GatewayOptions,
     version: Annotated[int | None, typer.Argument(min=1, help="Which version, that was pushed.")] = None,
-    *,
-    stages: StagesOption = "1,10,100",
-    soak: SoakOption = "1h",
-    per_minute: PaceOption = None,
-    selector: SelectorOption = "",
-    held_back: HeldOption = 5.0,
-    promote_unseen: UnseenOption = False,
-    configuration: ConfigurationOption = False,
     approval: Annotated[bool, typer.Option(help="A second person must approve it before it starts.")] = False,
-    file: FileOption = None,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Start a rollout and print its id. A running rollout of the same bundle ends."""
     if version is None:
-        _command("start", bundle, Where(gateway, key_file, ca), output)
-        return
-    options = said(stages, soak, per_minute, selector, held_back) | {"approval": approval}
-    options |= read_file(file, unseen=promote_unseen, configuration=configuration)
-    wanted, _ = definition(options, bundle, version, Where(gateway, key_file, ca))
-    with fleet_at(gateway, key_file, ca) as fleet:
-        made = fleet.rollouts.create(wanted)
-        if made.state != "draft":
-            made = _started(fleet.rollouts, made.id)
-    typer.echo(made.sentence, err=True)
-    _mind(made)
-    if output is Output.JSON:
-        print_json(made)
-    else:
-        typer.echo(made.id)
+        return _apply("start", bundle, gateway)
+    definition, _ = options.definition(bundle, version, gateway, approval=approval)
+    with gateway.fleet() as fleet:
+        rollout = fleet.rollouts.create(definition)
+        if rollout.state != "draft":
+            rollout = _started(fleet.rollouts, rollout.id)
+    typer.echo(rollout.sentence, err=True)
+    _print_warnings(rollout)
+    return Report(rollout, rollout.id)
 
 
-@app.command("ls")
+@command(app, "ls")
 def list_rollouts(
-    *,
-    bundle: Annotated[str, typer.Option(help="Only rollouts of this bundle.")] = "",
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    gateway: GatewayOptions, bundle: Annotated[str, typer.Option(help="Only rollouts of this bundle.")] = ""
+) -> Report:
     """List rollouts, the newest first."""
-    with fleet_at(gateway, key_file, ca) as fleet:
-        found = list(fleet.rollouts.all(bundle))
-    if output is Output.JSON:
-        print_json(found)
-        return
-    made = table("id", "brings", ">version", "state", "stage", "made", "by")
-    for one in found:
-        stage = f"{min(one.stage + 1, one.stages)} of {one.stages}"
-        made.add_row(one.id, _brought(one), str(one.version), one.state, stage, date(one.created_s), one.created_by)
-    print_table(made)
+    with gateway.fleet() as fleet:
+        rollouts = list(fleet.rollouts.all(bundle))
+    rows = (
+        (
+            rollout.id,
+            _subject(rollout),
+            str(rollout.version),
+            rollout.state,
+            f"{min(rollout.stage + 1, rollout.stages)} of {rollout.stages}",
+            date(rollout.created_s),
+            rollout.created_by,
+        )
+        for rollout in rollouts
+    )
+    return Report(rollouts, table("id", "brings", ">version", "state", "stage", "made", "by", rows=rows))
 
 
-@app.command()
+@command(app, "get")
 def get(
     rollout: IdArgument,
-    *,
+    gateway: GatewayOptions,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Wait until it ends; exits 0 if complete, 1 otherwise, 3 if it needs a decision."),
     ] = False,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Show a rollout's state and evaluations."""
-    with fleet_at(gateway, key_file, ca) as fleet:
-        found = fleet.rollouts.get(rollout)
+    with gateway.fleet() as fleet:
+        summary = fleet.rollouts.get(rollout)
         if watch:
-            found = _watched(fleet.rollouts, found)
+            summary = _watched(fleet.rollouts, summary)
         looks = fleet.rollouts.looks(rollout)
-    if output is Output.JSON:
-        print_json({"rollout": found, "looks": looks})
-    else:
-        typer.echo(f"{_brought(found)} {found.version}: {found.state}\n{found.sentence}\n{_counts(found)}")
-        for command, sentence in found.consequences.items():
-            typer.echo(f"{command}: {sentence}")
-        made = table(">stage", ">look", "when", "verdict", "rule", "why")
-        for look in looks:
-            when = date(look.at_s)
-            made.add_row(str(look.stage + 1), str(look.look), when, look.decision, look.rule, look.sentence)
-        if looks:
-            print_table(made)
-    if watch and found.state != "completed":
-        raise typer.Exit(EXIT_ASKS if found.state == "paused" else EXIT_ENDED_OTHERWISE)
+    exit_code = 0
+    if watch and summary.state != "completed":
+        exit_code = EXIT_NEEDS_DECISION if summary.state == "paused" else EXIT_ENDED_OTHERWISE
+    return Report({"rollout": summary, "looks": looks}, _rollout_text(summary, looks), exit_code)
 
 
-def _watched(rollouts: Rollouts, found: RolloutSummary) -> RolloutSummary:
+def _rollout_text(rollout: RolloutSummary, looks: Sequence[Look]) -> Iterator[str | Table]:
+    yield f"{_subject(rollout)} {rollout.version}: {rollout.state}\n{rollout.sentence}\n{_counts(rollout)}"
+    for command_name, sentence in rollout.consequences.items():
+        yield f"{command_name}: {sentence}"
+    if looks:
+        rows = (
+            (str(look.stage + 1), str(look.look), date(look.at_s), look.decision, look.rule, look.sentence)
+            for look in looks
+        )
+        yield table(">stage", ">look", "when", "verdict", "rule", "why", rows=rows)
+
+
+def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:
     """Prints the progress until the rollout ends, and continues if the gateway is unreachable for a while."""
-    now = printed = ""
-    while found.state in _LIVE:
-        now = now or f"{found.state}: {found.sentence} {_counts(found)}"
-        if now != printed:
-            typer.echo(now, err=True)
-            printed = now
-        time.sleep(_LOOK_S)
+    progress = printed = ""
+    while rollout.state in _LIVE:
+        progress = progress or f"{rollout.state}: {rollout.sentence} {_counts(rollout)}"
+        if progress != printed:
+            typer.echo(progress, err=True)
+            printed = progress
+        time.sleep(_POLL_S)
         try:
-            found, now = rollouts.get(found.id), ""
+            rollout, progress = rollouts.get(rollout.id), ""
         except (LinkError, CapacityError) as error:
-            now = f"{error.message} It is asked again."
-    return found
+            progress = f"{error.message} It is asked again."
+    return rollout
 
 
-def _add(command: str, explanation: str) -> None:
+def _add(name: str, explanation: str) -> None:
     """Adds a command for one rollout."""
 
-    def run(
-        rollout: IdArgument,
-        *,
-        gateway: GatewayOption = "",
-        key_file: KeyFileOption = "",
-        ca: CaOption = None,
-        output: OutputOption = Output.TEXT,
-    ) -> None:
-        _command(command, rollout, Where(gateway, key_file, ca), output)
+    def run(rollout: IdArgument, gateway: GatewayOptions) -> Report:
+        return _apply(name, rollout, gateway)
 
-    app.command(command, help=explanation)(run)
+    command(app, name, help=explanation)(run)
 
 
 _add("approve", "Approve a rollout that somebody else made.")
@@ -220,58 +280,67 @@ def _started(rollouts: Rollouts, rollout: str) -> RolloutSummary:
         raise
 
 
-def _command(command: str, rollout: str, where: Where, output: Output) -> None:
-    with fleet_at(*where) as fleet:
+def _apply(name: str, rollout: str, gateway: GatewayOptions) -> Report:
+    """Applies a command to a rollout."""
+    with gateway.fleet() as fleet:
         before = fleet.rollouts.get(rollout)
-        if command in before.consequences:
-            typer.echo(before.consequences[command], err=True)
-        found = fleet.rollouts.command(rollout, command, before.revision)
-    _mind(found)
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        typer.echo(f"{found.state}: {found.sentence}")
+        if name in before.consequences:
+            typer.echo(before.consequences[name], err=True)
+        after = fleet.rollouts.command(rollout, name, before.revision)
+    _print_warnings(after)
+    return Report(after, f"{after.state}: {after.sentence}")
 
 
-def _mind(found: RolloutSummary) -> None:
-    for warning in found.warnings:
+def _print_warnings(rollout: RolloutSummary) -> None:
+    for warning in rollout.warnings:
         typer.echo(f"mind: {warning}", err=True)
 
 
-def _brought(found: RolloutSummary) -> str:
-    what = found.definition.get("what", "model")
-    return found.bundle if what == "model" else f"{what} {found.bundle}"
+def _subject(rollout: RolloutSummary) -> str:
+    what = rollout.definition.get("what", "model")
+    return rollout.bundle if what == "model" else f"{what} {rollout.bundle}"
 
 
-def _counts(found: RolloutSummary) -> str:
-    states = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in found.devices.items())
-    return f"({states or 'no device yet'}; {found.control} left alone)"
+def _counts(rollout: RolloutSummary) -> str:
+    states = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in rollout.devices.items())
+    return f"({states or 'no device yet'}; {rollout.control} left alone)"
 
 
-def _print_plan(found: Plan) -> None:
-    made = table(">stage", ">devices", ">away", ">left alone", ">bytes", "told within", "observed until")
-    for stage in found.stages:
-        fetched = "-" if stage.bytes is None else size(stage.bytes)
-        numbers = (stage.stage + 1, stage.devices, stage.away, stage.control)
-        made.add_row(*map(str, numbers), fetched, _long(stage.offered_s), _long(stage.earliest_s))
-    print_table(made)
-    seen = table(">stage", "figure", ">accepted", ">to find", ">can see", ">sees that after")
-    for stage in found.stages:
-        for one in stage.figures:
-            numbers_of = (one.find, one.seen)
-            row = ["-" if number is None else f"{number:.3g}" for number in numbers_of]
-            after = "-" if one.after_s is None else _long(one.after_s)
-            seen.add_row(str(stage.stage + 1), one.figure, f"{one.tolerance:.3g}", *row, after)
-    print_table(seen)
-    sent = "-" if found.bytes is None else f"at most {size(found.bytes)}"
-    meant, complete = counted(found.devices, "device"), _long(found.earliest_s)
-    typer.echo(f"{meant}, {found.rest} of them held back; {sent}; complete after {complete}")
-    for rollout in found.supersedes:
-        typer.echo(f"its start ends rollout {rollout}")
-    for warning in found.warnings:
-        typer.echo(f"mind: {warning}")
-    typer.echo(f"abort: {found.abort}\nrollback: {found.rollback}")
+def _plan_text(plan: Plan) -> Iterator[str | Table]:
+    stages = (
+        (
+            *map(str, (stage.stage + 1, stage.devices, stage.away, stage.control)),
+            _size(stage.bytes),
+            _duration(stage.offered_s),
+            _duration(stage.earliest_s),
+        )
+        for stage in plan.stages
+    )
+    yield table(">stage", ">devices", ">away", ">left alone", ">bytes", "told within", "observed until", rows=stages)
+    figures = (
+        (
+            str(stage.stage + 1),
+            one.figure,
+            f"{one.tolerance:.3g}",
+            *("-" if number is None else f"{number:.3g}" for number in (one.find, one.seen)),
+            "-" if one.after_s is None else _duration(one.after_s),
+        )
+        for stage in plan.stages
+        for one in stage.figures
+    )
+    yield table(">stage", "figure", ">accepted", ">to find", ">can see", ">sees that after", rows=figures)
+    sent = "-" if plan.bytes is None else f"at most {size(plan.bytes)}"
+    devices, complete = counted(plan.devices, "device"), _duration(plan.earliest_s)
+    yield f"{devices}, {plan.rest} of them held back; {sent}; complete after {complete}"
+    yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
+    yield from (f"mind: {warning}" for warning in plan.warnings)
+    yield f"abort: {plan.abort}\nrollback: {plan.rollback}"
 
 
-def _long(seconds: float) -> str:
-    return next((f"{seconds / per:.3g} {unit}" for unit, per in reversed(DURATIONS_S.items()) if seconds >= per), "0 s")
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else size(size_bytes)
+
+
+def _duration(seconds: float) -> str:
+    units = reversed(_DURATIONS_S.items())
+    return next((f"{seconds / unit_s:.3g} {unit}" for unit, unit_s in units if seconds >= unit_s), "0 s")

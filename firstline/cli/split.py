@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from firstline.cli.options import BundleArgument, require_bundle
 from firstline.cli.output import Output, OutputOption, print_table, progress, size, table
-from firstline.cli.paths import BundleArgument, require_bundle
 from firstline.workbench.bundle_folder import staged_folder
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits

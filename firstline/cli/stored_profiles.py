@@ -7,72 +7,62 @@ from typing import Annotated
 
 import typer
 
-from firstline.cli.dates import date
+from firstline.cli.command import Report, command, command_group
 from firstline.cli.device_profiling import bundle_named
-from firstline.cli.fleet_options import CaOption, GatewayOption, KeyFileOption, fleet_at
-from firstline.cli.output import Output, OutputOption, print_json, print_table, size, table
+from firstline.cli.options import GatewayOptions
+from firstline.cli.output import Output, OutputOption, date, size, table
 from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_profile
 from firstline.cli.profile_source import profile_in
-from firstline.cli.rollout_options import Where
 from firstline_core.profile.pareto import accuracies
 from firstline_core.telemetry.wording import counted
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Store, list and show the profiles of models on machines."
-)
+app = command_group("Store, list and show the profiles of models on machines.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
 VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
 MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A device, or another machine's name.")]
 
 
-@app.command()
+@command(app, "push")
 def push(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="As `firstline profile` wrote it.")],
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    gateway: GatewayOptions,
+) -> Report:
     """Store a profile on the gateway, replacing that of the same bundle, version and machine."""
     profile = profile_in(file)
-    with fleet_at(gateway, key_file, ca) as fleet:
-        kept = fleet.profiles.put(profile)
-    if output is Output.JSON:
-        print_json(kept)
-    else:
-        points = counted(kept.points, "point")
-        typer.echo(f"{kept.bundle} version {kept.version} on {kept.machine}: {points}, {size(kept.size_bytes)}.")
+    with gateway.fleet() as fleet:
+        entry = fleet.profiles.put(profile)
+    content = f"{counted(entry.points, 'point')}, {size(entry.size_bytes)}"
+    return Report(entry, f"{entry.bundle} version {entry.version} on {entry.machine}: {content}.")
 
 
-@app.command("ls")
+@command(app, "ls")
 def list_profiles(
+    gateway: GatewayOptions,
     bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="One bundle's alone.")] = "",
-    *,
     machine: Annotated[str, typer.Option(help="Only of this device or machine.")] = "",
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """List the profiles on the gateway."""
-    with fleet_at(gateway, key_file, ca) as fleet:
-        found = list(fleet.profiles.all(bundle, machine))
-    if output is Output.JSON:
-        print_json(found)
-        return
-    made = table("bundle", ">version", "machine", "board", ">points", "measured", "by", "fingerprint")
-    for one in found:
-        points = f"{one.points}{f' ({one.refused} refused)' if one.refused else ''}"
-        measured = date(one.made_s) if one.made_s else "-"
-        made.add_row(
-            one.bundle, str(one.version), one.machine, one.board, points, measured, one.by, one.fingerprint[:12]
+    with gateway.fleet() as fleet:
+        entries = list(fleet.profiles.all(bundle, machine))
+    rows = (
+        (
+            entry.bundle,
+            str(entry.version),
+            entry.machine,
+            entry.board,
+            f"{entry.points}{f' ({entry.refused} refused)' if entry.refused else ''}",
+            date(entry.made_s or None),
+            entry.by,
+            entry.fingerprint[:12],
         )
-    print_table(made)
+        for entry in entries
+    )
+    columns = ("bundle", ">version", "machine", "board", ">points", "measured", "by", "fingerprint")
+    return Report(entries, table(*columns, rows=rows))
 
 
-@app.command()
+@command(app, "show")
 def show(
     bundle: Annotated[
         Path,
@@ -80,38 +70,29 @@ def show(
     ],
     version: VersionArgument,
     machine: MachineArgument,
+    gateway: GatewayOptions,
     *,
     draw: DrawOption = None,
     beside: BesideOption = None,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print a profile."""
-    named, where = bundle_named(bundle), Where(gateway, key_file, ca)
+    named = bundle_named(bundle)
     accuracy = accuracies(named.manifest) if named.manifest is not None else {}
-    picture = picture_of(draw, beside, named.name, where)
-    with fleet_at(*where) as fleet:
-        found = fleet.profiles.get(named.name, version, machine)
-    print_profile(found, accuracy, output, picture)
+    picture = picture_of(draw, beside, named.name, gateway)
+    with gateway.fleet() as fleet:
+        profile = fleet.profiles.get(named.name, version, machine)
+    print_profile(profile, accuracy, output, picture)
 
 
-@app.command("rm")
+@command(app, "rm")
 def remove(
-    bundle: BundleArgument,
-    version: VersionArgument,
-    machine: MachineArgument,
-    *,
-    gateway: GatewayOption = "",
-    key_file: KeyFileOption = "",
-    ca: CaOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    bundle: BundleArgument, version: VersionArgument, machine: MachineArgument, gateway: GatewayOptions
+) -> Report:
     """Delete a profile from the gateway."""
-    with fleet_at(gateway, key_file, ca) as fleet:
+    with gateway.fleet() as fleet:
         fleet.profiles.remove(bundle, version, machine)
-    if output is Output.JSON:
-        print_json({"removed": {"bundle": bundle, "version": version, "machine": machine}})
-    else:
-        typer.echo(f"The profile of {bundle} version {version} on {machine} is forgotten.")
+    return Report(
+        {"removed": {"bundle": bundle, "version": version, "machine": machine}},
+        f"The profile of {bundle} version {version} on {machine} is forgotten.",
+    )

@@ -18,8 +18,8 @@ from support.profiles import point, profile
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.cli.options import GatewayOptions
 from firstline.cli.profile_source import load_profile
-from firstline.cli.rollout_options import Where
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
 from firstline_core.profile.pareto import accuracies
@@ -190,7 +190,7 @@ async def test_compress_takes_a_profile_that_the_gateway_keeps(
     monkeypatch.setenv("FIRSTLINE_TOKEN", site.key)
     refused = await run(site, "compress", DIGITS, "--data", DIGITS.parent / "heldout", "--for", named, code=2)
     assert "The profile is of 'bench', which is not this machine" in " ".join(refused.output.split())
-    found = await asyncio.to_thread(load_profile, named, "digits", Where(site.url, "", None))
+    found = await asyncio.to_thread(load_profile, named, "digits", GatewayOptions(site.url))
     assert found == made[2]
 
 

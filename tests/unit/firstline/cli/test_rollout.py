@@ -50,7 +50,7 @@ class Said:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "_LOOK_S", 0.0)
+    monkeypatch.setattr(rollout, "_POLL_S", 0.0)
 
 
 def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -258,7 +258,7 @@ def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path, monkeypatch: 
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
     assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
     with monkeypatch.context() as patch:  # before the models run for minutes
-        patch.setattr("firstline.cli.certify.gathered", None)
+        patch.setattr("firstline.cli.certify.TierOptions.gather", None)
         assert "set one aside with --select" in says(*_BUNDLE, "--score", "learned")
         assert "needs the edge model's logits" in says(*_BUNDLE, "--score", "energy", "--from-agent", "http://x")
     assert "--score" in says("--scores", "-", "--delta", 0.1, "--score", "margin")

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.cli.contracts import print_groups
+from firstline.cli.certificate_text import groups_text
+from firstline.cli.command import Report, print_report
+from firstline.cli.output import Output
 from firstline.workbench.certify import policy_of
 from firstline.workbench.contracts import GroupsProof, Terms, certify_by, certify_classes, certify_stream_bundle
 from firstline.workbench.dataset import open_dataset
@@ -183,7 +185,8 @@ def test_the_command_tells_of_each_class_and_group(tmp_path: Path) -> None:
 def test_of_hundreds_of_groups_those_without_proof_do_not_fill_pages(capsys: pytest.CaptureFixture[str]) -> None:
     groups = {f"class-{at}": Proof(False, None, 0.0, None, 1, 500 - at) for at in range(467)}
     groups["good"] = Proof(True, 0.5, 1.0, 0.04, 99, 0)
-    print_groups(GroupsProof(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups))
+    proof = GroupsProof(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups)
+    print_report(Report(proof, groups_text(proof)), Output.TEXT)
     text = capsys.readouterr().out
     assert text.count("\n class-") == 20 and "class-466 " in text and "\n good" in text
     assert "Nothing is proved of 447 more" in text
