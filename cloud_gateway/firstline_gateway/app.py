@@ -47,9 +47,7 @@ from firstline_gateway.models.residency.memory import Load
 from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
-from firstline_gateway.profiles import request_records as profile_request_records
-from firstline_gateway.profiles.priors import priors_in
-from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.profiles.profiles import Profiles, priors_in
 from firstline_gateway.profiles.requests import Requests
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
@@ -250,7 +248,7 @@ class Gateway:
             settings.fleet,
             clock=clock,
             on_desired=desired_changed.set,
-            delete_with_device=(profile_records.delete_device, profile_request_records.delete_device),
+            delete_with_device=(profile_records.delete_device,),
         )
         self.profiles = Profiles(self._readers, self.writer, clock=clock)
         self.profile_requests = Requests(

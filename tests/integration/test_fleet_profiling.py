@@ -29,7 +29,14 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
-from firstline_core.fleet.profiles import BODY_BYTES, ProfileAsked, ProfileRequest, own_profile_path, profile_path
+from firstline_core.fleet.profiles import (
+    BODY_BYTES,
+    ProfileAsked,
+    ProfileEntry,
+    ProfileRequest,
+    own_profile_path,
+    profile_path,
+)
 from firstline_core.fleet.twin import ProfilingState, Reported
 from firstline_core.profile.profile import decode, encode
 from firstline_core.runtime.select import CPU
@@ -37,8 +44,8 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 from firstline_gateway.app import Gateway, open_gateway
+from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 from firstline_gateway.settings.load import load
 
 ASKED = ProfileAsked("two", quick=True, threads=(1,), batches=(1,))
@@ -269,7 +276,7 @@ async def test_an_agent_of_before_is_named(site: Site) -> None:
 
         await report(1, 0)
         asked = await site.gateway.profile_requests.ask("old", ASKED, "application:ops")
-        assert asked.state is ProfilingState.SENT and "has not heard it yet" in asked.message
+        assert asked.state is ProfilingState.SENT and "has not received it yet" in asked.message
         await report(2, (await site.gateway.fleet.device("old")).desired.revision)
     (found,) = (await site.gateway.profile_requests.of("old")).requests
     assert found.state is ProfilingState.UNKNOWN and "old runs agent 0.1.0, which knows no such" in found.message
@@ -281,7 +288,7 @@ async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(sit
         await cam.get("/fleet/v1/twin")
         mine = encode(profile(1.0, machine="cam"))
         refused = await cam.put(own_profile_path("digits", 1), content=mine)
-        assert refused.status_code == 409 and "Nobody asks cam" in refused.json()["detail"]
+        assert refused.status_code == 409 and "cam is not asked for" in refused.json()["detail"]
         await site.gateway.profile_requests.ask("cam", ProfileAsked("digits", 1), "application:ops")
         assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
         other = encode(profile(1.0, machine="press"))
@@ -304,7 +311,7 @@ async def test_a_profile_that_nobody_asked_for_is_refused_before_it_is_sent(site
 async def test_what_is_brought_is_read_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(content: bytes, place: Place) -> UploadedProfile:
+    def noted(content: bytes, place: Place) -> ProfileEntry:
         threads.append(threading.current_thread())
         return read_uploaded(content, place)
 
@@ -395,7 +402,7 @@ async def test_who_stops_looking_leaves_the_request(site: Site) -> None:
     )
     assert process.stdout is not None and process.stderr is not None
     async with asyncio.timeout(60):
-        while b"device-1 has not heard it yet" not in (line := await process.stderr.readline()):
+        while b"device-1 has not received it yet" not in (line := await process.stderr.readline()):
             assert line, "it ended"
         process.send_signal(signal.SIGINT)
         stdout, stderr = await process.communicate()

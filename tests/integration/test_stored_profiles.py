@@ -144,7 +144,7 @@ async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: 
     assert decode(shown.encode(), "what was shown") == profile(1.0, 2.0)
     assert "digits version 1 on bench" in (await said(site, "show", "digits", "1", "bench")).stdout
     assert "is forgotten" in (await said(site, "rm", "digits", "1", "bench")).stdout
-    assert "Nobody has stored a profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
+    assert "There is no stored profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
 
 
 async def test_a_kept_profile_is_drawn_with_another_machines_where_the_bundle_says_how_good_its_models_are(
@@ -198,7 +198,7 @@ async def test_compress_takes_a_profile_that_the_gateway_keeps(
     ("named", "says"),
     [
         ("bench", "The gateway keeps no profile of digits on bench"),
-        ("digits/3/bench", "Nobody has stored a profile of digits version 3 on bench"),
+        ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
         ("digits/bench", "'digits/bench' is no file, and no profile that a gateway could keep"),
         ("digits/0/bench", "is no file, and no profile"),
         ("a b", "'a b' is no file"),

@@ -1,13 +1,6 @@
-"""What models cost on machines: profiles that devices and people upload, and requests that ask devices for them.
+"""The cost of models on machines: profiles that devices and people upload, and requests for devices to measure.
 
-Modules
-    tables           the tables
-    records          profiles in the store, within a caller's transaction
-    uploaded         a document that is uploaded as a profile
-    profiles         what devices and people ask of the profiles
-    priors           profiles of this gateway's own hardware
-    request_records  profile requests in the store, within a caller's transaction
-    requests         asks devices to measure until they have or the request expires
-    permission       which profile a device may upload
-    request_state    how a request stands, for people; pure
+records          the tables, and functions within a caller's transaction
+profiles         stores uploaded profiles; a device may only upload what it was requested to measure
+requests         requests a profile from a device until it has measured or the request expires
 """

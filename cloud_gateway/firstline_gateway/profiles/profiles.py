@@ -1,32 +1,50 @@
-"""Profiles: the requests of devices and people. Changes by people are in the audit log, in the same transaction."""
+"""Stores profiles that people and devices upload. Changes by people are in the audit log, in the same transaction."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from contextlib import closing
 
+import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import NotFoundError
-from firstline_core.fleet.profiles import ProfileEntry, ProfilePage
+from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, ProtocolError, RequestError
+from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, entry_of
+from firstline_core.profile.profile import Profile, decode
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.audit_log import records as audit_log
-from firstline_gateway.profiles import records, request_records
-from firstline_gateway.profiles.permission import fulfilled, permitted
-from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.uploaded import UploadedProfile
+from firstline_gateway.executors.dispatch.costs import Priors
+from firstline_gateway.fleet import devices
+from firstline_gateway.profiles import records
+from firstline_gateway.profiles.records import Place, RequestRecord
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.database import connect
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
-
-_T = TypeVar("_T")
 
 log = logger(__name__)
 
 
+def read_uploaded(content: bytes, place: Place) -> ProfileEntry:
+    """Reads a profile that was uploaded to the address of a place; takes a while, so not on an event loop.
+
+    Raises:
+        RequestError: it is not a profile, or has another address.
+    """
+    try:
+        profile = decode(content, "The body")
+    except ProtocolError as error:
+        raise RequestError(error.message) from error
+    if (found := (profile.bundle, profile.version, profile.machine)) != place:
+        own, address = (f"{bundle} version {version} on {machine}" for bundle, version, machine in (found, place))
+        raise RequestError(f"The body is a profile of {own}; its address is that of {address}.")
+    return entry_of(profile, content)
+
+
 class Profiles:
-    """Of one gateway, or of the replicas that share its store.
+    """The profiles of one gateway, or of the replicas that share its store.
 
     Args:
         readers: of the store.
@@ -40,100 +58,147 @@ class Profiles:
         self._clock = clock
 
     async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
-        """Profiles after a place; see `records.page`."""
+        """Returns profiles after a place; see `records.page`."""
         found = await self._readers.ask(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
         shown = found[:limit]
         last = shown[-1] if len(found) > limit else None
         return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
 
     async def get(self, place: Place) -> tuple[ProfileEntry, bytes]:
-        """One profile: its entry, and the document.
+        """Returns the entry and the document of one profile.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it is not stored.
         """
         found = await self._readers.ask(lambda on: records.find(on, place))
         if found is None:
             raise _unknown(place)
         return found
 
-    async def put(self, brought: UploadedProfile, by: str) -> ProfileEntry:
-        """Keeps what a person brings."""
-        entry = brought.entry(by, self._clock.wall_s())
+    async def put(self, uploaded: ProfileEntry, content: bytes, by: str) -> ProfileEntry:
+        """Stores a profile that a person uploads."""
+        entry = replace(uploaded, by=by, kept_s=self._clock.wall_s())
 
-        def kept(connection: Connection) -> None:
-            records.put(connection, entry, brought.content)
-            _note(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
+        def store(connection: Connection) -> None:
+            records.put(connection, entry, content)
+            _record(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
-        await self._writer.write(kept)
+        await self._writer.write(store)
         return entry
 
-    async def check_asked(self, device: str, bundle: str, version: int) -> None:
-        """Whether it is worth while that a device sends a profile.
+    async def check_requested(self, device: str, bundle: str, version: int) -> None:
+        """Checks whether a device may upload a profile, before it sends one.
 
         Raises:
-            ConflictError: see `permission.permitted`.
+            ConflictError: see `permitted`.
         """
         now_s = self._clock.wall_s()
         await self._readers.ask(lambda on: permitted(on, device, bundle, version, now_s))
 
-    async def take(self, brought: UploadedProfile, device: str) -> ProfileEntry:
-        """Keeps what a device measured of itself, which it was asked for; the same again changes nothing.
+    async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
+        """Stores a requested profile that a device measured of itself; the same profile again changes nothing.
 
         Raises:
-            ConflictError: it was not, or has brought something else already.
+            ConflictError: it was not requested, or the device has uploaded another one already.
         """
         now_s = self._clock.wall_s()
-        entry = brought.entry(device_principal(device), now_s)
+        entry = replace(uploaded, by=device_principal(device), kept_s=now_s)
 
-        def kept(connection: Connection) -> tuple[ProfileEntry, bool]:
+        def store(connection: Connection) -> tuple[ProfileEntry, bool]:
             request = permitted(connection, device, entry.bundle, entry.version, now_s, lock=True)
             if request.brought_s is not None:
                 if request.sha256 != entry.sha256:
-                    raise fulfilled(request)
+                    raise _fulfilled(request)
                 return replace(entry, kept_s=request.brought_s), False
-            records.put(connection, entry, brought.content)
-            request_records.put(
-                connection, replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s)
-            )
+            records.put(connection, entry, content)
+            fulfilled = replace(request, version=entry.version, sha256=entry.sha256, brought_s=now_s)
+            records.put_request(connection, fulfilled)
             return entry, True
 
-        entry, new = await self._writer.write(kept)
-        if new:
+        entry, is_new = await self._writer.write(store)
+        if is_new:
             log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
 
     async def remove(self, place: Place, by: str) -> None:
-        """Forgets one.
+        """Deletes a profile.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it is not stored.
         """
         now_s = self._clock.wall_s()
 
-        def removed(connection: Connection) -> None:
+        def delete(connection: Connection) -> None:
             if not records.remove(connection, place):
                 raise _unknown(place)
-            _note(connection, now_s, by, "profile.remove", place)
+            _record(connection, now_s, by, "profile.remove", place)
 
-        await self._writer.write(removed)
+        await self._writer.write(delete)
 
 
-def _note(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:
-    bundle, version, machine = place
-    audit_log.add(
-        connection,
-        at_s=now_s,
-        actor=by,
-        action=action,
-        subject=f"profile:{bundle}/{version}",
-        details={"machine": machine},
+def permitted(
+    connection: Connection, device: str, bundle: str, version: int, now_s: float, *, lock: bool = False
+) -> RequestRecord:
+    """Returns the request by which a device may upload a profile, or has uploaded that version.
+
+    Args:
+        connection: within a transaction.
+        device: that uploads it.
+        bundle: that was measured.
+        version: of the bundle.
+        now_s: wall time.
+        lock: locks the device until this transaction ends.
+
+    Raises:
+        ConflictError: there is none, it has ended, or it was fulfilled with another version.
+    """
+    found = devices.find(connection, device, lock=lock)
+    is_accepted = found is not None and found.accepted_s is not None
+    request = records.find_request(connection, device, bundle) if is_accepted else None
+    what = f"{device} is not asked for a profile of {bundle} version {version}"
+    if request is None or request.wanted.version not in (0, version):
+        raise ConflictError(f"{what} (any more).")
+    if request.has_expired(now_s):
+        raise ConflictError(f"{what} any more: the request has ended.")
+    if request.brought_s is not None and request.version != version:
+        raise _fulfilled(request)
+    return request
+
+
+def priors_in(store: Store) -> Priors:
+    """Returns a function that reads the stored profile of a model on this gateway's hardware.
+
+    It opens a connection for each call, and holds none meanwhile.
+    """
+
+    def find(bundle: str, model_digest: str, fingerprint: str) -> list[Profile]:
+        try:
+            with closing(connect(store)) as database, database.reading() as connection:
+                content = records.of_hardware(connection, bundle, model_digest, fingerprint)
+            return [decode(content, f"The stored profile of {bundle}")] if content is not None else []
+        except (FirstlineError, msgspec.MsgspecError) as error:  # the model runs without one
+            log.warning("stored profile not used", bundle=bundle, error=str(error))
+            return []
+
+    return find
+
+
+def _fulfilled(request: RequestRecord) -> ConflictError:
+    return ConflictError(
+        f"{request.device} has uploaded a profile of {request.wanted.bundle} version {request.version} already, as "
+        "requested; request another one."
     )
+
+
+def _record(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:
+    bundle, version, machine = place
+    subject, details = f"profile:{bundle}/{version}", {"machine": machine}
+    audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=subject, details=details)
 
 
 def _unknown(place: Place) -> NotFoundError:
     bundle, version, machine = place
     return NotFoundError(
-        f"Nobody has stored a profile of {bundle} version {version} on {machine}; "
-        f"`firstline model profile ls {bundle}` shows those that are there."
+        f"There is no stored profile of {bundle} version {version} on {machine}; "
+        f"`firstline model profile ls {bundle}` lists the stored ones."
     )

@@ -1,58 +1,99 @@
-"""The profiles in the store, within a caller's transaction."""
+"""The tables of profiles and profile requests, with functions within a caller's transaction."""
 
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, select, tuple_
+from msgspec import Struct
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Index,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    Text,
+    delete,
+    select,
+    tuple_,
+)
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
+from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.protocol.enrolment import device_principal
-from firstline_gateway.profiles.tables import PROFILES
 from firstline_gateway.store import statements
+from firstline_gateway.store.schema import METADATA
 
-_C = PROFILES.c
-_LOOKED_AT = 64
-"""Profiles of one bundle on machines of one fingerprint, the latest: another model's digest ends the search there."""
+_RECENT = 64
+"""Latest profiles of one bundle on machines of one fingerprint that are searched for a model's digest."""
 
 Place = tuple[str, int, str]
 """Bundle, version and machine."""
 
+PROFILES = Table(
+    "profiles",
+    METADATA,
+    Column("bundle", String(64), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("machine", String(64), primary_key=True),
+    Column("kept_s", Double, nullable=False),
+    Column("by", String(128), nullable=False),
+    Column("entry", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("fingerprint", String(64), nullable=False),  # of `entry`
+    Index(None, "bundle", "fingerprint"),
+)
+
+PROFILE_REQUESTS = Table(
+    "profile_requests",
+    METADATA,
+    Column("device", String(64), primary_key=True),
+    Column("bundle", String(64), primary_key=True),
+    Column("wanted", Text, nullable=False),
+    Column("by", String(128), nullable=False),
+    Column("asked_s", Double, nullable=False),
+    Column("until_s", Double, nullable=False, index=True),
+    Column("version", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("brought_s", Double),
+    Column("ended_s", Double),
+    Column("why", Text, nullable=False),
+)
+
+_P, _R = PROFILES.c, PROFILE_REQUESTS.c
+
 
 def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
-    """Keeps a profile in the place of the one before, and forgets the machine's oldest of that bundle."""
-    values = {
-        "bundle": entry.bundle,
-        "version": entry.version,
-        "machine": entry.machine,
-        "kept_s": entry.kept_s,
-        "by": entry.by,
-        "entry": msgspec.json.encode(entry).decode(),
-        "content": content,
-        "fingerprint": entry.fingerprint,
-    }
-    added = statements.insert(connection, PROFILES).values(values)
-    replaced = {name: values[name] for name in ("kept_s", "by", "entry", "content", "fingerprint")}
-    connection.execute(added.on_conflict_do_update(index_elements=["bundle", "version", "machine"], set_=replaced))
-    mine = (_C.bundle == entry.bundle, _C.machine == entry.machine)
-    others = select(_C.version).where(*mine, _C.version != entry.version).order_by(_C.kept_s.desc(), _C.version.desc())
+    """Stores a profile, replacing the previous one, and deletes the machine's oldest of that bundle."""
+    values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by", "fingerprint")}
+    values |= {"entry": msgspec.json.encode(entry).decode(), "content": content}
+    _upsert(connection, PROFILES, values)
+    same = (_P.bundle == entry.bundle, _P.machine == entry.machine)
+    others = select(_P.version).where(*same, _P.version != entry.version).order_by(_P.kept_s.desc(), _P.version.desc())
     if old := connection.execute(others.offset(MACHINE_VERSIONS - 1)).scalars().all():
-        connection.execute(delete(PROFILES).where(*mine, _C.version.in_(old)))
+        connection.execute(delete(PROFILES).where(*same, _P.version.in_(old)))
 
 
 def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | None:
     """Returns one profile; None if it is not stored."""
-    row = connection.execute(select(_C.entry, _C.content).where(*_at(place))).first()
+    row = connection.execute(select(_P.entry, _P.content).where(*_at(place))).first()
     return (_entry(row.entry), row.content) if row is not None else None
 
 
 def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
-    """The latest profile that a person brought of a machine of this fingerprint, and in which the model ran."""
-    theirs = (_C.bundle == bundle, _C.fingerprint == fingerprint, ~_C.by.startswith(device_principal("")))
-    found = select(_C.version, _C.machine, _C.entry).where(*theirs).order_by(_C.kept_s.desc()).limit(_LOOKED_AT)
+    """Returns the latest profile of a machine of this fingerprint that has the model and was not sent by a device.
+
+    What a device states about another machine would steer this gateway's work.
+    """
+    trusted = (_P.bundle == bundle, _P.fingerprint == fingerprint, ~_P.by.startswith(device_principal("")))
+    found = select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)
     for row in connection.execute(found).all():
         if model_digest in _entry(row.entry).models:
-            here = _at((bundle, row.version, row.machine))
-            return connection.execute(select(_C.content).where(*here)).scalar_one_or_none()
+            place = _at((bundle, row.version, row.machine))
+            return connection.execute(select(_P.content).where(*place)).scalar_one_or_none()
     return None
 
 
@@ -63,33 +104,108 @@ def page(
 
     Args:
         connection: within a transaction.
-        after: from the first one after this place on.
-        limit: most of them.
-        bundle: only of this one; "" for all.
-        machine: likewise.
+        after: the place before the first one.
+        limit: most entries.
+        bundle: only of this bundle; "" for all.
+        machine: only of this machine; "" for all.
     """
-    query = select(_C.entry).where(tuple_(_C.bundle, _C.version, _C.machine) > after)
-    for column, wanted in ((_C.bundle, bundle), (_C.machine, machine)):
+    query = select(_P.entry).where(tuple_(_P.bundle, _P.version, _P.machine) > after)
+    for column, wanted in ((_P.bundle, bundle), (_P.machine, machine)):
         if wanted:
             query = query.where(column == wanted)
-    rows = connection.execute(query.order_by(_C.bundle, _C.version, _C.machine).limit(limit))
+    rows = connection.execute(query.order_by(_P.bundle, _P.version, _P.machine).limit(limit))
     return [_entry(text) for text in rows.scalars()]
 
 
 def remove(connection: Connection, place: Place) -> bool:
-    """Deletes one; returns False if it is not stored."""
+    """Deletes a profile; returns False if it is not stored."""
     return connection.execute(delete(PROFILES).where(*_at(place))).rowcount > 0
 
 
+class RequestRecord(Struct, frozen=True):
+    """A request; a device has at most one for each bundle.
+
+    Attributes:
+        wanted: as the device receives it.
+        by: the principal that made it.
+        asked_s: wall time of the request.
+        until_s: wall time when the request ends, unless it was fulfilled.
+        version: that the device uploaded; 0 if none.
+        sha256: of the uploaded profile; "" if it is not known.
+        brought_s: wall time of the upload; None before.
+        ended_s: wall time when the end of the request was recorded; None before.
+        why: why the device had not measured when the request ended, in a sentence, or "".
+    """
+
+    device: str
+    wanted: DesiredProfile
+    by: str
+    asked_s: float
+    until_s: float
+    version: int = 0
+    sha256: str = ""
+    brought_s: float | None = None
+    ended_s: float | None = None
+    why: str = ""
+
+    def has_expired(self, now_s: float) -> bool:
+        """Whether the request can no longer be fulfilled."""
+        return self.brought_s is None and (self.ended_s is not None or self.until_s <= now_s)
+
+
+def put_request(connection: Connection, request: RequestRecord) -> None:
+    """Stores a request, replacing the previous one of that device and bundle."""
+    values = msgspec.structs.asdict(request)
+    wanted = msgspec.json.encode(request.wanted).decode()
+    _upsert(connection, PROFILE_REQUESTS, values | {"bundle": request.wanted.bundle, "wanted": wanted})
+
+
+def requests_of(connection: Connection, device: str) -> list[RequestRecord]:
+    """Returns all requests of one device, oldest first."""
+    query = select(PROFILE_REQUESTS).where(_R.device == device).order_by(_R.asked_s, _R.bundle)
+    return [_request(row) for row in connection.execute(query)]
+
+
+def find_request(connection: Connection, device: str, bundle: str) -> RequestRecord | None:
+    """Returns one request; None if it does not exist."""
+    row = connection.execute(select(PROFILE_REQUESTS).where(_R.device == device, _R.bundle == bundle)).first()
+    return _request(row) if row is not None else None
+
+
+def devices_with_expired_requests(connection: Connection, now_s: float, limit: int) -> list[str]:
+    """Returns devices with requests whose end has passed and was not recorded."""
+    unrecorded = (_R.until_s <= now_s, _R.brought_s.is_(None), _R.ended_s.is_(None))
+    query = select(_R.device).distinct().where(*unrecorded).order_by(_R.device).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def remove_request(connection: Connection, device: str, bundle: str) -> None:
+    """Deletes a request."""
+    connection.execute(delete(PROFILE_REQUESTS).where(_R.device == device, _R.bundle == bundle))
+
+
 def delete_device(connection: Connection, device: str) -> None:
-    """Deletes the profiles that a device measured of itself."""
-    connection.execute(delete(PROFILES).where(_C.machine == device, _C.by == device_principal(device)))
+    """Deletes the requests of a device, and the profiles that it measured itself."""
+    connection.execute(delete(PROFILES).where(_P.machine == device, _P.by == device_principal(device)))
+    connection.execute(delete(PROFILE_REQUESTS).where(_R.device == device))
+
+
+def _upsert(connection: Connection, table: Table, values: dict[str, object]) -> None:
+    keys = [column.name for column in table.primary_key]
+    replaced = {name: value for name, value in values.items() if name not in keys}
+    added = statements.insert(connection, table).values(values)
+    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=replaced))
 
 
 def _at(place: Place) -> tuple[ColumnElement[bool], ...]:
     bundle, version, machine = place
-    return _C.bundle == bundle, _C.version == version, _C.machine == machine
+    return _P.bundle == bundle, _P.version == version, _P.machine == machine
 
 
 def _entry(text: str) -> ProfileEntry:
     return msgspec.json.decode(text, type=ProfileEntry)
+
+
+def _request(row: Row[tuple[object, ...]]) -> RequestRecord:
+    values = {name: getattr(row, name) for name in RequestRecord.__struct_fields__}
+    return RequestRecord(**values | {"wanted": msgspec.json.decode(row.wanted, type=DesiredProfile)})

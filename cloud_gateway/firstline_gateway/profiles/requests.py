@@ -1,9 +1,10 @@
-"""Asks devices for profiles by their desired documents until they have measured or the request expires."""
+"""Requests profiles from devices by their desired documents until they have measured or the request expires."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -11,33 +12,34 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, ProfileRequests
-from firstline_core.fleet.twin import REQUESTS, Desired
+from firstline_core.fleet.twin import REQUESTS, Desired, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices
-from firstline_gateway.profiles import request_records as records
-from firstline_gateway.profiles.request_records import RequestRecord
-from firstline_gateway.profiles.request_state import request_of, why_not
+from firstline_gateway.fleet.devices import Device
+from firstline_gateway.profiles import records
+from firstline_gateway.profiles.records import RequestRecord
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 
 _AT_ONCE = 100  # devices whose requests end in one transaction
-
-_T = TypeVar("_T")
+_SILENT_S = 900.0
+"""A device reports at least this often."""
+_UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 log = logger(__name__)
 
 
 class Requests:
-    """Of one gateway, or of the replicas that share its store.
+    """The requests of one gateway, or of the replicas that share its store.
 
     Args:
         readers: of the store.
         writer: writes to it.
-        age_s: so long a request stands.
+        age_s: time until a request expires.
         clock: gives wall time.
-        on_desired: called when a device is to do something else, on the event loop.
+        on_desired: called on the event loop when the desired document of a device changes.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Requests:
         self._on_desired = on_desired
 
     async def of(self, device: str) -> ProfileRequests:
-        """All of one device, those that have ended too.
+        """Returns all requests of one device, ended ones included.
 
         Raises:
             NotFoundError: the device is unknown.
@@ -64,84 +66,84 @@ class Requests:
         now_s = self._clock.wall_s()
 
         def read(connection: Connection) -> ProfileRequests:
-            found = _known(connection, device)
-            return ProfileRequests(tuple(request_of(found, one, now_s) for one in records.of(connection, device)))
+            found = _device(connection, device)
+            requests = records.requests_of(connection, device)
+            return ProfileRequests(tuple(request_of(found, one, now_s) for one in requests))
 
         return await self._readers.ask(read)
 
     async def ask(self, device: str, asked: ProfileAsked, by: str) -> ProfileRequest:
-        """Asks a device to measure; an equal request that is open is returned instead.
+        """Requests a profile; an equal request that is open is returned instead.
 
         Raises:
             NotFoundError: the device is unknown.
-            ConflictError: it is not let in, or has as many to do as one may.
+            ConflictError: the device is not accepted, or has the largest number of requests.
         """
-        now_s, subject = self._clock.wall_s(), f"device:{device}"
+        now_s = self._clock.wall_s()
 
-        def made(connection: Connection) -> ProfileRequest:
-            found = _known(connection, device, lock=True)
+        def request(connection: Connection) -> ProfileRequest:
+            found = _device(connection, device, lock=True)
             if found.accepted_s is None:
                 raise ConflictError(f"{device} is not let in yet; `firstline device accept {device}` does that.")
-            before = {one.wanted.bundle: one for one in records.of(connection, device)}
-            same = before.pop(asked.bundle, None)
+            others = {one.wanted.bundle: one for one in records.requests_of(connection, device)}
+            same = others.pop(asked.bundle, None)
             if same is not None and asked.is_same(same.wanted):
-                told = request_of(found, same, now_s)
-                if not told.ended:
-                    return told
-            ended = [one for one in before.values() if request_of(found, one, now_s).ended]
-            standing = len(before) - len(ended)
-            if standing >= REQUESTS:
-                raise ConflictError(f"{device} has {standing} profiles to measure, as many as can wait; take one back.")
-            for one in ended[: max(0, len(before) + 1 - REQUESTS)]:  # the oldest
-                records.remove(connection, device, one.wanted.bundle)
+                known = request_of(found, same, now_s)
+                if not known.ended:
+                    return known
+            ended = [one for one in others.values() if request_of(found, one, now_s).ended]
+            is_open = len(others) - len(ended)
+            if is_open >= REQUESTS:
+                raise ConflictError(f"{device} has {is_open} profiles to measure, the most allowed; cancel one.")
+            for one in ended[: max(0, len(others) + 1 - REQUESTS)]:  # the oldest
+                records.remove_request(connection, device, one.wanted.bundle)
             wanted = asked.desired(new_request_id())
             new = RequestRecord(device, wanted, by, now_s, now_s + self._age_s)
-            records.put(connection, new)
-            _tell(connection, device, records.of(connection, device), now_s)
-            details: dict[str, Any] = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
-            audit_log.add(connection, at_s=now_s, actor=by, action="profile.request", subject=subject, details=details)
-            return replace(request_of(_known(connection, device), new, now_s), new=True)
+            records.put_request(connection, new)
+            _update_desired(connection, device, records.requests_of(connection, device), now_s)
+            details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
+            _record(connection, now_s, by, "profile.request", device=device, details=details)
+            return replace(request_of(_device(connection, device), new, now_s), new=True)
 
-        found = await self._writer.write(made)
-        if found.new:
+        made = await self._writer.write(request)
+        if made.new:
             self._on_desired()
-        return found
+        return made
 
     async def cancel(self, device: str, bundle: str, by: str) -> None:
-        """Takes a request back: a device that is at it stops, and keeps the points that it has.
+        """Cancels a request; a device that is measuring stops, and keeps the points that it has.
 
         Raises:
             NotFoundError: the device is unknown, or has no request for that bundle.
         """
-        now_s, subject = self._clock.wall_s(), f"device:{device}"
+        now_s = self._clock.wall_s()
 
-        def cancelled(connection: Connection) -> None:
-            _known(connection, device, lock=True)
-            gone = records.find(connection, device, bundle)
-            if gone is None:
+        def remove(connection: Connection) -> None:
+            _device(connection, device, lock=True)
+            request = records.find_request(connection, device, bundle)
+            if request is None:
                 raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
-            records.remove(connection, device, bundle)
-            _tell(connection, device, records.of(connection, device), now_s)
-            details = {"bundle": bundle, "request": gone.wanted.id}
-            audit_log.add(connection, at_s=now_s, actor=by, action="profile.cancel", subject=subject, details=details)
+            records.remove_request(connection, device, bundle)
+            _update_desired(connection, device, records.requests_of(connection, device), now_s)
+            details = {"bundle": bundle, "request": request.wanted.id}
+            _record(connection, now_s, by, "profile.cancel", device=device, details=details)
 
-        await self._writer.write(cancelled)
+        await self._writer.write(remove)
         self._on_desired()
 
     async def expire(self) -> int:
-        """Ends requests that were not fulfilled in time; how many.
+        """Ends requests that were not fulfilled in time, and returns their number.
 
         Raises:
-            StoreUnavailableError: the database refuses, or says nothing.
+            StoreUnavailableError: the database refuses or does not answer.
         """
-        now_s = self._clock.wall_s()
-        count = 0
-        while due := await self._readers.ask(lambda on: records.due(on, now_s, _AT_ONCE)):
+        now_s, count = self._clock.wall_s(), 0
+        while due := await self._readers.ask(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
 
-            def expired(connection: Connection, names: Sequence[str] = due) -> int:
+            def end(connection: Connection, names: Sequence[str] = due) -> int:
                 return sum(_expire(connection, name, now_s) for name in names)
 
-            count += await self._writer.write(expired)
+            count += await self._writer.write(end)
         if count:
             log.info("profile requests expired", requests=count)
             self._on_desired()
@@ -149,28 +151,117 @@ class Requests:
 
 
 def _expire(connection: Connection, device: str, now_s: float) -> int:
-    found = devices.find(connection, device, lock=True)
-    all_ = records.of(connection, device)
-    over = [one for one in all_ if one.ended_s is None and one.has_expired(now_s)]
-    for one in over:
+    found, requests = devices.find(connection, device, lock=True), records.requests_of(connection, device)
+    expired = [one for one in requests if one.ended_s is None and one.has_expired(now_s)]
+    for one in expired:
         why = why_not(found, one, now_s) if found is not None else ""
-        records.put(connection, replace(one, ended_s=now_s, why=why))
-    _tell(connection, device, all_, now_s)
-    return len(over)
+        records.put_request(connection, replace(one, ended_s=now_s, why=why))
+    _update_desired(connection, device, requests, now_s)
+    return len(expired)
 
 
-def _tell(connection: Connection, device: str, asked: Sequence[RequestRecord], now_s: float) -> None:
+def _update_desired(connection: Connection, device: str, requests: Sequence[RequestRecord], now_s: float) -> None:
     """Fulfilled requests stay in the document, so that the device gets no new one; expired requests are removed."""
-    wanted = tuple(one.wanted for one in asked if not one.has_expired(now_s))
+    wanted = tuple(one.wanted for one in requests if not one.has_expired(now_s))
 
-    def changed(_: str, before: Desired) -> Desired:
+    def change(_: str, before: Desired) -> Desired:
         return replace(before, profiles=wanted)
 
-    devices.desire(connection, [device], changed, now_s, known=True)
+    devices.desire(connection, [device], change, now_s, known=True)
 
 
-def _known(connection: Connection, device: str, *, lock: bool = False) -> devices.Device:
+def _record(
+    connection: Connection, now_s: float, by: str, action: str, *, device: str, details: dict[str, Any]
+) -> None:
+    audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=f"device:{device}", details=details)
+
+
+def _device(connection: Connection, device: str, *, lock: bool = False) -> Device:
     found = devices.find(connection, device, lock=lock)
     if found is None:
         raise devices.unknown(device)
     return found
+
+
+def request_of(device: Device, request: RequestRecord, now_s: float) -> ProfileRequest:
+    """Returns the state of a request, from the request and the device's report. Pure.
+
+    Args:
+        device: as the fleet knows it.
+        request: one of its requests.
+        now_s: wall time.
+    """
+    reported = _reported(device, request)
+    state, message = _state(device, request, reported, now_s)
+    version, done, total = (reported.version, reported.done, reported.total) if reported is not None else (0, 0, 0)
+    return ProfileRequest(
+        device.name,
+        request.wanted,
+        state,
+        request.version or version,
+        done,
+        total,
+        message,
+        by=request.by,
+        asked_s=request.asked_s,
+        until_s=request.until_s,
+    )
+
+
+def why_not(device: Device, request: RequestRecord, now_s: float) -> str:
+    """Returns why a request was not fulfilled by now, in a sentence; "" if that is unknown."""
+    reported = _reported(device, request)
+    if _is_not_understood(device, request):
+        return _old_agent(device)
+    return (reported.message if reported is not None else "") or _offline(device, now_s)
+
+
+def _state(
+    device: Device, request: RequestRecord, reported: Profiling | None, now_s: float
+) -> tuple[ProfilingState, str]:
+    if request.brought_s is not None:
+        return ProfilingState.DONE, ""
+    if request.has_expired(now_s):
+        why = request.why if request.ended_s is not None else why_not(device, request, now_s)
+        over = f"The request of {_moment(request.asked_s)} ended on {_moment(request.until_s)}; ask again."
+        return ProfilingState.EXPIRED, f"{over} {why}".rstrip()
+    offline = _offline(device, now_s)
+    if reported is not None:
+        waits = reported.state is ProfilingState.MEASURING and offline
+        return reported.state, f"{offline} It continues when it is back." if waits else reported.message
+    if _is_not_understood(device, request):
+        return ProfilingState.UNKNOWN, f"{_old_agent(device)} Update it, then it measures, or cancel the request."
+    valid = f"The request stays valid until it is back, or until {_moment(request.until_s)}."
+    return ProfilingState.SENT, f"{offline} {valid}" if offline else f"{device.name} has not received it yet."
+
+
+def _reported(device: Device, request: RequestRecord) -> Profiling | None:
+    profiles = device.reported.profiles if device.reported is not None else ()
+    return next((one for one in profiles if one.id == request.wanted.id), None)
+
+
+def _is_not_understood(device: Device, request: RequestRecord) -> bool:
+    """Whether the agent has received the request and ignored it."""
+    reported = device.reported
+    is_received = reported is not None and reported.revision >= device.desired.revision
+    return is_received and _reported(device, request) is None
+
+
+def _old_agent(device: Device) -> str:
+    version = device.reported.agent_version if device.reported is not None else ""
+    return f"{device.name} runs agent {version or 'of an unknown version'}, which knows no such requests."
+
+
+def _offline(device: Device, now_s: float) -> str:
+    """Returns a sentence if the device is offline, else ""."""
+    if device.last_seen_s is None:
+        return f"{device.name} has never connected."
+    silent_s = max(0.0, now_s - device.last_seen_s)
+    if device.online and silent_s < _SILENT_S:
+        return ""
+    unit_s, unit = next(((unit_s, unit) for unit_s, unit in _UNITS if silent_s >= 2 * unit_s), (1.0, "seconds"))
+    return f"{device.name} is offline: it was last seen {silent_s / unit_s:.0f} {unit} ago."
+
+
+def _moment(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

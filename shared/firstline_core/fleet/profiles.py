@@ -6,6 +6,7 @@ valid for.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -146,15 +147,12 @@ def own_profile_path(bundle: str, version: int) -> str:
     return f"{OWN_PROFILES_PATH}/{bundle}/versions/{version}"
 
 
-def entry_of(profile: Profile, content: bytes, sha256: str, *, by: str, now_s: float) -> ProfileEntry:
-    """Returns the entry of a profile.
+def entry_of(profile: Profile, content: bytes) -> ProfileEntry:
+    """Returns the entry of a profile that is not stored yet.
 
     Args:
         profile: as it was read.
         content: the document.
-        sha256: of it.
-        by: the principal that uploaded it.
-        now_s: wall time.
     """
     hardware = profile.hardware
     return ProfileEntry(
@@ -167,8 +165,8 @@ def entry_of(profile: Profile, content: bytes, sha256: str, *, by: str, now_s: f
         refused=len(profile.refused),
         models=tuple(dict.fromkeys(point.key.model_digest for point in profile.points)),
         made_s=profile.made_s,
-        kept_s=now_s,
-        by=by,
+        kept_s=0.0,
+        by="",
         size_bytes=len(content),
-        sha256=sha256,
+        sha256=sha256(content).hexdigest(),
     )

@@ -9,15 +9,22 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError
-from firstline_core.fleet.profiles import BODY_BYTES, OWN_PROFILES_PATH, PROFILES_PATH, ProfileAsked, requests_path
+from firstline_core.fleet.profiles import (
+    BODY_BYTES,
+    OWN_PROFILES_PATH,
+    PROFILES_PATH,
+    ProfileAsked,
+    ProfileEntry,
+    requests_path,
+)
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.fleet.ranges import has_already
 from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of, number_of, require_device
+from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.uploaded import UploadedProfile, read_uploaded
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
 _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
@@ -64,8 +71,8 @@ async def read_profile(request: Request, bundle: str, version: str, machine: str
 @router.put(_ONE, summary="Store a profile, and replace the previous one.", openapi_extra=body_schema(Profile))
 async def write_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
     place = _place(bundle, version, machine)
-    brought = await _brought(request, place)
-    return answer(await gateway_of(request).profiles.put(brought, request.state.principal))
+    entry, content = await _uploaded(request, place)
+    return answer(await gateway_of(request).profiles.put(entry, content, request.state.principal))
 
 
 @router.delete(_ONE, summary="Delete a profile.")
@@ -105,13 +112,14 @@ async def cancel(request: Request, name: str, bundle: str) -> Response:
 )
 async def write_own(request: Request, bundle: str, version: str) -> Response:
     profiles, place = gateway_of(request).profiles, _place(bundle, version, request.state.device)
-    await profiles.check_asked(place[2], place[0], place[1])  # before megabytes arrive that were not requested
-    return answer(await profiles.take(await _brought(request, place), place[2]))
+    await profiles.check_requested(place[2], place[0], place[1])  # before megabytes arrive that were not requested
+    entry, content = await _uploaded(request, place)
+    return answer(await profiles.take(entry, content, place[2]))
 
 
-async def _brought(request: Request, place: Place) -> UploadedProfile:
+async def _uploaded(request: Request, place: Place) -> tuple[ProfileEntry, bytes]:
     content = await read_body(in_time(request.stream()), request.headers, _DOCUMENT)
-    return await asyncio.to_thread(read_uploaded, content, place)
+    return await asyncio.to_thread(read_uploaded, content, place), content
 
 
 def _place(bundle: str, version: str, machine: str) -> Place:

@@ -168,11 +168,11 @@ async def test_a_link_that_is_down_costs_time_alone(device: Device) -> None:
 
 
 async def test_what_the_gateway_refuses_ends(device: Device) -> None:
-    device.refusals = [ConflictError("Nobody asks for that any more.")]
+    device.refusals = [ConflictError("It is no longer requested.")]
     device.profiler.desire((ONE,))
     async with device.running():
         await device.is_so(one=REFUSED)
-    assert device.profiler.progress()[0].message == "Nobody asks for that any more."
+    assert device.profiler.progress()[0].message == "It is no longer requested."
     assert not device.stored
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 from support.profiles import profile
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry, entry_of
@@ -27,7 +28,7 @@ def put(
     made = profile(*query_ms, **at)  # type: ignore[arg-type]
     content = encode(made)
     with database.begin() as connection:
-        records.put(connection, entry_of(made, content, "0" * 64, by=by, now_s=kept_s), content)
+        records.put(connection, replace(entry_of(made, content), by=by, kept_s=kept_s), content)
 
 
 def all_of(database: Database, **wanted: str) -> list[ProfileEntry]:

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from firstline_core.fleet.twin import Desired, DesiredProfile, Profiling, ProfilingState, Reported
 from firstline_gateway.fleet.devices import Device
-from firstline_gateway.profiles.request_records import RequestRecord
-from firstline_gateway.profiles.request_state import request_of, why_not
+from firstline_gateway.profiles.records import RequestRecord
+from firstline_gateway.profiles.requests import request_of, why_not
 
 NOW_S = 1.8e9
 ASKED = RequestRecord("cam", DesiredProfile("1", "digits"), "application:ops", NOW_S - 86_400, NOW_S + 6 * 86_400)
@@ -32,29 +32,28 @@ def said(state: ProfilingState, *, revision: int = 4, **fields: int | str) -> Re
 @pytest.mark.parametrize(
     ("device", "state", "message"),
     [
-        (CAM, "sent", "cam has not heard it yet."),
+        (CAM, "sent", "cam has not received it yet."),
         (
             replace(CAM, online=False, last_seen_s=NOW_S - 7300),
             "sent",
-            "cam is offline: it was heard of last 2 hours ago. The request stands until it comes, or until "
+            "cam is offline: it was last seen 2 hours ago. The request stays valid until it is back, or until "
             "2027-01-21 08:00 UTC.",
         ),
         (
             replace(CAM, last_seen_s=None, reported=None),
             "sent",
-            "cam was never heard of. The request stands until it comes, or until 2027-01-21 08:00 UTC.",
+            "cam has never connected. The request stays valid until it is back, or until 2027-01-21 08:00 UTC.",
         ),
         (
             replace(CAM, reported=Reported("s", 2, revision=4, agent_version="0.1.0")),
             "unknown",
-            "cam runs agent 0.1.0, which knows no such requests. Update it, then it measures, or take the request "
-            "back.",
+            "cam runs agent 0.1.0, which knows no such requests. Update it, then it measures, or cancel the request.",
         ),
         (replace(CAM, reported=said(ProfilingState.WAITING)), "waiting", ""),
         (
             replace(CAM, reported=said(ProfilingState.MEASURING), online=False, last_seen_s=NOW_S - 30),
             "measuring",
-            "cam is offline: it was heard of last 30 seconds ago. It goes on when it is back.",
+            "cam is offline: it was last seen 30 seconds ago. It continues when it is back.",
         ),
         (replace(CAM, reported=said(ProfilingState.REFUSED, message="No.")), "refused", "No."),
         # Another request has come since: what the device said of this one holds.
@@ -85,7 +84,7 @@ def test_what_was_brought_is_done_whatever_the_device_has_said_since() -> None:
         (replace(CAM, reported=said(ProfilingState.MEASURING, message="The battery is low.")), "The battery is low."),
         (
             replace(CAM, online=False, last_seen_s=NOW_S - 7300, reported=None),
-            "cam is offline: it was heard of last 2 hours ago.",
+            "cam is offline: it was last seen 2 hours ago.",
         ),
         (
             replace(CAM, reported=Reported("s", 2, revision=4, agent_version="0.1.0")),

@@ -15,10 +15,9 @@ from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState,
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.fleet import Fleet
-from firstline_gateway.profiles import request_records as records
-from firstline_gateway.profiles.profiles import Profiles
+from firstline_gateway.profiles import records
+from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.requests import Requests
-from firstline_gateway.profiles.uploaded import read_uploaded
 from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.readers import Readers
@@ -47,7 +46,7 @@ class Bench:
 
     async def bring(self, *query_ms: float, version: int = 1, bundle: str = "digits") -> ProfileEntry:
         content = encode(profile(*query_ms, version=version, bundle=bundle, machine="cam"))
-        return await self.profiles.take(read_uploaded(content, (bundle, version, "cam")), "cam")
+        return await self.profiles.take(read_uploaded(content, (bundle, version, "cam")), content, "cam")
 
     async def stands(self, bundle: str = "digits") -> ProfileRequest:
         found = (await self.requests.of("cam")).requests
@@ -84,13 +83,13 @@ async def test_one_request_is_fulfilled_once_and_the_same_again_changes_nothing(
     first = await bench.bring(1.0)
     await bench.clock.advance(60)
     assert await bench.bring(1.0) == first  # its answer was lost
-    with pytest.raises(ConflictError, match="has brought a profile of digits version 1 already"):
+    with pytest.raises(ConflictError, match="has uploaded a profile of digits version 1 already"):
         await bench.bring(2.0)
     for version in (2, 3):
         with pytest.raises(ConflictError, match="already"):
             await bench.bring(1.0, version=version)
         with pytest.raises(ConflictError, match="already"):
-            await bench.profiles.check_asked("cam", "digits", version)
+            await bench.profiles.check_requested("cam", "digits", version)
     found = await bench.stands()
     assert (found.state, found.version, found.asked.id) == (ProfilingState.DONE, 1, asked.asked.id)
     assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
@@ -116,9 +115,9 @@ async def test_what_was_removed_meanwhile_does_not_come_back_by_itself(bench: Be
 
 async def test_a_version_that_was_asked_for_is_the_only_one(bench: Bench) -> None:
     await bench.ask(version=2)
-    with pytest.raises(ConflictError, match="Nobody asks cam for a profile of digits version 1"):
+    with pytest.raises(ConflictError, match="cam is not asked for a profile of digits version 1"):
         await bench.bring(1.0)
-    await bench.profiles.check_asked("cam", "digits", 2)
+    await bench.profiles.check_requested("cam", "digits", 2)
     assert (await bench.bring(1.0, version=2)).version == 2
 
 
@@ -129,9 +128,9 @@ async def test_after_its_time_a_request_is_no_permission_and_the_device_hears_it
     bench.says(Profiling(asked.asked.id, "digits", ProfilingState.MEASURING, message="The battery is low."))
     await bench.clock.advance(7 * DAY_S - 1)
     assert await bench.requests.expire() == 0
-    await bench.profiles.check_asked("cam", "digits", 1)
+    await bench.profiles.check_requested("cam", "digits", 1)
     await bench.clock.advance(1)
-    for refused in (bench.bring(1.0), bench.profiles.check_asked("cam", "digits", 1)):
+    for refused in (bench.bring(1.0), bench.profiles.check_requested("cam", "digits", 1)):
         with pytest.raises(ConflictError, match="the request has ended"):
             await refused
     before = await bench.stands()
@@ -185,4 +184,4 @@ async def test_what_is_over_can_be_taken_back_and_goes_with_its_device(bench: Be
     )
     await fleet.decommission("cam", BY)
     with bench.kept.database.reading() as connection:
-        assert not records.of(connection, "cam")
+        assert not records.requests_of(connection, "cam")

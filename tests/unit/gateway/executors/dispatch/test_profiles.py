@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 from support.gateway import DIGITS
 
@@ -25,7 +26,7 @@ from firstline_gateway.executors.dispatch.costs import Costs, costs_of, of_this_
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
 from firstline_gateway.profiles import records
-from firstline_gateway.profiles.priors import priors_in
+from firstline_gateway.profiles.profiles import priors_in
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
@@ -155,7 +156,7 @@ async def test_a_gateway_begins_with_what_its_store_keeps_of_its_hardware(tmp_pa
         profile(point(1, 7.0, 50, Absent("no"), model_digest=full.digest)), bundle="digits", fingerprint=here
     )
     with closing(open_database(store)) as database, database.begin() as connection:
-        entry = entry_of(made, encode(made), "0" * 64, by="application:ops", now_s=0.0)
+        entry = replace(entry_of(made, encode(made)), by="application:ops")
         records.put(connection, entry, encode(made))
     overrides = {
         "models.directory": str(DIGITS.parent),
@@ -182,7 +183,7 @@ def test_what_is_kept_and_cannot_be_read_is_no_prior(tmp_path: Path) -> None:
     made, database = profile(point(1, 0.01, 50, Absent("no"))), open_database(store)
     content = encode(made)
     with database.begin() as connection:
-        records.put(connection, entry_of(made, content, "0" * 64, by="application:ops", now_s=0.0), content)
+        records.put(connection, replace(entry_of(made, content), by="application:ops"), content)
     assert priors_in(store)("m", DIGEST, "f" * 64) == [made]
     with database.begin() as connection:
         connection.execute(text("UPDATE profiles SET entry = '{}'"))
