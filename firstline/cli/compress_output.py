@@ -14,7 +14,7 @@ from firstline.workbench.compress.judge import Figures
 from firstline.workbench.compress.next_version import Preference
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.table import DISTURBED
+from firstline_core.profile.summary import DISTURBED
 
 
 def as_json(found: Compression, taken: list[str], after: Manifest | None, version: int | None) -> dict[str, object]:

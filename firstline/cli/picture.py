@@ -14,7 +14,7 @@ from firstline.cli.profile_source import load_profile
 from firstline.workbench.pareto import check_accuracy, check_picture, draw_profiles
 from firstline_core.errors import ConfigError
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.table import profile_lines
+from firstline_core.profile.summary import profile_lines
 from firstline_core.storage.artefact import Sha256
 
 DrawOption = Annotated[

@@ -15,7 +15,7 @@ from firstline.cli.profile_source import load_profile
 from firstline_core.errors import ConfigError
 from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
 from firstline_core.profile.profile import HALF_LOAD, Point, Profile
-from firstline_core.profile.table import DISTURBED
+from firstline_core.profile.summary import DISTURBED
 
 _FULL = 1.0
 _FEWER = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)

@@ -29,7 +29,7 @@ from firstline_core.profile.measure import (
     machine_name,
     measure_profile,
 )
-from firstline_core.profile.pareto import accuracies
+from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name

@@ -13,7 +13,7 @@ from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption, date, size, table
 from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_profile
 from firstline.cli.profile_source import profile_in
-from firstline_core.profile.pareto import accuracies
+from firstline_core.profile.summary import accuracies
 from firstline_core.telemetry.wording import counted
 
 app = command_group("Store, list and show the profiles of models on machines.")

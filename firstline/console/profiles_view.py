@@ -8,7 +8,7 @@ from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, d
 from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.table import COLUMNS, notes, rows
+from firstline_core.profile.summary import COLUMNS, notes, rows
 
 KEPT = (
     Column("profile", "Profile"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.profile.pareto import Front, front
 from firstline_core.profile.profile import Point, Profile
+from firstline_core.profile.summary import Front, front
 from firstline_core.storage.artefact import Sha256
 from firstline_core.storage.files import write_whole
 

@@ -22,8 +22,8 @@ from firstline.cli.options import GatewayOptions
 from firstline.cli.profile_source import load_profile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
-from firstline_core.profile.pareto import accuracies
 from firstline_core.profile.profile import FORMAT, decode, encode
+from firstline_core.profile.summary import accuracies
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.profile.course import MOST, Course, course
-from firstline_core.profile.distribution import distribution
+from firstline_core.profile.profile import MOST, Course, course, distribution
 
 QUERIES = st.lists(st.tuples(st.floats(1e-6, 1.0), st.booleans()), min_size=1, max_size=300)
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from support.profiles import point
 
 from firstline_core.hardware.readings import Absent, Measured, Modelled
-from firstline_core.profile.pareto import front
 from firstline_core.profile.profile import Point
+from firstline_core.profile.summary import front
 
 RIGHT = {"a" * 64: 0.9, "b" * 64: 0.8}
 ENERGY = st.sampled_from([Measured(1.0, "rail"), Measured(2.0, "rail")])

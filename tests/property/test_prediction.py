@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.profiles import point
 
-from firstline_core.profile.course import course
-from firstline_core.profile.distribution import distribution
 from firstline_core.profile.predict import Stream, highest, load_factors, predict, replay, response_times, utilisation
-from firstline_core.profile.profile import HALF_LOAD, Beside, Light
+from firstline_core.profile.profile import HALF_LOAD, Beside, Light, course, distribution
 
 LOADS = st.floats(0.1, 0.6)
 SEEDS = st.integers(0, 2**32 - 1)

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from firstline_core.errors import ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
-from firstline_core.profile.course import Course
-from firstline_core.profile.distribution import STEPS, Distribution, distribution
 from firstline_core.profile.profile import (
     FORMAT,
     LIMIT_BYTES,
+    STEPS,
     Beside,
+    Course,
+    Distribution,
     Key,
     Light,
     Moved,
@@ -25,6 +26,7 @@ from firstline_core.profile.profile import (
     Server,
     WarmUp,
     decode,
+    distribution,
     encode,
     sweet_spot,
 )
@@ -143,7 +145,7 @@ def test_a_point_stands_in_a_profile_once(point: Point) -> None:
 @given(st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=500))
 def test_quantiles_are_those_of_the_sample(seconds: list[float]) -> None:
     found = distribution(seconds)
-    for share, value_ms in ((0.5, found.p50_ms), (0.9, found.p90_ms), (0.99, found.p99_ms)):
+    for share, value_ms in ((0.5, found.p50_ms), (0.9, found.quantile_ms(0.9)), (0.99, found.p99_ms)):
         assert value_ms == pytest.approx(1000 * float(np.quantile(seconds, share)), rel=1e-4)
     assert found.mean_ms == pytest.approx(1000 * float(np.mean(seconds)), rel=1e-4)
 

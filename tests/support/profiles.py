@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.hardware.readings import Absent
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution
 
 
 def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, threads: int = 1) -> Point:

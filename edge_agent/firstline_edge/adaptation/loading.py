@@ -19,7 +19,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Measured, Modelled, Reading, measured
 from firstline_core.hardware.sensors.load import available_memory
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.need import LOADING_COPIES, files_bytes, loading_bytes
+from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.variants import Sources, Variants

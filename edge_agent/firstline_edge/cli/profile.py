@@ -13,10 +13,16 @@ import msgspec
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Permit, ProfileOptions, measure_profile
-from firstline_core.profile.need import Need
-from firstline_core.profile.pareto import accuracies
-from firstline_core.profile.table import profile_lines
+from firstline_core.profile.measure import (
+    QUICK_BATCHES,
+    QUICK_S,
+    TOTAL_S,
+    Need,
+    Permit,
+    ProfileOptions,
+    measure_profile,
+)
+from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import FAILED, OK

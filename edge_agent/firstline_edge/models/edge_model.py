@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from firstline_core.bundle.loading import LoadedModel, Scorer
-from firstline_core.profile.distribution import Distribution
-from firstline_core.profile.profile import Point
+from firstline_core.profile.profile import Distribution, Point
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.confidence import Logistic, Probabilities
 from firstline_core.runtime.base import runs_on_loop

@@ -20,7 +20,7 @@ from firstline_core.hardware.readings import measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.hardware.survey import usable_cores
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.need import Need
+from firstline_core.profile.measure import Need
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.loading import limits_of
 from firstline_edge.settings.settings import EdgeSettings

@@ -12,9 +12,8 @@ from typing import NamedTuple, Protocol
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import DesiredProfile
-from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, ProfileOptions, ProfileSession
+from firstline_core.profile.measure import QUICK_BATCHES, QUICK_S, TOTAL_S, Need, ProfileOptions, ProfileSession
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.need import Need
 from firstline_core.profile.point_process import PointProcess
 from firstline_core.profile.profile import Point, Profile, Refused
 from firstline_core.telemetry.logs import logger

@@ -35,7 +35,7 @@ from firstline_core.planning.quickest import quickest
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import Key, Point, Profile, Refused
-from firstline_core.profile.table import DISTURBED
+from firstline_core.profile.summary import DISTURBED
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import Array
 

@@ -26,7 +26,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.hardware.readings import Measured, Modelled, Reading
-from firstline_core.profile.table import DISTURBED
+from firstline_core.profile.summary import DISTURBED
 from firstline_core.routing import binomial
 
 GAIN = 1.1

@@ -1,18 +1,14 @@
 """The cost of a bundle's models on a machine, measured there, stored with the bundle, used by plans and predictions.
 
-profile         the document: points and what they were measured on
-distribution    a sample of durations as quantiles
-course          the order in which queries were slow
-files           reads profiles, finds the one of a machine, updates it
-measure         the points of a profile and which of them are left to measure
-need            memory and cores that a point needs
-point_process   measures a point in a process of its own
-measure_point   that process: scenarios, memory, energy, operators
-scenarios       arrival of queries, after MLPerf
-heating         full load until temperature and clocks settle
-trace           time by operator, from ONNX Runtime's trace
-energy          of a query: measured, modelled or absent
-predict         response times of a mixed load, simulated
-pareto          the points on the Pareto front of latency, accuracy and energy
-table           a profile as text
+    profile         the document: points, distributions, and what they were measured on
+    files           reads profiles, finds the one of a machine, updates it
+    measure         the points of a profile, which of them are left to measure, and what they need
+    point_process   measures a point in a process of its own
+    measure_point   that process: scenarios, memory, energy, operators
+    scenarios       arrival of queries, after MLPerf
+    meters          energy, peak memory, and heat under full load
+    predict         response times of a mixed load, simulated
+    summary         a profile as text, and its Pareto front
+
+Measuring needs a runtime; everything else needs numpy only.
 """

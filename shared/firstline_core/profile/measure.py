@@ -11,23 +11,71 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.timeouts import read_in_time
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.energy import as_stated
 from firstline_core.profile.files import update_profile, with_result, within_limits
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.need import Need, need
-from firstline_core.profile.pareto import accuracies
+from firstline_core.profile.meters import as_stated
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
+from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
 from firstline_core.telemetry.logs import logger
+
+LOADING_COPIES = 3
+"""While ONNX Runtime loads a model, memory holds the file, the parsed model and the prepared weights."""
+
+
+class Need(Struct, frozen=True):
+    """Needs of one point.
+
+    Attributes:
+        point: its name.
+        memory_bytes: to load the model.
+        cores: that its runs keep busy.
+        heats: whether it is measured hot and does not wait to cool.
+    """
+
+    point: str
+    memory_bytes: float
+    cores: float
+    heats: bool = False
+
+
+def need(key: Key, model: Model, profile: Profile | None, usable_cores: float) -> Need:
+    """Returns the needs of a point.
+
+    Args:
+        key: of the point.
+        model: that it measures.
+        profile: earlier points; None if there are none.
+        usable_cores: of the machine.
+    """
+    cores = min(float(key.threads), usable_cores) if key.threads else usable_cores
+    name = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}, {key.condition}"
+    return Need(name, loading_bytes(model, profile), cores, key.condition == "sustained")
+
+
+def loading_bytes(model: Model, profile: Profile | None) -> float:
+    """Returns the memory that loading a model takes: the measured peak, else an estimate by its files."""
+    points = profile.points if profile is not None else ()
+    own = (point for point in points if point.key.model_digest == model.digest and point.key.of_one_row)
+    peaks = (measured(point.peak_memory_bytes) for point in own)
+    return max((peak for peak in peaks if peak is not None), default=LOADING_COPIES * files_bytes(model))
+
+
+def files_bytes(model: Model) -> int:
+    """Returns the size of a model's artefacts together."""
+    return sum(artefact.size_bytes for artefact in model.artefacts)
+
 
 log = logger(__name__)
 

@@ -5,38 +5,45 @@ python -m firstline_core.profile.measure_point    reads a `Job` as JSON on stdin
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from firstline_core.bundle.golden import read_golden, tensor_of
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import FirstlineError, ModelLoadError
-from firstline_core.hardware.readings import Absent, Measured, Reading
+from firstline_core.errors import FirstlineError, ModelLoadError, ProtocolError
+from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.device import Sensors
 from firstline_core.hardware.sensors.load import available_memory
 from firstline_core.hardware.tree import Tree
 from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
-from firstline_core.profile.course import course
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.energy import EnergyMeter
-from firstline_core.profile.heating import heat_up
-from firstline_core.profile.profile import Beside, Key, Light, Moved, Operator, Point, Server, WarmUp
-from firstline_core.profile.trace import operators
-from firstline_core.routing.account import Tariff
+from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
+from firstline_core.profile.profile import (
+    OPERATORS,
+    Beside,
+    Key,
+    Light,
+    Moved,
+    Operator,
+    Point,
+    WarmUp,
+    course,
+    distribution,
+)
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.onnx import OnnxRuntime
@@ -57,6 +64,7 @@ ESCALATED = 0.2
 """Share of the full model's queries when it is measured together with an edge variant: rarely used models are slower,
 because their threads have slept for longer."""
 _TRACED_RUNS = 50
+_TRACE_BYTES = 64 * 1024 * 1024
 _ROOM_FACTOR = 4.0
 """Free memory over the size of its file that a second model needs."""
 _SPARE_BYTES = 128 << 20
@@ -90,13 +98,29 @@ class Job(Struct, frozen=True):
     heat_s: float = 0.0
 
 
-class _Times(Struct):
-    """Seconds of the parts of queries, in their order."""
+class _TimedQuery:
+    """A query of one model that records its times.
 
-    prepare: list[float] = msgspec.field(default_factory=list)
-    run: list[float] = msgspec.field(default_factory=list)
+    Attributes:
+        prepare, run: seconds of the parts of each query, in their order.
+    """
+
+    def __init__(self, loaded: LoadedModel, tensor: Tensor) -> None:
+        self._loaded = loaded
+        self._tensor = tensor
+        self.prepare: list[float] = []
+        self.run: list[float] = []
+
+    def __call__(self) -> None:
+        began_s = time.perf_counter()
+        rows = self._loaded.prepare(self._tensor)
+        prepared_s = time.perf_counter()
+        self._loaded.compute(rows)
+        self.run.append(time.perf_counter() - prepared_s)
+        self.prepare.append(prepared_s - began_s)
 
     def whole(self) -> list[float]:
+        """Returns the seconds of each query."""
         return [prepare + run for prepare, run in zip(self.prepare, self.run, strict=True)]
 
 
@@ -106,70 +130,63 @@ def measure(job: Job) -> Point:
     Raises:
         FirstlineError: the model does not load or run here, or has no typical input.
     """
-    tree = Tree(Path(job.root))
-    heated_s = heat_up(Sensors(tree, tariff=Tariff()), job.heat_s) if job.heat_s > 0 else 0.0
+    tree, key = Tree(Path(job.root)), job.key
+    heated_s = heat_up(Sensors(tree).read, job.heat_s) if job.heat_s > 0 else 0.0
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
     (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
     before_bytes = reset_peak()
     load_s = time.perf_counter()
-    loaded = load_model(bundle, model, _options(job.key))
+    loaded = load_model(bundle, model, _options(key, model))
     load_s = time.perf_counter() - load_s
-    try:
-        tensor = queried(bundle, loaded, job.key.batch)
-        times = _Times()
-        query = _timed(loaded, tensor, times)
+    with closing(loaded):
+        tensor = queried(bundle, loaded, key.batch)
+        query = _TimedQuery(loaded, tensor)
         scenarios.single_stream(query, job.seconds * _SHARES["query"] / 4)
         meter = EnergyMeter(tree, job.joules_per_core_s)
-        warm, processor_s = len(times.run), time.process_time()
+        warm, processor_s = len(query.run), time.process_time()
         scenarios.single_stream(query, job.seconds * _SHARES["query"], between=meter.look)
-        processor_s, measured = time.process_time() - processor_s, len(times.run) - warm
-        energy = meter.per_query(measured, processor_s)
-        whole = times.whole()
-        steady = distribution(whole[warm:])
-        warm_queries = scenarios.steady_from(whole, steady.p50_ms / 1000)
-        mean_s = steady.mean_ms / 1000
+        processor_s, whole = time.process_time() - processor_s, query.whole()
+        measured = slice(warm, len(whole))
+        energy = meter.per_query(len(whole) - warm, processor_s)
+        steady = distribution(whole[measured])
+        prepare, run = distribution(query.prepare[measured]), distribution(query.run[measured])
+        mean_s, median_s = steady.mean_ms / 1000, steady.p50_ms / 1000
         under_load = scenarios.loaded((query,), mean_s, job.seconds * _SHARES["loaded"])
-        light = _light(query, mean_s, job.seconds * _SHARES["light"]) if job.key.of_one_row else None
-        found_server: Server | None = None
-        if job.key.batch == 1:
-            found_server = scenarios.server(query, steady.p50_ms / 1000, job.seconds * _SHARES["server"])
+        light = _light(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
+        of_server = scenarios.server(query, median_s, job.seconds * _SHARES["server"]) if key.batch == 1 else None
         peak_bytes = peak(before_bytes)
         beside = _beside(bundle, query, mean_s, job)
         prepared, output = loaded.prepare(tensor), loaded.predict(tensor)
-    finally:
-        loaded.close()
     found_operators, absent = _operators(bundle, model, loaded, prepared, job)
+    warm_queries, queued = scenarios.steady_from(whole, median_s), under_load.of(waited=True)
+    received_bytes = InferRequest(bundle.manifest.name, (tensor,), "").size_bytes
+    seconds = time.perf_counter() - began_s
     return Point(
-        key=job.key,
+        key=key,
         runtime=_runtime(model),
         ran_on=loaded.runtime.provider,
         query=steady,
         rested=distribution(under_load.of(waited=False)),
-        queued=distribution(queued) if (queued := under_load.of(waited=True)) else None,
+        queued=distribution(queued) if queued else None,
         light=light,
-        course=course(under_load.seconds, under_load.waited, under_load.span_s) if job.key.of_one_row else None,
+        course=course(under_load.seconds, under_load.waited, under_load.span_s) if key.of_one_row else None,
         beside=beside,
-        prepare=distribution(times.prepare[warm : warm + measured]),
-        run=distribution(times.run[warm : warm + measured]),
-        offline_per_s=float(f"{job.key.batch * measured / sum(whole[warm:]):.5g}"),
+        prepare=prepare,
+        run=run,
+        offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
         warm_up=WarmUp(_ms(load_s), _ms(whole[0]), warm_queries, _ms(sum(whole[:warm_queries]))),
-        moved=Moved(
-            InferRequest(bundle.manifest.name, (tensor,), "").size_bytes,
-            prepared.nbytes,
-            output.nbytes,
-            model.artefact.size_bytes,
-        ),
+        moved=Moved(received_bytes, prepared.nbytes, output.nbytes, model.artefact.size_bytes),
         peak_memory_bytes=peak_bytes,
-        processor_ms=_ms(processor_s / measured),
+        processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
-        server=found_server,
+        server=of_server,
         operators=found_operators,
         operators_absent=absent,
         processor_share=job.share,
         heated_s=round(heated_s, 1),
-        seconds=round(time.perf_counter() - began_s, 2),
-        waited_share=round((waited_s() - before_s) / (time.perf_counter() - began_s), 4),
+        seconds=round(seconds, 2),
+        waited_share=round((waited_s() - before_s) / seconds, 4),
     )
 
 
@@ -182,8 +199,8 @@ def _found(job: Job) -> tuple[Bundle, Model]:
     raise ModelLoadError(f"Bundle {path} has no model '{job.key.variant}' of that digest any more.")
 
 
-def _options(key: Key) -> RuntimeOptions:
-    provider = key.provider if key.provider != "tflite" else CPU
+def _options(key: Key, model: Model) -> RuntimeOptions:
+    provider = key.provider if model.runtime == "onnx" and key.provider != "tflite" else CPU
     return RuntimeOptions((provider,), key.threads)
 
 
@@ -203,21 +220,7 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Tensor:
     return Tensor(one.name, np.ascontiguousarray(one.array[np.arange(rows) % len(one.array)]))
 
 
-def _timed(loaded: LoadedModel, tensor: Tensor, times: _Times) -> Callable[[], None]:
-    """Returns a query that records its times."""
-
-    def query() -> None:
-        began_s = time.perf_counter()
-        rows = loaded.prepare(tensor)
-        prepared_s = time.perf_counter()
-        loaded.compute(rows)
-        times.run.append(time.perf_counter() - prepared_s)
-        times.prepare.append(prepared_s - began_s)
-
-    return query
-
-
-def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light | None:
+def _light(query: _TimedQuery, query_s: float, seconds: float) -> Light | None:
     """Times under a light load; None if queries are too long for the time."""
     if _LIGHT_QUERIES * query_s / _LIGHT_LOAD > _LIGHT_LONGER * seconds:
         return None
@@ -226,32 +229,24 @@ def _light(query: Callable[[], None], query_s: float, seconds: float) -> Light |
     return Light(_LIGHT_LOAD, rested_ms, queued_ms)
 
 
-def _beside(bundle: Bundle, query: Callable[[], None], query_s: float, job: Job) -> Beside | None:
+def _beside(bundle: Bundle, query: _TimedQuery, query_s: float, job: Job) -> Beside | None:
     """Times among queries of another model; None if there is no other one, or no memory for it."""
     other = next((model for model in bundle.manifest.models if model.id == job.beside), None)
     if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
         return None
-    provider = job.key.provider if other.runtime == "onnx" and job.key.provider != "tflite" else CPU
+    own_share, seconds = _own_share(bundle, job.key.variant, other.id), job.seconds * _SHARES["beside"]
     try:
-        loaded = load_model(bundle, other, RuntimeOptions((provider,), job.key.threads))
+        with closing(load_model(bundle, other, _options(job.key, other))) as loaded:
+            others = _TimedQuery(loaded, queried(bundle, loaded, 1))
+            scenarios.single_stream(others, seconds / 10)
+            mean_s = own_share * query_s + (1 - own_share) * fmean(others.whole())
+            found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
     except FirstlineError:
-        return None  # its own point says why
-    own_share = _own_share(bundle, job.key.variant, other.id)
-    try:
-        times, seconds = _Times(), job.seconds * _SHARES["beside"]
-        others = _timed(loaded, queried(bundle, loaded, 1), times)
-        scenarios.single_stream(others, seconds / 10)
-        mean_s = own_share * query_s + (1 - own_share) * fmean(times.whole())
-        found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
-        rested, queued, rested_turned, queued_turned = (
-            _usual_ms(found.of(waited=waited, turned=turned))
-            for turned, waited in itertools.product((False, True), repeat=2)
-        )
-        return Beside(other.id, rested, queued, rested_turned, queued_turned, own_share)
-    except FirstlineError:
-        return None
-    finally:
-        loaded.close()
+        return None  # the other model's own point says why
+    rested_ms, queued_ms, rested_turned_ms, queued_turned_ms = (
+        _usual_ms(found.of(waited=waited, turned=turned)) for turned in (False, True) for waited in (False, True)
+    )
+    return Beside(other.id, rested_ms, queued_ms, rested_turned_ms, queued_turned_ms, own_share)
 
 
 def _own_share(bundle: Bundle, variant: str, other: str) -> float:
@@ -286,49 +281,65 @@ def _operators(
         return (), str(error)[:200]
 
 
+class _Details(Struct):
+    op_name: str = ""
+    provider: str = ""
+
+
+class _Event(Struct):
+    """An event of the trace: https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html."""
+
+    name: str
+    dur: Annotated[float, Meta(ge=0)] = 0.0
+    cat: str = ""
+    args: _Details = field(default_factory=_Details)
+
+
+def operators(trace: bytes, skip_runs: int = 1) -> tuple[Operator, ...]:
+    """Returns the kinds of operators, slowest first.
+
+    Args:
+        trace: written by `OnnxRuntime.end_trace`.
+        skip_runs: number of first runs, which allocate.
+
+    Raises:
+        ProtocolError: it is not a trace, or has no further run.
+    """
+    if len(trace) > _TRACE_BYTES:
+        raise ProtocolError(f"ONNX Runtime's trace has {len(trace)} bytes; at most {_TRACE_BYTES} are read.")
+    try:
+        events = msgspec.json.decode(trace, type=list[_Event])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"ONNX Runtime's trace cannot be read: {error}.") from error
+    runs = 0
+    spent_us: dict[tuple[str, str], float] = defaultdict(float)
+    nodes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for event in events:
+        if event.name == "model_run":  # comes after the events of its operators
+            runs += 1
+        elif event.cat == "Node" and event.name.endswith("_kernel_time") and runs >= skip_runs:
+            kind = (event.args.op_name[:64], event.args.provider[:64])
+            spent_us[kind] += event.dur
+            nodes[kind].add(event.name)
+    counted = runs - skip_runs
+    if counted < 1 or not spent_us:
+        raise ProtocolError("ONNX Runtime's trace has no run.")
+    found = [
+        Operator(kind, len(nodes[kind, provider]), float(f"{total / counted / 1000:.5g}"), provider)
+        for (kind, provider), total in spent_us.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.query_ms, one.kind)))[:OPERATORS]
+
+
 def _runtime(model: Model) -> str:
     for name in _PACKAGES[model.runtime]:
-        try:
+        with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
-        except PackageNotFoundError:
-            continue
     return model.runtime
 
 
 def _ms(seconds: float) -> float:
     return float(f"{seconds * 1000:.5g}")
-
-
-def reset_peak() -> int | None:
-    """Resets this process's peak memory (proc(5), clear_refs) and returns its bytes now; None if that is refused."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status_bytes("VmRSS")
-    except (OSError, ValueError):
-        return None
-
-
-def peak(before_bytes: int | None) -> Reading:
-    """Returns the peak memory beyond `before_bytes`."""
-    with suppress(OSError, ValueError):
-        if before_bytes is not None:
-            return Measured(float(max(_status_bytes("VmHWM") - before_bytes, 0)), "/proc/self/status")
-    return Absent("/proc/self/clear_refs: the kernel does not let this process count its peak.")
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(name)
-
-
-def waited_s() -> float:
-    """Returns how long this thread was ready but waited for a core (scheduler/sched-stats); 0 if it is not counted."""
-    try:
-        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def has_room(size_bytes: int, tree: Tree) -> bool:

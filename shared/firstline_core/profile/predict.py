@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.profile.distribution import Distribution
-from firstline_core.profile.profile import HALF_LOAD, Point
+from firstline_core.profile.profile import HALF_LOAD, Beside, Distribution, Point
 
 Times = NDArray[np.float64]
 
@@ -95,11 +94,10 @@ def utilisation(streams: Sequence[Stream], *, servers: int = 1) -> float:
 
 def _utilisation(points: Sequence[Point], rates_per_s: Sequence[float], servers: int) -> float:
     busy_ms_per_s = 0.0
-    for rate_per_s, one in zip(rates_per_s, _mixed(points, rates_per_s), strict=True):
-        time = one.waited(load=1.0)
-        after = rates_per_s[one.beside] / sum(rates_per_s) if one.beside is not None else 0.0
-        usual = after * time.after_beside + (1 - after) * time.elsewhere
-        busy_ms_per_s += rate_per_s * time.alone.mean_ms * usual
+    for rate_per_s, one in zip(rates_per_s, _services(points, rates_per_s, load=1.0), strict=True):
+        after = rates_per_s[one.other] / sum(rates_per_s) if one.other is not None else 0.0
+        usual = after * one.waited.after_other + (1 - after) * one.waited.elsewhere
+        busy_ms_per_s += rate_per_s * one.waited.alone.mean_ms * usual
     return busy_ms_per_s / 1000 / servers
 
 
@@ -144,90 +142,77 @@ def replay(points: Sequence[Point], arrivals_ms: Times, kinds: NDArray[np.intp],
     """
     if not len(arrivals_ms):
         return np.empty(0)
-    shares = _quantile_shares(points, arrivals_ms, np.random.default_rng([seed, 1]))
+    courses = [point.course for point in points if point.course is not None]
+    random = np.random.default_rng([seed, 1])
+    if courses:  # all queries follow the finest course, because slow moments are the machine's
+        shares = max(courses, key=lambda course: course.queries_per_ms).shares(arrivals_ms, random)
+    else:
+        shares = random.random(len(arrivals_ms))
     # Each of several servers has its own previous query, which is of another kind as often as the previous arrival.
     before = np.append(-1, kinds[:-1])
     waited, free = np.empty_like(arrivals_ms), np.empty_like(arrivals_ms)
     counts = np.bincount(kinds, minlength=len(points)).tolist()
     span_s = max(float(arrivals_ms[-1] - arrivals_ms[0]) / 1000, 1e-9)
     load = _utilisation(points, counts, servers) / span_s if len(kinds) > 1 else 0.0
-    for kind, one in enumerate(_mixed(points, counts)):
+    for kind, one in enumerate(_services(points, counts, load)):
         of_kind = kinds == kind
-        turned = before[of_kind] == (-2 if one.beside is None else one.beside)
-        for found, time in ((free, one.free(load)), (waited, one.waited(load))):
-            factors = np.where(turned, time.after_beside, time.elsewhere)
+        is_after_other = before[of_kind] == (-2 if one.other is None else one.other)
+        for found, time in ((free, one.free), (waited, one.waited)):
+            factors = np.where(is_after_other, time.after_other, time.elsewhere)
             found[of_kind] = time.alone.at(shares[of_kind]) * factors
     return response_times(arrivals_ms, waited, free, servers)
 
 
-def _quantile_shares(points: Sequence[Point], arrivals_ms: Times, random: np.random.Generator) -> Times:
-    """Quantile shares (0 to 1); all queries follow the finest course, because slow moments are the machine's."""
-    courses = [point.course for point in points if point.course is not None]
-    if not courses:
-        return random.random(len(arrivals_ms))
-    return max(courses, key=lambda course: course.queries_per_ms).shares(arrivals_ms, random)
-
-
-class _ServiceTime(NamedTuple):
+class _Time(NamedTuple):
     """Time of a query at half load, with the factors after a query of the other model, and after any other query."""
 
     alone: Distribution
-    after_beside: float = 1.0
-    elsewhere: float = 1.0
+    after_other: float
+    elsewhere: float
 
 
-class _MixedPoint(NamedTuple):
-    """A point in a mix.
+class _Service(NamedTuple):
+    """Service times of one kind of query in a mix.
 
     Attributes:
-        beside: index of the model that it was measured with; None if that is not in the mix.
-        weight: how similar the mix is to that measurement, 0 to 1, by that model's share of the busy time.
+        other: index of the model that it was measured with; None if that is not in the mix.
+        free: if the query finds a server free.
+        waited: if it has to wait.
     """
 
-    point: Point
-    beside: int | None = None
-    weight: float = 0.0
-
-    def free(self, load: float) -> _ServiceTime:
-        """Service time of a query that finds a server free."""
-        beside = self.point.beside
-        own_ms, other_ms = (beside.rested_ms, beside.rested_turned_ms) if beside is not None else (None, None)
-        return self._service_time(self.point.rested, own_ms, other_ms, load_factors(load, self.point).rested)
-
-    def waited(self, load: float) -> _ServiceTime:
-        """Service time of a query that has to wait."""
-        beside = self.point.beside
-        own_ms, other_ms = (beside.queued_ms, beside.queued_turned_ms) if beside is not None else (None, None)
-        alone = self.point.queued or self.point.query
-        return self._service_time(alone, own_ms, other_ms, load_factors(load, self.point).queued)
-
-    def _service_time(
-        self, alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float
-    ) -> _ServiceTime:
-        if self.beside is None:
-            return _ServiceTime(alone, at_load, at_load)
-        own = _ratio(own_ms, alone.usual_ms, unknown=_ratio(other_ms, alone.usual_ms))
-        other = _ratio(other_ms, alone.usual_ms, unknown=own)
-        return _ServiceTime(alone, at_load * other, at_load * (1 + self.weight * (own - 1)))
+    other: int | None
+    free: _Time
+    waited: _Time
 
 
-def _mixed(points: Sequence[Point], rates: Sequence[float]) -> list[_MixedPoint]:
-    """Each point in the mix that the rates define."""
+def _services(points: Sequence[Point], rates: Sequence[float], load: float) -> list[_Service]:
+    """The service times of each point under a load, in the mix that the rates define."""
     places = {point.key.variant: place for place, point in enumerate(points)}
     busy = [rate * point.query.mean_ms for rate, point in zip(rates, points, strict=True)]
     found = []
     for own, point in enumerate(points):
-        beside = point.beside
-        other = places.get(beside.variant) if beside is not None else None
-        if beside is None or other is None or other == own or not busy[other]:
-            found.append(_MixedPoint(point))
-            continue
-        own_share = beside.own_share
-        others_ms = (1 - own_share) * points[other].query.mean_ms
-        both_ms = own_share * point.query.mean_ms + others_ms
-        there = others_ms / both_ms if others_ms > 0 else 1.0
-        found.append(_MixedPoint(point, other, min(1.0, busy[other] / sum(busy) / there)))
+        beside, other, similarity = point.beside or Beside(point.key.variant), None, 0.0
+        if (place := places.get(beside.variant, own)) != own and busy[place]:
+            # How similar the mix is to the measurement, 0 to 1, by the other model's share of the busy time.
+            other, others_ms = place, (1 - beside.own_share) * points[place].query.mean_ms
+            both_ms = beside.own_share * point.query.mean_ms + others_ms
+            measured = others_ms / both_ms if others_ms > 0 else 1.0
+            similarity = min(1.0, busy[other] / sum(busy) / measured)
+        else:
+            beside = Beside(point.key.variant)
+        factors, queued = load_factors(load, point), point.queued or point.query
+        free = _time(point.rested, beside.rested_ms, beside.rested_turned_ms, factors.rested, similarity)
+        waited = _time(queued, beside.queued_ms, beside.queued_turned_ms, factors.queued, similarity)
+        found.append(_Service(other, free, waited))
     return found
+
+
+def _time(
+    alone: Distribution, own_ms: float | None, other_ms: float | None, at_load: float, similarity: float
+) -> _Time:
+    own = _ratio(own_ms, alone.usual_ms, unknown=_ratio(other_ms, alone.usual_ms))
+    other = _ratio(other_ms, alone.usual_ms, unknown=own)
+    return _Time(alone, at_load * other, at_load * (1 + similarity * (own - 1)))
 
 
 def response_times(arrivals: Times, waited: Times, free: Times, servers: int) -> Times:

@@ -19,19 +19,162 @@ samples. A reader ignores fields that it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
-from firstline_core.profile.course import Course
-from firstline_core.profile.distribution import Distribution, Milliseconds
 from firstline_core.protocol.json_document import read_json_document
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
+
+STEPS = 200
+"""Quantiles are kept in steps of half a percent: p99 is one of them."""
+STALL = 5.0
+"""A query of more medians stalled: model, caches and clock do not explain it."""
+_DIGITS = 5
+_STEEPEST = 1e4  # power of the last step
+
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class Distribution(Struct, frozen=True):
+    """Durations.
+
+    Attributes:
+        count: number of measured durations.
+        mean_ms: their mean.
+        quantiles_ms: at the shares 0, 1/200, ..., 1; the first is the shortest duration, the last the longest.
+    """
+
+    count: Annotated[int, Meta(ge=1, le=2**53)]
+    mean_ms: Milliseconds
+    quantiles_ms: Annotated[tuple[Milliseconds, ...], Meta(min_length=STEPS + 1, max_length=STEPS + 1)]
+
+    def __post_init__(self) -> None:
+        if any(later < earlier for earlier, later in zip(self.quantiles_ms, self.quantiles_ms[1:], strict=False)):
+            raise ValueError("quantiles of durations cannot decrease")
+
+    @property
+    def p50_ms(self) -> float:
+        """The median."""
+        return self.quantile_ms(0.5)
+
+    @property
+    def p99_ms(self) -> float:
+        """The 99th percentile."""
+        return self.quantile_ms(0.99)
+
+    @property
+    def usual_ms(self) -> float:
+        """The mean with longer durations counted as `STALL` medians, so that a few dozen queries suffice."""
+        steps = np.minimum(self.quantiles_ms, STALL * self.p50_ms)
+        return float((steps[:-1] + steps[1:]).mean() / 2)
+
+    def quantile_ms(self, share: float) -> float:
+        """Returns the quantile at a share (0 to 1), interpolated between the steps."""
+        return float(self.at(np.array([share]))[0])
+
+    def at(self, shares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the durations at these shares; uniformly random shares give random durations of this distribution.
+
+        The interpolation is linear except in the last step, where one stall among thousands would count for half of the
+        step's queries. There it follows the power of the share that preserves the measured mean.
+        """
+        last = shares * STEPS - (STEPS - 1)
+        below, longest = self.quantiles_ms[-2:]
+        tail = below + (longest - below) * np.clip(last, 0, 1) ** self._tail_power
+        return np.where(last > 0, tail, np.interp(shares * STEPS, np.arange(STEPS + 1), self.quantiles_ms))
+
+    @property
+    def _tail_power(self) -> float:
+        """The k of u ** k, whose mean over (0, 1) is 1 / (k + 1)."""
+        quantiles = np.asarray(self.quantiles_ms)
+        below, longest = quantiles[-2:]
+        body = float((quantiles[:-2] + quantiles[1:-1]).sum() / 2)  # of STEPS - 1 steps, times STEPS
+        above = self.mean_ms * STEPS - body - below
+        return min(max((longest - below) / above - 1, 0.0), _STEEPEST) if above > 0 else _STEEPEST
+
+
+def distribution(seconds: Sequence[float] | NDArray[np.float64]) -> Distribution:
+    """Returns the distribution of measured durations.
+
+    Args:
+        seconds: at least one duration.
+    """
+    milliseconds = np.asarray(seconds, np.float64) * 1000
+    found = np.quantile(milliseconds, np.linspace(0, 1, STEPS + 1))
+    return Distribution(
+        len(milliseconds), _rounded(float(milliseconds.mean())), tuple(_rounded(float(one)) for one in found)
+    )
+
+
+def _rounded(value: float) -> float:
+    """Rounds to the precision of a clock; monotonic, so quantiles stay in order."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+MOST = 4_096
+"""Most queries that are stored; of more, evenly spaced ones."""
+_STEPS = 256
+_AROUND = 4
+
+
+class Course(Struct, frozen=True):
+    """Queries under load, in their order.
+
+    Attributes:
+        span_ms: time in which they came, about evenly.
+        ranks: one byte for each query: its rank among queries of its kind (that waited, or did not), in 256ths from the
+            fastest to the slowest.
+    """
+
+    span_ms: Milliseconds
+    ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST)]
+
+    @property
+    def queries_per_ms(self) -> float:
+        """The resolution of the course."""
+        return len(self.ranks) / max(self.span_ms, 1e-6)
+
+    def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+        """Returns the quantile shares (0 to 1) of queries that arrive along this course, which repeats at its end.
+
+        Each query takes the rank of a random neighbour of its moment, so that simultaneous queries share the moment but
+        not one outlier.
+
+        Args:
+            at_ms: (n,) arrival times.
+            random: source of the starting place and of the neighbours.
+        """
+        count, queries = len(self.ranks), len(at_ms)
+        places = (at_ms / max(self.span_ms, 1e-6) + random.random()) % 1 * count
+        around = (places.astype(np.intp) + random.integers(-_AROUND, _AROUND + 1, queries)) % count
+        found: NDArray[np.float64] = (np.frombuffer(self.ranks, np.uint8)[around] + random.random(queries)) / _STEPS
+        return found
+
+
+def course(times: Sequence[float], waited: Sequence[bool], span_s: float) -> Course:
+    """Returns the course of measured queries.
+
+    Args:
+        times: of each query, in their order.
+        waited: whether it had to wait; those that had to are ranked separately.
+        span_s: from before the first to after the last.
+    """
+    every = -(-len(times) // MOST)
+    taken, kinds = np.asarray(times), np.asarray(waited, np.bool_)
+    ranks = np.empty(len(taken), np.uint8)
+    for kind in (kinds, ~kinds):
+        places = taken[kind].argsort(kind="stable").argsort()
+        ranks[kind] = _STEPS * (places + 0.5) / max(len(places), 1)
+    return Course(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
+
 
 FORMAT = 1
 LIMIT_BYTES = 4 * 1024 * 1024

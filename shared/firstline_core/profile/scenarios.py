@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import HALF_LOAD, Server
+from firstline_core.profile.profile import HALF_LOAD, Server, distribution
 
 Query = Callable[[], None]
 
@@ -37,12 +36,14 @@ class Loaded(NamedTuple):
 
     Attributes:
         seconds: of each, from its due time if the server was free, else from the end of the previous one.
+        latencies: seconds of each from its due time.
         waited: whether it had to wait.
         kinds: its kind, such as one of several models.
         span_s: time in which all arrived.
     """
 
     seconds: list[float]
+    latencies: list[float]
     waited: list[bool]
     kinds: list[int]
     span_s: float
@@ -55,12 +56,11 @@ class Loaded(NamedTuple):
                 back, because one query does not undo a rest.
             turned: those right after a query of another kind, or after one of their own; None for both.
         """
+        rows = zip(self.seconds, self.waited, self.kinds, [0, *self.kinds[:-1]], strict=True)
         return [
-            took
-            for took, had_to, kind, before in zip(
-                self.seconds, self.waited, self.kinds, [0, *self.kinds[:-1]], strict=True
-            )
-            if kind == 0 and had_to == waited and turned in (None, before != 0)
+            seconds
+            for seconds, has_waited, kind, before in rows
+            if kind == 0 and has_waited == waited and turned in (None, before != 0)
         ]
 
 
@@ -84,24 +84,24 @@ def loaded(
         least: smallest number of queries that find the server free.
     """
     rate_per_s = load / query_s
-    took_s: list[float] = []
-    waited: list[bool] = []
-    kinds: list[int] = []
+    found = Loaded([], [], [], [], 0.0)
     began_s = ended_s = time.perf_counter()
     due_s, until_s, rested = ended_s + random.expovariate(rate_per_s), ended_s + seconds, 0
-    while ended_s < until_s or rested < least:
+    while not found.kinds or ended_s < until_s or rested < least:
         if ended_s >= until_s:  # drop the backlog, so that a rest comes first
             due_s = ended_s + random.expovariate(rate_per_s)
         (kind,) = random.choices(range(len(queries)), shares)  # noqa: S311 (no secret)
-        _wait_until(due_s)
+        if (left_s := due_s - time.perf_counter()) > 0:
+            time.sleep(left_s)
         queries[kind]()
         before_s, ended_s = ended_s, time.perf_counter()
-        kinds.append(kind)
-        waited.append(due_s < before_s)
-        took_s.append(ended_s - max(due_s, before_s))
-        rested += not waited[-1]
+        found.kinds.append(kind)
+        found.waited.append(due_s < before_s)
+        found.seconds.append(ended_s - max(due_s, before_s))
+        found.latencies.append(ended_s - due_s)
+        rested += not found.waited[-1]
         due_s += random.expovariate(rate_per_s)
-    return Loaded(took_s, waited, kinds, ended_s - began_s)
+    return found._replace(span_s=ended_s - began_s)
 
 
 def server(query: Query, query_s: float, seconds: float) -> Server:
@@ -112,16 +112,13 @@ def server(query: Query, query_s: float, seconds: float) -> Server:
         query_s: its median time.
         seconds: for all rates together, about.
     """
-    bound_s = _BOUND * query_s
-    latency, kept_per_s = None, 0.0
+    bound_ms, rate_per_s = float(f"{1000 * _BOUND * query_s:.5g}"), 0.0
     for load in _LOADS:
-        rate_per_s = load / query_s
-        latency = distribution(_poisson(query, rate_per_s, seconds / len(_LOADS)))
-        if latency.p99_ms <= bound_s * 1000:
-            kept_per_s = rate_per_s
+        latency = distribution(loaded((query,), query_s, seconds / len(_LOADS), load=load, least=0).latencies)
+        if latency.p99_ms <= bound_ms:
+            rate_per_s = float(f"{load / query_s:.5g}")
             break
-    assert latency is not None  # noqa: S101 (there are loads)
-    return Server(float(f"{kept_per_s:.5g}"), float(f"{bound_s * 1000:.5g}"), latency)
+    return Server(rate_per_s, bound_ms, latency)
 
 
 def steady_from(seconds: Sequence[float], steady_s: float) -> int:
@@ -130,21 +127,3 @@ def steady_from(seconds: Sequence[float], steady_s: float) -> int:
         if abs(median(seconds[at : at + _STEADY_QUERIES]) - steady_s) <= _STEADY * steady_s:
             return at
     return len(seconds)
-
-
-def _poisson(query: Query, rate_per_s: float, seconds: float) -> list[float]:
-    due_s = time.perf_counter() + random.expovariate(rate_per_s)
-    until_s = time.perf_counter() + seconds
-    found: list[float] = []
-    while not found or due_s < until_s:
-        _wait_until(due_s)
-        query()
-        found.append(time.perf_counter() - due_s)
-        due_s += random.expovariate(rate_per_s)
-    return found
-
-
-def _wait_until(due_s: float) -> None:
-    left_s = due_s - time.perf_counter()
-    if left_s > 0:
-        time.sleep(left_s)

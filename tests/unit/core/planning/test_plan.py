@@ -10,8 +10,7 @@ from firstline_core.hardware.readings import Absent, Modelled
 from firstline_core.planning.plan import Link, plan
 from firstline_core.planning.split import Cut, Form, Splits
 from firstline_core.planning.text import plan_lines
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp
+from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp, distribution
 
 _MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 _CPU = "CPUExecutionProvider"

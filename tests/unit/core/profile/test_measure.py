@@ -10,20 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.profiles import point
 from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.profile.energy import joules
+from firstline_core.hardware.tree import Tree
 from firstline_core.profile.files import profile_path, read_profile
-from firstline_core.profile.measure import ProfileOptions, measure_profile, profile_keys
-from firstline_core.profile.need import Need
-from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Profile, Refused
+from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, need, profile_keys
+from firstline_core.profile.measure_point import has_room, operators
+from firstline_core.profile.meters import joules
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Profile, Refused
 from firstline_core.profile.scenarios import steady_from
-from firstline_core.profile.table import profile_lines
-from firstline_core.profile.trace import operators
+from firstline_core.profile.summary import profile_lines
 
 ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, joules_per_core_s=2.0)
 
@@ -265,3 +266,34 @@ class TestJoules:
 
     def test_no_counter_is_absent(self) -> None:
         assert isinstance(joules(Snapshot(), Snapshot()), Absent)
+
+
+MIB = 1 << 20
+
+
+def test_memory_is_three_times_the_files_until_it_is_measured(tmp_path: Path) -> None:
+    model = variant_bundle(tmp_path / "bundle", "small").manifest.edge[0]
+    key = Key(model.id, model.digest, "CPUExecutionProvider", 2, 4)
+    asked = need(key, model, None, usable_cores=1.5)
+    assert asked.memory_bytes == 3 * model.artefact.size_bytes
+    assert (asked.cores, asked.heats) == (1.5, False)
+    of_one_row = point(1.0, variant=model.id, digest=model.digest)
+    known = Profile("b", 1, "m", "f", (replace(of_one_row, peak_memory_bytes=Measured(9e6, "/status")),))
+    assert need(key, model, known, usable_cores=4.0).memory_bytes == 9e6
+    hot = replace(key, condition="sustained", threads=0)
+    asked = need(hot, model, known, usable_cores=4.0)
+    assert (asked.cores, asked.heats) == (4.0, True)
+
+
+def test_a_second_model_is_loaded_only_where_the_group_has_room_and_some_stays(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n")
+    assert has_room(900 * MIB, Tree(tmp_path))
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    for name, content in (("cgroup.controllers", "memory"), ("memory.max", f"{512 * MIB}"), ("memory.current", "0")):
+        (group / name).write_text(content)
+    assert has_room(96 * MIB, Tree(tmp_path))  # four times that, and 128 MiB beside
+    assert not has_room(97 * MIB, Tree(tmp_path))
+    assert not has_room(1, Tree(tmp_path / "nothing"))

@@ -83,7 +83,7 @@ def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(
 ) -> None:
     point = measure_point.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
     assert point.light is None and point.query.count >= 5
-    assert asked == [{}], "half load alone"
+    assert 0.1 not in [one.get("load") for one in asked]
 
 
 @pytest.mark.parametrize(("variant", "other", "share"), [("small", "full", 0.8), ("full", "small", 0.2)])

@@ -18,8 +18,7 @@ from support.profiles import point
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Point, Profile, encode
+from firstline_core.profile.profile import Point, Profile, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.app import EdgeAgent

@@ -14,7 +14,7 @@ from firstline_core.adaptation.guards import Limits
 from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
-from firstline_core.profile.need import Need
+from firstline_core.profile.measure import Need
 from firstline_edge.profiling.gate import Bounds, Gate, bounds_of, cause_to_end, cause_to_wait, never
 
 MB = 1 << 20

@@ -13,8 +13,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.hardware.sensors.snapshot import NOTHING_READ
 from firstline_core.profile.files import read_profile
-from firstline_core.profile.measure import ProfileOptions
-from firstline_core.profile.need import Need
+from firstline_core.profile.measure import Need, ProfileOptions
 from firstline_edge.profiling.gate import Bounds, Cause, Gate
 from firstline_edge.profiling.measuring import Order, Progress, measure_order
 

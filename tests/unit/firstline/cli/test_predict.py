@@ -11,9 +11,7 @@ from support.profiles import point, profile
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
-from firstline_core.profile.course import Course
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Beside, Light, Profile, encode
+from firstline_core.profile.profile import Beside, Course, Light, Profile, distribution, encode
 
 
 @pytest.fixture

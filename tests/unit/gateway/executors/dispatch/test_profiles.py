@@ -18,8 +18,7 @@ from firstline_core.fleet.profiles import entry_of
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device
 from firstline_core.hardware.tree import Tree
-from firstline_core.profile.distribution import distribution
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, encode
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
 from firstline_core.types import ModelKey
 from firstline_gateway.app import open_gateway
 from firstline_gateway.executors.dispatch.costs import Costs, costs_of, of_this_machine, profiles_near, read

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from support.profiles import point, profile
 
 from firstline_core.profile.profile import Moved, Refused, WarmUp
-from firstline_core.profile.table import notes, profile_lines
+from firstline_core.profile.summary import notes, profile_lines
 
 
 def test_what_was_refused_says_in_which_condition() -> None:

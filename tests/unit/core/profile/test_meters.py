@@ -15,13 +15,11 @@ from support.sample_bundles import variant_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.profile.heating import heat_up, settled
-from firstline_core.profile.measure import ProfileOptions, measure_profile, profile_keys
-from firstline_core.profile.need import Need
-from firstline_core.profile.pareto import front
+from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, profile_keys
+from firstline_core.profile.meters import heat_up, settled
 from firstline_core.profile.point_process import stopped_for_a_share
 from firstline_core.profile.profile import Profile, encode
-from firstline_core.profile.table import profile_lines
+from firstline_core.profile.summary import front, profile_lines
 
 _BUSY = """
 import sys, time
@@ -154,6 +152,6 @@ class _Board:
 
 def test_heating_ends_where_it_has_settled() -> None:
     board, began_s = _Board(limit_c=41.0), time.monotonic()
-    took_s = heat_up(board, limit_s=60.0)
+    took_s = heat_up(board.read, limit_s=60.0)
     assert board.looks == 2
     assert took_s <= time.monotonic() - began_s < 30
