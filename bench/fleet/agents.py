@@ -28,13 +28,14 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.fleet import reported, starts
-from firstline_edge.fleet.desired import keep_desired, read_desired
-from firstline_edge.fleet.updates.adapters import AgentServing
-from firstline_edge.fleet.updates.history import History
-from firstline_edge.fleet.updates.means import Means, Patience, Trials
-from firstline_edge.fleet.updates.slots import manifest_sha256
-from firstline_edge.fleet.updates.updater import Updater
+from firstline_edge.fleet.report import running_models
+from firstline_edge.fleet.start import note_start
+from firstline_edge.fleet.twin import read_desired, store_desired
+from firstline_edge.fleet.updates.installation import manifest_sha256
+from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
+from firstline_edge.fleet.updates.state_machine import TrialLimits
+from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import hold
@@ -135,13 +136,13 @@ class Agent:
         self.processes += 1
         self._session, self._sequence = f"process-{self.processes}", 0
         self._started_s = self._lived_to_s = self._clock.monotonic_s()
-        self._starts = starts.begin(self._folder / "fleet" / "starts")
+        self._starts = note_start(self._folder / "fleet")
         self._desired = read_desired(self._folder / "fleet" / "desired")
-        self.history = History(self._folder / "models")
-        self.history.start(self._clock.wall_s())
+        self.store = ModelStore(self._folder / "models")
+        self.store.start(self._clock.wall_s())
         self.models = Models([self._held()])
         self.habits.models.clear()
-        self._updater = Updater(self._means())
+        self._updater = Updater(self._services())
         if self._desired is not None:
             self._updater.desire(self._desired.models)
         self._running = asyncio.get_running_loop().create_task(self._updater.run())
@@ -149,7 +150,7 @@ class Agent:
 
     def _held(self) -> HeldModel:
         """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
-        while (path := self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot)) is not None:
+        while (path := self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)) is not None:
             try:
                 found = self._hold(path)
                 if found.edge is None:
@@ -157,28 +158,28 @@ class Agent:
                 return found
             except UpdateError as error:
                 with suppress(OSError):
-                    self.history.give_up(BUNDLE, "damaged", error.message, self._clock.wall_s())
+                    self.store.roll_back(BUNDLE, "damaged", error.message, self._clock.wall_s())
         return self._hold(self._setup)
 
-    def _means(self) -> Means:
+    def _services(self) -> UpdateServices:
         certificates, copies = cast(CertificateStates, _NoStandings()), cast(BundleCopies, None)
         reloading = Reloading(self.models, certificates, [self._setup], self._hold, copies)
-        path = self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot)
+        path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)
         if path is not None:
             reloading.instead[BUNDLE] = path
         serving = _Serving(
             self, reloading, self._hold, running=self.models.find, answered=self._answered, hardware=lambda: _HARDWARE
         )
-        return Means(
-            self.history,
+        return UpdateServices(
+            self.store,
             self._line,
             self._line,
             serving,
             clock=self._clock,
             now_s=self._clock.wall_s,
             rng=self._rng,
-            patience=Patience(jitter_s=30.0),
-            trials=Trials(),
+            limits=TrialLimits(),
+            jitter_s=30.0,
         )
 
     def _answered(self, held: HeldModel) -> tuple[int, int]:
@@ -220,7 +221,7 @@ class Agent:
     def hear(self, desired: Desired) -> None:
         """What it is to run, if it is there to hear that."""
         if self._running is not None and desired != self._desired:
-            keep_desired(self._folder / "fleet" / "desired", desired)
+            store_desired(self._folder / "fleet" / "desired", desired)
             self._desired = desired
             self._updater.desire(desired.models)
 
@@ -236,7 +237,7 @@ class Agent:
         counts = tuple(self.habits.models[version] for version in sorted(self.habits.models))
         return Said(
             self.habits.name,
-            Reported(self._session, self._sequence, revision, reported.running(self.models), self._updater.updates()),
+            Reported(self._session, self._sequence, revision, running_models(self.models), self._updater.updates()),
             Telemetry(
                 self._session,
                 self._sequence,
@@ -249,7 +250,7 @@ class Agent:
 
     def verified(self) -> int | None:
         """The version that the disk says runs, where its files are those that were signed; None where they are not."""
-        path = self.history.path(BUNDLE, self.history.pointer(BUNDLE).slot) or self._setup
+        path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot) or self._setup
         try:
             manifest = open_bundle(path).manifest
         except FirstlineError:

@@ -79,8 +79,8 @@ from firstline_edge.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:  # both are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
-    from firstline_edge.fleet.counts import FleetCounts
     from firstline_edge.fleet.member import FleetMember
+    from firstline_edge.fleet.report import FleetCounts
     from firstline_edge.fleet.start import FleetStart
 
 log = logger(__name__)
@@ -221,9 +221,9 @@ class EdgeAgent:
         )
         installed = {}
         if self._fleet_start is not None:
-            from firstline_edge.fleet.updates.installed import hold_installed
+            from firstline_edge.fleet.updates.model_store import hold_installed
 
-            installed = hold_installed(self._fleet_start.history, self._hold, clock)
+            installed = hold_installed(self._fleet_start.store, self._hold, clock)
         directories = [Path(folder) for folder in settings.models.directories]
         copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
         self.models = open_models(directories, self._hold, copies, list(installed.values()))
@@ -245,7 +245,7 @@ class EdgeAgent:
         opened.callback(self.cache.close)
         self._counts: FleetCounts | None = None
         if self._fleet_start is not None:
-            from firstline_edge.fleet.counts import FleetCounts
+            from firstline_edge.fleet.report import FleetCounts
 
             self._counts = FleetCounts(self.models, lambda held: self.certificates.of(held).alarmed)
         self.recorder = Recorder(
@@ -378,7 +378,7 @@ class EdgeAgent:
         self.fleet: FleetMember | None = None
         if self._fleet_start is None or self._counts is None:
             return
-        from firstline_edge.fleet.configuration.adoption import SettingsAdoption
+        from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
         from firstline_edge.fleet.member import FleetMember
 
         adoption = SettingsAdoption(

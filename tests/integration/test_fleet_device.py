@@ -25,7 +25,7 @@ from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.app import EdgeAgent
-from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
+from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.fleet import totals
@@ -177,7 +177,7 @@ async def test_a_device_that_has_only_mqtt_says_what_it_lacks(fleet: Fleet) -> N
         await until(said)
         found = await fleet.device()
         assert found is not None and found.reported is not None
-        assert found.reported.updates[0].message == BYTES_NEED_HTTP
+        assert found.reported.updates[0].message == HTTP_REQUIRED
         assert [model.version for model in found.reported.models] == [1]
 
 

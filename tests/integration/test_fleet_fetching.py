@@ -15,8 +15,8 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkError, ProtocolError
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.updates.adapters import RegistryBytes
-from firstline_edge.fleet.updates.fetching import Pace, fetch
+from firstline_edge.fleet.updates.installation import RateLimit, download
+from firstline_edge.fleet.updates.registry import RegistryBytes
 from firstline_edge.settings.settings import LinkSection
 
 CUTS = 100
@@ -88,7 +88,7 @@ async def test_a_hundred_cuts_cost_a_twentieth(tmp_path: Path, seed: int) -> Non
     async with served(server) as http:
         for _ in range(2 * CUTS):
             try:
-                await fetch(RegistryBytes(http), file, path, Pace(0, SYSTEM_CLOCK), note)
+                await download(RegistryBytes(http), file, path, RateLimit(0, SYSTEM_CLOCK), note)
                 break
             except LinkError:
                 continue
@@ -105,7 +105,7 @@ async def test_a_server_without_ranges_is_borne_with(tmp_path: Path) -> None:
     server.cuts = CUTS
     path.write_bytes(content[:70_001])
     async with served(server) as http:
-        await fetch(RegistryBytes(http), file, path, Pace(0, SYSTEM_CLOCK), lambda _: None)
+        await download(RegistryBytes(http), file, path, RateLimit(0, SYSTEM_CLOCK), lambda _: None)
     assert path.read_bytes() == content
 
 
@@ -121,7 +121,7 @@ async def test_a_page_that_asks_for_a_login_is_no_part_of_a_file(tmp_path: Path)
     file = SignedFile("m/1/edge.onnx", 5, hashlib.sha256(b"model").hexdigest(), {})
     async with served(server) as http:
         with pytest.raises(ProtocolError, match="login"):
-            await fetch(RegistryBytes(http), file, tmp_path / "partial", Pace(0, SYSTEM_CLOCK), lambda _: None)
+            await download(RegistryBytes(http), file, tmp_path / "partial", RateLimit(0, SYSTEM_CLOCK), lambda _: None)
     assert (tmp_path / "partial").read_bytes() == b""
 
 
@@ -133,5 +133,7 @@ async def test_it_comes_no_faster_than_it_may(tmp_path: Path) -> None:
     server.cuts = CUTS
     begun_s = SYSTEM_CLOCK.monotonic_s()
     async with served(server) as http:
-        await fetch(RegistryBytes(http), file, tmp_path / "partial", Pace(200_000, SYSTEM_CLOCK), lambda _: None)
+        await download(
+            RegistryBytes(http), file, tmp_path / "partial", RateLimit(200_000, SYSTEM_CLOCK), lambda _: None
+        )
     assert SYSTEM_CLOCK.monotonic_s() - begun_s >= 0.5

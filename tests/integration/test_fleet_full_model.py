@@ -37,7 +37,7 @@ from firstline_core.fleet.twin import Desired, DesiredModel
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, ModelKey, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
-from firstline_edge.fleet.updates.slots import manifest_sha256
+from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway.app import open_gateway
 from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.full_models import FullModels

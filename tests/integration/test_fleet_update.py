@@ -21,7 +21,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.app import EdgeAgent
-from firstline_edge.fleet.updates.slots import manifest_sha256
+from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_edge.settings.settings import EdgeSettings
 
 

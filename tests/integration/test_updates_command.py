@@ -52,7 +52,7 @@ def updated(config: Path, state: Path, tmp_path: Path) -> None:
         device.start()
         device.updater.desire([wanted])
         await device.run()
-        assert device.history.records[NAME].state is UpdateState.COMMITTED
+        assert device.store.records[NAME].state is UpdateState.COMMITTED
 
     asyncio.run(update())
 

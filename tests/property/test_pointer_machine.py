@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from firstline_edge.fleet.updates.pointer import Pointer, Slot
+from firstline_edge.fleet.updates.model_store import Pointer
+from firstline_edge.fleet.updates.state_machine import Slot
 
 
 class Pointers(RuleBasedStateMachine):

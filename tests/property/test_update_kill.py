@@ -50,8 +50,8 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
         assert device.version in good
         device.updater.desire([wanted])
         await device.run()
-        record = device.history.records[NAME]
-        assert record.state in ENDED and not device.history.pointer(NAME).in_trial
+        record = device.store.records[NAME]
+        assert record.state in ENDED and not device.store.pointer(NAME).in_trial
         if bad:
             assert record.state in (UpdateState.REJECTED, UpdateState.ROLLED_BACK)
             assert device.version != wanted.version
@@ -90,7 +90,7 @@ async def test_every_single_step_may_be_the_last(
         assert device.version in (1, 2)
         device.updater.desire([wanted])
         await device.run()
-        assert device.history.records[NAME].state is UpdateState.COMMITTED and device.version == 2
+        assert device.store.records[NAME].state is UpdateState.COMMITTED and device.version == 2
         if not cut:
             assert operations > 30
             return

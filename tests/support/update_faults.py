@@ -85,7 +85,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
         for _ in range(40):
             wait_s = await device.step()
             assert device.version in (1, *VERSIONS)
-            record = device.history.records.get(NAME)
+            record = device.store.records.get(NAME)
             if record is not None and record.target == model and record.ended:
                 break
             if record is not None and record.state is UpdateState.TRIAL and not restarted:
@@ -95,7 +95,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
                 device.updater.desire([model])
             device.clock.pass_by(wait_s)
         else:
-            assert not ends, device.history.records.get(NAME)
+            assert not ends, device.store.records.get(NAME)
 
 
 async def ended(device: Device, wanted: DesiredModel) -> str:
@@ -103,8 +103,8 @@ async def ended(device: Device, wanted: DesiredModel) -> str:
     assert device.version in (1, *VERSIONS)
     device.updater.desire([wanted])
     await device.run()
-    record = device.history.records[NAME]
-    assert record.state in ENDED and not device.history.pointer(NAME).in_trial
+    record = device.store.records[NAME]
+    assert record.state in ENDED and not device.store.pointer(NAME).in_trial
     assert (device.version == wanted.version) is (record.state is UpdateState.COMMITTED)
     left = [path for path in (device.folder / "models").rglob("fetch/*") if path.is_file()]
     assert left == [], "what was on its way is in the way"

@@ -27,9 +27,9 @@ from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle, tar
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.updates.history import History
-from firstline_edge.fleet.updates.means import Means, Patience, Trials
-from firstline_edge.fleet.updates.updater import Updater
+from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
+from firstline_edge.fleet.updates.state_machine import TrialLimits
 
 NAME = "wide"
 
@@ -177,36 +177,34 @@ class Device:
         self.tries = tries
         self.setup = folder / "setup"
         self.breaks: set[int] = set()
-        self.patience = Patience()
 
     def start(self) -> None:
         """A process starts: as `EdgeAgent` does it."""
-        history = History(self.folder / "models")
-        history.start(self.clock.wall_s())
-        self.history, self.serving = history, FakeServing(self.setup)
+        store = ModelStore(self.folder / "models")
+        store.start(self.clock.wall_s())
+        self.store, self.serving = store, FakeServing(self.setup)
         self.serving.breaks = self.breaks
         self.serving.answers = self.setup
-        while (path := history.path(NAME, history.pointer(NAME).slot)) is not None:
+        while (path := store.path(NAME, store.pointer(NAME).slot)) is not None:
             try:
                 open_bundle(path)
                 self.serving.answers = path
                 break
             except IntegrityError as error:
                 with suppress(OSError):
-                    history.give_up(NAME, "damaged", error.message, self.clock.wall_s())
-        means = Means(
-            history,
+                    store.roll_back(NAME, "damaged", error.message, self.clock.wall_s())
+        services = UpdateServices(
+            store,
             self.registry,
             self.registry,
             self.serving,
             clock=self.clock,
             now_s=self.clock.wall_s,
             rng=random.Random(1),
-            patience=self.patience,
-            trials=Trials(self.tries, 60.0),
+            limits=TrialLimits(self.tries, 60.0),
             off_loop=here,
         )
-        self.updater = Updater(means)
+        self.updater = Updater(services)
 
     @property
     def version(self) -> int:
@@ -225,13 +223,13 @@ class Device:
     async def run(self, steps: int = 200) -> None:
         """Until nothing is left to do."""
         for _ in range(steps):
-            record = self.history.records.get(NAME)
+            record = self.store.records.get(NAME)
             wait_s = await self.step()
-            if record is not None and record.ended and record == self.history.records[NAME]:
+            if record is not None and record.ended and record == self.store.records[NAME]:
                 return
             if wait_s > 0:
                 self.clock.pass_by(wait_s)
-        raise AssertionError(f"never ended: {self.history.records.get(NAME)}")
+        raise AssertionError(f"never ended: {self.store.records.get(NAME)}")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
+from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.settings.settings import EdgeSettings
 
 
@@ -15,7 +15,7 @@ def fleet_findings(settings: EdgeSettings) -> list[Finding]:
         return []
     found = []
     if not any(link.kind == "http" for link in settings.links):
-        found.append(Finding("fleet", State.SLOW, *BYTES_NEED_HTTP.split("; ", 1)))
+        found.append(Finding("fleet", State.SLOW, *HTTP_REQUIRED.split("; ", 1)))
     root = settings.fleet.root_file
     if not root:
         advice = "set fleet.root_file to the root metadata that `firstline keys init` wrote (1.root.json)"

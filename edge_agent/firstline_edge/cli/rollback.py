@@ -7,21 +7,23 @@ import contextlib
 import time
 from urllib.parse import quote
 
-from firstline_core.errors import CapacityError, RequestError
+from firstline_core.errors import CapacityError
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 from firstline_core.protocol.http_errors import error_from
+from firstline_core.storage.structs import write_struct
 from firstline_edge.api.tokens import first_token
 from firstline_edge.cli.output import say, say_json
 from firstline_edge.cli.parser import OK
 from firstline_edge.cli.status import address_of
-from firstline_edge.fleet.configuration.kept import read_kept, write_kept
-from firstline_edge.fleet.updates.history import History
+from firstline_edge.fleet.configuration.configuration_store import read_state
+from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.fleet.updates.state_machine import BY_REQUEST
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 
 _TIMEOUT_S = 120.0
-_ASKED = "Rolled back on the device."
+_MESSAGE = "Rolled back on the device."
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -36,10 +38,8 @@ def command(arguments: argparse.Namespace) -> int:
     model, what = arguments.model, arguments.model or "configuration"
     if url is not None:
         _ask(settings, url, f"updates/{quote(model, safe='')}" if model else "configuration")
-    elif model:
-        _on_disk(settings, model)
     else:
-        _configuration_on_disk(settings)
+        _on_disk(settings, model)
     if arguments.output == "json":
         say_json({"rolled_back": what})
     else:
@@ -47,23 +47,20 @@ def command(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _on_disk(settings: EdgeSettings, model: str) -> None:
+def _on_disk(settings: EdgeSettings, model: str | None) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
+        path = state.updates_path if model else state.configuration_path
         try:
-            History(state.updates_path).roll_back(model, time.time())
+            if model:
+                store = ModelStore(path)
+                store.check_rollback(model)
+                store.roll_back(model, BY_REQUEST, _MESSAGE, time.time())
+            else:
+                configuration = read_state(path)
+                configuration.check_rollback()
+                write_struct(path, configuration.rolled_back(BY_REQUEST, _MESSAGE, time.time()))
         except OSError as error:
-            raise CapacityError(f"{state.updates_path} cannot be written: {error.strerror}.") from error
-
-
-def _configuration_on_disk(settings: EdgeSettings) -> None:
-    with contextlib.closing(StateDirectory(settings.state_dir)) as state:
-        try:
-            kept = read_kept(state.configuration_path)
-            if not kept.can_go_back:
-                raise RequestError("There is no configuration to go back from; `edge-agent updates` tells more.")
-            write_kept(state.configuration_path, kept.given_up("asked", _ASKED, time.time()))
-        except OSError as error:
-            raise CapacityError(f"{state.configuration_path} cannot be written: {error.strerror}.") from error
+            raise CapacityError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _ask(settings: EdgeSettings, url: str, what: str) -> None:

@@ -62,14 +62,14 @@ class FleetHttp:
         return client
 
     def _authorization(self) -> dict[str, str]:
-        """The token is read again for each request, because it may have been replaced in the file."""
+        """Returns the header with the token, which is read again for each request because the file may be replaced."""
         try:
             token = read_secret(self._section.token_file, "links.token_file")
         except ConfigError as error:
             raise LinkDownError(error.message) from error
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    async def ask(
+    async def exchange(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
     ) -> tuple[int, httpx.Headers, bytes]:
         """Exchanges small documents; returns the status (below 400), headers and body.
@@ -115,7 +115,7 @@ class FleetHttp:
         """Opens an answer whose body the caller reads.
 
         Raises:
-            FirstlineError: see `ask`; also while the body is read.
+            FirstlineError: see `exchange`; also while the body is read.
         """
         url = self._section.url
         own = {**self._authorization(), **(headers or {})}

@@ -22,20 +22,24 @@ from firstline_core.profile.profile import Profile, encode
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_edge.cloud.links import Links
-from firstline_edge.fleet import reported, starts
-from firstline_edge.fleet.configuration.adoption import SettingsAdoption
 from firstline_edge.fleet.configuration.configurator import Configurator
-from firstline_edge.fleet.configuration.source import SignedConfigurations
-from firstline_edge.fleet.counts import FleetCounts
+from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.start import FleetStart
+from firstline_edge.fleet.report import (
+    FleetCounts,
+    capabilities,
+    device_hardware,
+    running_models,
+    stable_catalogue,
+)
+from firstline_edge.fleet.start import FleetStart, note_end
 from firstline_edge.fleet.transports import HttpTransport, MqttTransport, TwinTransport
 from firstline_edge.fleet.twin import Twin
-from firstline_edge.fleet.updates.adapters import AgentServing, NoRegistry, RegistryBytes, SignedCatalogue
-from firstline_edge.fleet.updates.means import Means, Patience, Trials
-from firstline_edge.fleet.updates.ports import BYTES_NEED_HTTP
-from firstline_edge.fleet.updates.updater import Updater
+from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
+from firstline_edge.fleet.updates.registry import HTTP_REQUIRED, NoRegistry, RegistryBytes, SignedCatalogue
+from firstline_edge.fleet.updates.state_machine import TrialLimits
+from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
@@ -59,15 +63,15 @@ class FleetMember:
     """The parts that make an agent a member of a fleet.
 
     Args:
-        start: the decisions before the models were opened.
-        state: where the fleet's files and models are stored.
-        models: the models held.
+        start: the fleet's state, read before the models were opened.
+        state: stores the fleet's files and models.
+        models: of the agent.
         reloading: exchanges models.
         hold: opens, loads and measures one bundle.
         adoption: exchanges settings.
         counts: answers by model.
         recorder: brings the counts up to date.
-        outbox: the promises that wait.
+        outbox: its size is reported.
         sampler: sensor readings, for profiles.
         surveyor: the hardware catalogue.
         links: to the gateway.
@@ -100,7 +104,7 @@ class FleetMember:
         credentials: Credentials | None,
         clock: Clock,
     ) -> None:
-        settings, rng, changed = start.own, random.Random(), start.changes.set  # noqa: S311 (jitter)
+        settings, rng = start.own, random.Random()  # noqa: S311 (jitter)
         section = next((link for link in settings.links if link.kind == "http"), None)
         now_s = credentials.floor.now_s if credentials is not None else clock.wall_s
         self._start = start
@@ -111,7 +115,7 @@ class FleetMember:
         self._recorder = recorder
         self._outbox = outbox
         self._surveyor = surveyor
-        self._capabilities = reported.capabilities(reported.hardware(state.path))
+        self._capabilities = capabilities(device_hardware(state.path))
         self._http = FleetHttp(section, credentials) if section is not None else None
         catalogue, source = _registry(self._http, state.path / "metadata", settings, now_s)
         serving = AgentServing(
@@ -119,31 +123,33 @@ class FleetMember:
             hold,
             running=models.find,
             answered=counts.answered_of,
-            hardware=partial(reported.hardware, state.path, several=settings.adaptation.enabled),
+            hardware=partial(device_hardware, state.path, several=settings.adaptation.enabled),
         )
-        trials = Trials(settings.fleet.trial_tries, settings.fleet.trial_s)
-        means = Means(
-            start.history,
+        limits = TrialLimits(settings.fleet.trial_tries, settings.fleet.trial_s)
+        services = UpdateServices(
+            start.store,
             catalogue,
             source,
             serving,
             clock=clock,
             now_s=now_s,
             rng=rng,
-            patience=Patience(settings.fleet.download_bytes_per_s, settings.fleet.download_jitter_s),
-            trials=trials,
-            changed=changed,
+            limits=limits,
+            bytes_per_s=settings.fleet.download_bytes_per_s,
+            jitter_s=settings.fleet.download_jitter_s,
+            changed=start.changes.set,
         )
-        self.updater = Updater(means)
+        self.updater = Updater(services)
         self.configurator = Configurator(
             start.configuration,
             start.own,
-            SignedConfigurations(catalogue, source),
+            catalogue,
+            source,
             adopt=adoption.adopt,
             failed=adoption.failed,
             clock=clock,
             rng=rng,
-            trials=trials,
+            limits=limits,
             jitter_s=settings.fleet.download_jitter_s,
         )
         self._profiler = self._make_profiler(state, sampler, rng)
@@ -151,7 +157,7 @@ class FleetMember:
         self._twin = Twin(
             start.folder / "desired",
             transport,
-            take_up=self._take_up,
+            apply=self._apply,
             describe=self._describe,
             count=self._telemetry,
             session=session,
@@ -188,11 +194,11 @@ class FleetMember:
         if not self._twin.problem:
             with contextlib.suppress(FirstlineError, TimeoutError):
                 async with asyncio.timeout(_LAST_REPORT_S):
-                    await self._twin.tell_counts()
+                    await self._twin.send_counts()
         if self._http is not None:
             await self._http.close()
         self._start.limiter.save()
-        starts.end(self._start.folder / "starts", self._start.starts)
+        note_end(self._start.folder, self._start.starts)
 
     async def roll_back(self, model: str) -> None:
         """Rolls a model back; see `Updater.roll_back`."""
@@ -216,7 +222,7 @@ class FleetMember:
             "problem": self._twin.problem or None,
         }
 
-    def _take_up(self, desired: Desired) -> None:
+    def _apply(self, desired: Desired) -> None:
         self._start.limiter.brake = desired.brake
         self.updater.desire(desired.models)
         self.configurator.desire(desired.configuration)
@@ -238,19 +244,19 @@ class FleetMember:
                 log.warning("cannot save the escalations under the brake", error=str(error))
 
     def _describe(self) -> Reported:
-        running = self._start.configuration.kept.running
+        running = self._start.configuration.state.running
         return Reported(
             "-",
             0,
-            models=reported.running(self._models),
+            models=running_models(self._models),
             updates=self._updates(),
             configuration=running.version if running is not None else 0,
             configuration_name=running.name if running is not None else "",
             configuration_sha256=running.sha256 if running is not None else "",
-            braked=self._start.limiter.holds is not None,
+            braked=self._start.limiter.active_brake is not None,
             agent_version=VERSION,
             capabilities=self._capabilities,
-            hardware=reported.catalogue(self._surveyor.catalogue),
+            hardware=stable_catalogue(self._surveyor.catalogue),
             profiles=self._profiler.progress(),
         )
 
@@ -270,9 +276,9 @@ class FleetMember:
 def _registry(
     http: FleetHttp | None, folder: Path, settings: EdgeSettings, now_s: Callable[[], float]
 ) -> tuple[SignedCatalogue | NoRegistry, RegistryBytes | NoRegistry]:
-    """Returns what is signed and where files come from; nothing without an HTTP link."""
+    """Returns the signed catalogue and the source of files; both refuse without an HTTP link."""
     if http is None:
-        log.warning("nothing can come from the fleet", why=BYTES_NEED_HTTP)
+        log.warning("the fleet cannot send models or configurations", why=HTTP_REQUIRED)
         return NoRegistry(), NoRegistry()
     root = Path(settings.fleet.root_file) if settings.fleet.root_file else None
     return SignedCatalogue(folder, http, root, now_s), RegistryBytes(http)

@@ -1,4 +1,4 @@
-"""Reads the fleet's state before the agent opens its models: configuration, installed models, limits."""
+"""Reads the fleet's state before the agent opens its models: configuration, installed models, limits, starts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,34 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError
-from firstline_edge.fleet import starts
-from firstline_edge.fleet.configuration.beginning import begin
-from firstline_edge.fleet.configuration.ledger import Ledger
+from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.storage.structs import read_struct, write_struct
+from firstline_core.telemetry.logs import logger
+from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
-from firstline_edge.fleet.starts import Starts
-from firstline_edge.fleet.updates.history import History
+from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
+
+log = logger(__name__)
+
+
+class Starts(Struct, frozen=True):
+    """The starts of the agent with one state directory.
+
+    Attributes:
+        starts: processes so far, including the current one.
+        unclean: earlier processes that were killed or crashed.
+        running: whether a process has started and not ended.
+    """
+
+    starts: int = 0
+    unclean: int = 0
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +43,11 @@ class FleetStart:
     Args:
         folder: the fleet's own files.
         own: the device's settings.
-        settings: the same under the fleet's configuration.
+        settings: the same with the fleet's configuration.
         starts: starts of the agent so far.
         limiter: limits escalations while the fleet is braked.
-        history: of this device's model updates.
-        configuration: which configuration runs.
+        store: the installed models.
+        configuration: the configuration that runs.
         changes: set whenever the device's report to the fleet changes.
     """
 
@@ -38,8 +56,8 @@ class FleetStart:
     settings: EdgeSettings
     starts: Starts
     limiter: EscalationLimiter
-    history: History
-    configuration: Ledger
+    store: ModelStore
+    configuration: ConfigurationStore
     changes: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -52,16 +70,42 @@ def start_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
     if not settings.links:
         raise ConfigError("fleet.enabled is true, but there is no way to a gateway; join one, or add [[links]].")
     folder, changes = state.fleet_path, asyncio.Event()
-    history = History(state.updates_path)
-    history.start(clock.wall_s())
-    kept, configured = begin(state.configuration_path, settings, clock)
+    store = ModelStore(state.updates_path)
+    store.start(clock.wall_s())
+    configuration, configured = start_configuration(state.configuration_path, settings, clock)
     return FleetStart(
         folder=folder,
         own=settings,
         settings=configured,
-        starts=starts.begin(folder / "starts"),
+        starts=note_start(folder),
         limiter=EscalationLimiter(folder / "brake", clock),
-        history=history,
-        configuration=Ledger(state.configuration_path, kept, clock=clock, changed=changes.set),
+        store=store,
+        configuration=ConfigurationStore(state.configuration_path, configuration, changed=changes.set),
         changes=changes,
     )
+
+
+def note_start(folder: Path) -> Starts:
+    """Notes that a process starts; returns the new counts."""
+    try:
+        before = read_struct(folder / "starts", Starts)
+    except FileNotFoundError:
+        before = Starts()
+    except (OSError, IntegrityError) as error:
+        log.warning("the number of starts is unknown", error=str(error))
+        before = Starts()
+    now = Starts(before.starts + 1, before.unclean + before.running, running=True)
+    _write(folder, now)
+    return now
+
+
+def note_end(folder: Path, starts: Starts) -> None:
+    """Notes that the process ends cleanly."""
+    _write(folder, msgspec.structs.replace(starts, running=False))
+
+
+def _write(folder: Path, starts: Starts) -> None:
+    try:
+        write_struct(folder / "starts", starts)
+    except OSError as error:
+        log.warning("cannot store the number of starts", error=str(error))

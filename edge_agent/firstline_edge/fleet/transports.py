@@ -1,4 +1,4 @@
-"""How a device's twin goes to and fro: over MQTT as retained words, or by asking a gateway over HTTP."""
+"""The transports of a device's twin: MQTT with retained messages, or polling a gateway over HTTP."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ log = logger(__name__)
 _NOT_MODIFIED = 304
 _BACKOFF_MAX_S = 900.0
 _SPREAD = 0.2
+_DESIRED = "What the gateway desires of this device"
 
 
 class TwinTransport(Protocol):
@@ -38,57 +39,57 @@ class TwinTransport(Protocol):
     @property
     def connections(self) -> int: ...
 
-    async def desired(self, known: int) -> Desired:
-        """The next word of what is desired; waits for it, however long.
+    async def desired(self, revision: int) -> Desired:
+        """Returns the next desired state; waits for it without a limit.
 
         Args:
-            known: the revision that this device knows; 0 for none.
+            revision: of the state that this device has; 0 for none.
         """
         ...
 
     async def report(self, reported: Reported) -> None:
-        """Raises `FirstlineError` where it was not heard."""
+        """Sends the actual state; raises `FirstlineError` if it did not arrive."""
         ...
 
     async def count(self, telemetry: Telemetry) -> None:
-        """Raises `FirstlineError` where it was not heard."""
+        """Sends counts; raises `FirstlineError` if they did not arrive."""
         ...
 
 
 class HttpTransport:
     """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer."""
 
-    connections = 0  # each word is answered, and kept once it is
+    connections = 0  # every message is acknowledged
 
     def __init__(self, http: FleetHttp, poll_s: float, clock: Clock, rng: random.Random) -> None:
         self._http = http
         self._poll_s = poll_s
         self._clock = clock
         self._rng = rng
-        self._known = ""
-        self._asked = False
+        self._etag = ""
+        self._polled = False
         self._failures = 0
 
-    async def desired(self, known: int) -> Desired:
-        """See `Way`."""
+    async def desired(self, revision: int) -> Desired:
+        """See `TwinTransport`."""
         while True:
-            if self._asked:
+            if self._polled:
                 await self._clock.sleep(self._pause_s())
-            self._asked = True
+            self._polled = True
             try:
-                headers = {"If-None-Match": self._known} if self._known else {}
-                status, told, body = await self._http.ask("GET", rest.TWIN_PATH, headers=headers)
+                headers = {"If-None-Match": self._etag} if self._etag else {}
+                status, response_headers, body = await self._http.exchange("GET", rest.TWIN_PATH, headers=headers)
                 self._failures = 0
                 if status == _NOT_MODIFIED:
                     continue
-                found = read_document(body, Desired, "What the gateway desires of this device")
+                desired = read_document(body, Desired, _DESIRED)
             except FirstlineError as error:
                 if not self._failures:
-                    log.warning("the fleet is not heard", error=error.message)
+                    log.warning("the desired state cannot be fetched", error=error.message)
                 self._failures += 1
                 continue
-            self._known = told.get("etag", "")
-            return found
+            self._etag = response_headers.get("etag", "")
+            return desired
 
     def _pause_s(self) -> float:
         pause_s = self._poll_s * self._rng.uniform(1 - _SPREAD, 1 + _SPREAD)
@@ -97,63 +98,64 @@ class HttpTransport:
         return pause_s
 
     async def report(self, reported: Reported) -> None:
-        """See `Way`."""
-        await self._say("PUT", rest.REPORTED_PATH, msgspec.json.encode(reported))
+        """See `TwinTransport`."""
+        await self._send("PUT", rest.REPORTED_PATH, reported)
 
     async def count(self, telemetry: Telemetry) -> None:
-        """See `Way`."""
-        await self._say("POST", rest.TELEMETRY_PATH, msgspec.json.encode(telemetry))
+        """See `TwinTransport`."""
+        await self._send("POST", rest.TELEMETRY_PATH, telemetry)
 
-    async def _say(self, method: str, path: str, content: bytes) -> None:
-        await self._http.ask(method, path, headers={"Content-Type": "application/json"}, content=content)
+    async def _send(self, method: str, path: str, document: Reported | Telemetry) -> None:
+        headers = {"Content-Type": "application/json"}
+        await self._http.exchange(method, path, headers=headers, content=msgspec.json.encode(document))
 
 
 class MqttTransport:
-    """Listens to the retained topic `desired`. Of several gateways' words the one with the highest number holds.
+    """Receives the retained topic `desired`; of several gateways' messages the one with the highest revision counts.
 
-    A broker's retained message may be older than the state that this device has: it, or the gateway's store, was
-    restored from a
-    backup. Then the gateway learns from the next report which revision is known here, and numbers beyond it.
+    A broker's retained message may be older than the state that this device has, because the broker, or the gateway's
+    database, was restored from a backup. The gateway then learns from the next report which revision this device has,
+    and continues after it.
     """
 
     def __init__(self, link: MqttLink) -> None:
         self._link = link
-        self._heard: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
-        self._listening = False
+        self._messages: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
+        self._subscribed = False
 
-    async def desired(self, known: int) -> Desired:
-        """See `Way`."""
-        while not self._listening:
-            self._listening = True  # it is renewed with each connection from now on
+    async def desired(self, revision: int) -> Desired:
+        """See `TwinTransport`."""
+        if not self._subscribed:
+            self._subscribed = True  # the link renews it with each connection
             try:
-                await self._link.listen(self._link.topics.desired, self._hear)
+                await self._link.listen(self._link.topics.desired, self._receive)
             except FirstlineError as error:
-                log.warning("the broker does not let this device hear the fleet", error=error.message)
+                log.warning("the broker refuses the subscription to the desired state", error=error.message)
         while True:
-            message = await self._heard.get()
+            message = await self._messages.get()
             try:
-                found = read_document(message.payload, Desired, "What the gateway desires of this device")
+                desired = read_document(message.payload, Desired, _DESIRED)
             except ProtocolError as error:
-                log.warning("what the fleet desires is not understood", error=error.message)
+                log.warning("the desired state is malformed", error=error.message)
                 continue
-            if found.revision >= known:
-                return found
-            log.info("what the fleet desired before is not heeded", revision=found.revision, known=known)
+            if desired.revision >= revision:
+                return desired
+            log.info("an outdated desired state is ignored", revision=desired.revision, known=revision)
 
-    def _hear(self, message: Message) -> None:
-        if self._heard.full():  # the newest alone matters
-            self._heard.get_nowait()
-        self._heard.put_nowait(message)
+    def _receive(self, message: Message) -> None:
+        if self._messages.full():  # only the newest message counts
+            self._messages.get_nowait()
+        self._messages.put_nowait(message)
 
     @property
     def connections(self) -> int:
-        """See `Way`."""
+        """See `TwinTransport`."""
         return self._link.connections
 
     async def report(self, reported: Reported) -> None:
-        """See `Way`."""
+        """See `TwinTransport`."""
         await self._link.say(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
 
     async def count(self, telemetry: Telemetry) -> None:
-        """See `Way`."""
+        """See `TwinTransport`."""
         await self._link.say(self._link.topics.telemetry, msgspec.json.encode(telemetry))

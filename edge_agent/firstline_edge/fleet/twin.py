@@ -1,7 +1,7 @@
-"""The device's side of its twin: takes up the desired state, and reports the actual state whenever it changes.
+"""The device's side of its twin: stores and applies the desired state, and reports the actual state when it changes.
 
-It repeats its report now and then, and on each new connection: a broker may drop a message without notice to either
-    side. A report names the latest known revision of the desired state, so that the gateway repeats a lost one.
+The report is repeated now and then, and after each new connection, because a broker may drop a message without notice.
+A report names the latest known revision of the desired state, so that the gateway repeats a lost one.
 """
 
 from __future__ import annotations
@@ -14,33 +14,58 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
 from firstline_core.fleet.telemetry import Telemetry
-from firstline_core.fleet.twin import Desired, Reported
+from firstline_core.fleet.twin import Desired, Reported, read_document
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.storage.files import read_checked
+from firstline_core.storage.structs import write_struct
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.transports import TwinTransport
 
 log = logger(__name__)
 
-_LOOK_S = 5.0
+_CHECK_S = 5.0
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
-_AGAIN_S = 900.0
+_REPEAT_S = 900.0
+
+
+def read_desired(path: Path) -> Desired | None:
+    """Returns the latest desired state; None if there is none, or the file cannot be used.
+
+    The gateway sends it again in that case.
+    """
+    try:
+        return read_document(read_checked(path), Desired, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, IntegrityError, ProtocolError) as error:
+        log.warning("the desired state is unknown", error=str(error))
+        return None
+
+
+def store_desired(path: Path, desired: Desired) -> None:
+    """Stores the desired state; if the disk refuses, a restart has to receive it again."""
+    try:
+        write_struct(path, desired)
+    except OSError as error:
+        log.warning("cannot store the desired state", error=str(error))
 
 
 class Twin:
-    """One device's.
+    """The twin of one device.
 
     Args:
-        path: where what is desired is kept.
+        path: stores the desired state.
         transport: to the gateway.
-        take_up: receives the desired state; called at once with the one from the disk.
+        apply: receives the desired state; called at once with the stored one.
         describe: returns the actual state; session, sequence and revision are filled in here.
         count: returns the counts; session and sequence are filled in here.
         session: of this process.
         changes: set when the result of `describe` changes.
         telemetry_s: between two reports of counts.
+        clock: for waits.
+        rng: for jitter.
 
     Attributes:
         desired: the desired state; None if the fleet never sent one.
@@ -52,7 +77,7 @@ class Twin:
         path: Path,
         transport: TwinTransport,
         *,
-        take_up: Callable[[Desired], None],
+        apply: Callable[[Desired], None],
         describe: Callable[[], Reported],
         count: Callable[[], Telemetry],
         session: str,
@@ -63,7 +88,7 @@ class Twin:
     ) -> None:
         self._path = path
         self._transport = transport
-        self._take_up = take_up
+        self._apply = apply
         self._describe = describe
         self._count = count
         self._session = session
@@ -75,59 +100,55 @@ class Twin:
         self.problem = ""
         self.desired = read_desired(path)
         if self.desired is not None:
-            take_up(self.desired)
-
-    def look(self) -> None:
-        """Has the actual state compared with the latest report now."""
-        self._changes.set()
+            apply(self.desired)
 
     async def run(self) -> None:
-        """Listens and speaks until it is cancelled."""
+        """Receives and reports until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen(), name="desired")
+            tasks.create_task(self._receive(), name="desired")
             tasks.create_task(self._report(), name="reported")
-            tasks.create_task(self._tell_counts(), name="telemetry")
+            tasks.create_task(self._send_telemetry(), name="telemetry")
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         while True:
-            desired = await self._transport.desired(self._known)
+            desired = await self._transport.desired(self._revision)
             if desired != self.desired:
                 log.info("the fleet desires", revision=desired.revision, models=len(desired.models))
-                await asyncio.to_thread(keep_desired, self._path, desired)
+                await asyncio.to_thread(store_desired, self._path, desired)
                 self.desired = desired
-                self._take_up(desired)
-            self.look()
+                self._apply(desired)
+            self._changes.set()
 
     async def _report(self) -> None:
-        told: tuple[Reported, int] | None = None
-        failures, again_s = 0, 0.0
+        reported: tuple[Reported, int] | None = None
+        failures, repeat_s = 0, 0.0
         while True:
             self._changes.clear()
-            said = replace(self._describe(), session=self._session, revision=self._known)
-            now = said, self._transport.connections
-            if now != told or self._clock.monotonic_s() >= again_s:
+            state = replace(self._describe(), session=self._session, revision=self._revision)
+            now = state, self._transport.connections
+            if now != reported or self._clock.monotonic_s() >= repeat_s:
                 try:
-                    await self._transport.report(replace(said, sequence=self._next()))
-                    told, failures, self.problem = now, 0, ""
-                    again_s = self._clock.monotonic_s() + _AGAIN_S * self._rng.uniform(0.5, 1.0)
+                    await self._transport.report(replace(state, sequence=self._next()))
+                    reported, failures, self.problem = now, 0, ""
+                    repeat_s = self._clock.monotonic_s() + _REPEAT_S * self._rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
                     self._failed(error)
                     failures += 1
                     pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                     await self._clock.sleep(pause_s)
                     continue
-            await first_of(self._changes.wait(), self._clock.sleep(_LOOK_S))
+            await first_of(self._changes.wait(), self._clock.sleep(_CHECK_S))
 
-    async def _tell_counts(self) -> None:
+    async def _send_telemetry(self) -> None:
         while True:
             # Random delays from the first report on prevent a thundering herd.
             await self._clock.sleep(self._telemetry_s * self._rng.uniform(0.5, 1.0))
             try:
-                await self.tell_counts()
-            except FirstlineError as error:  # they only grow: the next report has them
+                await self.send_counts()
+            except FirstlineError as error:  # counts only grow: the next report includes them
                 self._failed(error)
 
-    async def tell_counts(self) -> None:
+    async def send_counts(self) -> None:
         """Reports the counts.
 
         Raises:
@@ -136,7 +157,7 @@ class Twin:
         await self._transport.count(replace(self._count(), session=self._session, sequence=self._next()))
 
     @property
-    def _known(self) -> int:
+    def _revision(self) -> int:
         return self.desired.revision if self.desired is not None else 0
 
     def _next(self) -> int:
@@ -145,5 +166,5 @@ class Twin:
 
     def _failed(self, error: FirstlineError) -> None:
         if not self.problem:
-            log.warning("the fleet does not hear this device", error=error.message)
+            log.warning("reports do not reach the fleet", error=error.message)
         self.problem = error.message

@@ -18,7 +18,7 @@ from firstline_core.protocol import http_body, mqtt_packet, topics
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
-from firstline_edge.fleet import reported
+from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.fleet import selector
 from firstline_gateway.settings.settings import Settings
@@ -64,7 +64,7 @@ LIMITS = {
     "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
     "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
     "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
-    "a device's twin": (f"{twin.LIMIT_BYTES // 1024} KiB; {reported._LIMIT} models",),
+    "a device's twin": (f"{twin.LIMIT_BYTES // 1024} KiB; {report._LIMIT} models",),
     "settings from the fleet": (f"{configuration.LIMIT_BYTES // 1024} KiB",),
     "TUF metadata": tuple(f"{role} {size}" for role, size in _METADATA.items()),
     "a publication": (f"{registry.PUBLICATION_LIMIT_BYTES // MIB} MiB",),

@@ -1,53 +1,111 @@
-"""From the fleet's desired state to a bundle in the other slot: verified, and not yet answering requests."""
+"""Installs a bundle in the spare slot of a model: its files are downloaded, verified and stored; it does not run yet.
+
+The manifest is written last, so that a slot is a complete bundle or none. A download resumes after an interruption,
+also in another process, and files that are on the device already are copied.
+"""
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import os
 import random
-from collections.abc import Awaitable, Callable
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import Clock
-from firstline_core.errors import (
-    CapacityError,
-    FirstlineError,
-    IntegrityError,
-    LinkError,
-    NoRoomError,
-    UnauthorizedError,
-)
+from firstline_core.errors import IntegrityError, LinkDownError, NoRoomError, ProtocolError
 from firstline_core.fleet.target import Hardware, ListedBundle, choose_variants, files_for, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.storage.files import copy_whole, make_folder, sync_folder
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.fetching import Pace, fetch
-from firstline_edge.fleet.updates.pointer import Slot
-from firstline_edge.fleet.updates.ports import ByteSource
-from firstline_edge.fleet.updates.slots import Slots
+from firstline_edge.fleet.updates.state_machine import TEMPORARY, Slot
 
 log = logger(__name__)
 
-PASSING = (LinkError, CapacityError, UnauthorizedError)
-"""What may go better later: a refused right is the operator's to mend."""
-
 _RETRY_S, _RETRY_MAX_S = 2.0, 600.0
-_SPARE_BYTES = 16 << 20
-_WRONG_LIMIT = 2
+_RESERVE_BYTES = 16 << 20
+_MISMATCH_LIMIT = 2
 
 
-def refusal(error: OSError) -> tuple[str, str]:
-    """A disk's refusal as a word for programs and a sentence for people."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoomError.code, f"The disk has no room ({error.strerror}); make some in the state directory."
-    return "disk", f"The disk refuses: {error.strerror or error}."
+class ByteSource(Protocol):
+    """A source of files by their digest; `registry` and simulations implement it."""
+
+    def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """Yields the rest of a file of that size, in parts as they arrive.
+
+        Raises:
+            NotFoundError: there is no such file.
+            FirstlineError: the file is not available now; the received bytes are valid.
+        """
+        ...
 
 
-class Needed(NamedTuple):
-    """What this device takes of a bundle: the files by their paths in it, the manifest last."""
+class RateLimit:
+    """An average download speed, which leaves bandwidth to requests.
+
+    Args:
+        bytes_per_s: 0 means no limit.
+        clock: for waits.
+    """
+
+    def __init__(self, bytes_per_s: float, clock: Clock) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_s = 0.0
+
+    async def consume(self, size_bytes: int) -> None:
+        """Waits until the received bytes are within the limit."""
+        if self._bytes_per_s:
+            now_s = self._clock.monotonic_s()
+            self._free_s = max(self._free_s, now_s) + size_bytes / self._bytes_per_s
+            await self._clock.sleep(self._free_s - now_s)
+
+
+async def download(
+    source: ByteSource, file: SignedFile, path: Path, rate: RateLimit, on_bytes: Callable[[int], None]
+) -> None:
+    """Downloads a file to its full size; the caller verifies its content.
+
+    Args:
+        source: of the bytes.
+        file: the expected file.
+        path: the file on disk; bytes that it has are not downloaded again.
+        rate: limits the speed.
+        on_bytes: receives the number of bytes of each part.
+
+    Raises:
+        FirstlineError: the connection broke, or too many bytes came; the received bytes stay, call again.
+        OSError: the disk refuses.
+    """
+    with path.open("ab") as stream:
+        have_bytes = stream.tell()
+        if have_bytes > file.size_bytes:
+            stream.truncate(0)
+            have_bytes = 0
+        if have_bytes == file.size_bytes:
+            return
+        async for part in source.read(file.sha256, have_bytes, file.size_bytes):
+            have_bytes += len(part)
+            if have_bytes > file.size_bytes:
+                stream.truncate(0)
+                raise ProtocolError(f"{file.path} goes on after its {file.size_bytes} bytes; is this the registry?")
+            stream.write(part)
+            stream.flush()
+            on_bytes(len(part))
+            await rate.consume(len(part))
+    if have_bytes < file.size_bytes:
+        raise LinkDownError(f"{file.path} ended after {have_bytes} of {file.size_bytes} bytes.")
+
+
+class RequiredFiles(NamedTuple):
+    """The files of a bundle that this device needs, by their paths in it; the manifest is last."""
 
     name: str
     version: int
@@ -58,50 +116,165 @@ class Needed(NamedTuple):
         return sum(file.size_bytes for _, file in self.files)
 
 
-def needed(bundle: ListedBundle, wanted: DesiredModel, device: Hardware) -> Needed:
+def required_files(bundle: ListedBundle, desired: DesiredModel, device: Hardware) -> RequiredFiles:
     """Returns the files that belong in the slot.
 
     Raises:
-        IntegrityError: the fleet desires another manifest than the one that is signed.
+        IntegrityError: the fleet desires another manifest than the signed one.
         IncompatibleTargetError: no variant runs here.
     """
-    if bundle.manifest.sha256 != wanted.sha256:
+    if bundle.manifest.sha256 != desired.sha256:
         raise IntegrityError(
-            f"{wanted.name} version {wanted.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
-            f"{wanted.sha256[:12]} is desired; start the rollout anew."
+            f"{desired.name} version {desired.version} is signed with the manifest {bundle.manifest.sha256[:12]}, and "
+            f"{desired.sha256[:12]} is desired; start the rollout anew."
         )
     variants = choose_variants(bundle.release, device)
-    folder = target_path(wanted.name, wanted.version, "")
+    folder = target_path(desired.name, desired.version, "")
     manifest, *files = files_for(bundle, *(variant.id for variant in variants))
     inside = ((file.path.removeprefix(folder), file) for file in files)
-    return Needed(wanted.name, wanted.version, (*inside, (MANIFEST_NAME, manifest)))
+    return RequiredFiles(desired.name, desired.version, (*inside, (MANIFEST_NAME, manifest)))
+
+
+class SlotFiles:
+    """The slots of one model on the disk. Calls block.
+
+    Args:
+        folder: of the model: `a`, `b`, and `fetch` for unfinished downloads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._partial = folder / "fetch"
+
+    def path(self, slot: Slot) -> Path:
+        """Returns the folder of a slot."""
+        return self._folder / slot
+
+    def partial(self, sha256: str) -> Path:
+        """Returns the path of an unfinished download."""
+        return self._partial / sha256
+
+    def partial_bytes(self) -> int:
+        """Returns the size of the unfinished downloads."""
+        try:
+            return sum(path.stat().st_size for path in self._partial.iterdir())
+        except OSError:
+            return 0
+
+    def begin(self, slot: Slot, files: Sequence[tuple[str, SignedFile]]) -> int:
+        """Removes the manifest first, then all files that the next bundle does not need.
+
+        Args:
+            slot: to be filled.
+            files: of the next bundle, with their paths in it.
+
+        Returns:
+            Freed bytes.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        path = self.path(slot)
+        make_folder(path)
+        freed_bytes = _remove(path, lambda inside: inside != MANIFEST_NAME)
+        sync_folder(path)
+        needed, digests = dict(files), {file.sha256 for _, file in files}
+        freed_bytes += _remove(path, lambda inside: inside in needed and is_intact(path / inside, needed[inside]))
+        make_folder(self._partial)
+        freed_bytes += _remove(self._partial, lambda inside: inside in digests)
+        sync_folder(path)
+        return freed_bytes
+
+    def missing(self, slot: Slot, files: Sequence[tuple[str, SignedFile]], elsewhere: Iterable[Path]) -> set[str]:
+        """Returns the paths of files that must be downloaded; copies those of other bundles on this device.
+
+        Args:
+            slot: to be filled.
+            files: with their paths in the bundle.
+            elsewhere: folders of other bundles.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        folders = list(elsewhere)
+        return {inside for inside, file in files if not self._has(slot, inside, file, folders)}
+
+    def _has(self, slot: Slot, inside: str, file: SignedFile, folders: Sequence[Path]) -> bool:
+        if inside != MANIFEST_NAME and is_intact(self.path(slot) / inside, file):
+            return True
+        original = next((folder / inside for folder in folders if is_intact(folder / inside, file)), None)
+        if original is None:
+            return False
+        copy_whole(original, self.partial(file.sha256))
+        self.place(slot, inside, file)
+        return True
+
+    def place(self, slot: Slot, inside: str, file: SignedFile) -> None:
+        """Moves a complete download into the slot.
+
+        Raises:
+            IntegrityError: it differs from the signed file, and was deleted.
+            OSError: the disk refuses.
+        """
+        partial, target = self.partial(file.sha256), self.path(slot) / inside
+        if not is_intact(partial, file):
+            partial.unlink(missing_ok=True)
+            raise IntegrityError(f"{inside} is not what was signed: another sha256 than {file.sha256}.")
+        with partial.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        make_folder(target.parent)
+        partial.replace(target)
+        sync_folder(target.parent)
+
+    def finish(self, slot: Slot) -> None:
+        """Removes the folder for downloads after the bundle is complete.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.delete_partial()
+        sync_folder(self.path(slot))
+
+    def delete_partial(self) -> None:
+        """Deletes unfinished downloads."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def clear(self, slot: Slot) -> None:
+        """Deletes the content of a slot."""
+        shutil.rmtree(self.path(slot), ignore_errors=True)
 
 
 class Installation:
-    """Fills one slot; resumes after an interruption, also in another process.
+    """Fills one slot.
 
     Args:
         slots: of the model.
         slot: to be filled; nothing else relies on it.
-        what: is to be in it.
+        required: the files that belong in it.
         source: of bytes.
-        elsewhere: bundles on this device whose files are as good.
+        elsewhere: bundles on this device, whose files may be copied.
         free_bytes: on the disk; None if unknown.
-        pace: how fast bytes may come.
+        rate: limits the speed of downloads.
         jitter_s: longest random delay before the first request; it prevents a thundering herd.
-        off_loop: has a blocking call made elsewhere.
+        clock: for waits.
+        rng: for jitter.
+        off_loop: runs a blocking call in a thread.
+
+    Attributes:
+        received_bytes: of all required files.
+        problem: why the download is interrupted; "" if it is not.
     """
 
     def __init__(
         self,
-        slots: Slots,
+        slots: SlotFiles,
         slot: Slot,
-        what: Needed,
+        required: RequiredFiles,
         source: ByteSource,
         *,
         elsewhere: list[Path],
         free_bytes: int | None,
-        pace: Pace,
+        rate: RateLimit,
         jitter_s: float,
         clock: Clock,
         rng: random.Random,
@@ -109,11 +282,11 @@ class Installation:
     ) -> None:
         self._slots = slots
         self._slot = slot
-        self._what = what
+        self._required = required
         self._source = source
         self._elsewhere = elsewhere
         self._free_bytes = free_bytes
-        self._pace = pace
+        self._rate = rate
         self._jitter_s = jitter_s
         self._clock = clock
         self._rng = rng
@@ -122,7 +295,7 @@ class Installation:
         self.problem = ""
 
     async def run(self) -> None:
-        """Returns when the slot is a bundle that is what was signed.
+        """Returns when the slot holds the signed bundle.
 
         Raises:
             NoRoomError: it does not fit.
@@ -130,62 +303,91 @@ class Installation:
             FirstlineError: a permanent refusal.
             OSError: the disk refuses.
         """
-        files = self._what.files
+        files = self._required.files
         freed_bytes = await self._off_loop(self._slots.begin, self._slot, files)
-        lacking = await self._off_loop(self._slots.lacking, self._slot, files, self._elsewhere)
-        missing_bytes = sum(file.size_bytes for inside, file in files if inside in lacking)
-        self.received_bytes = self._what.size_bytes - missing_bytes + self._slots.partial_bytes()
+        missing = await self._off_loop(self._slots.missing, self._slot, files, self._elsewhere)
+        missing_bytes = sum(file.size_bytes for inside, file in files if inside in missing)
+        self.received_bytes = self._required.size_bytes - missing_bytes + self._slots.partial_bytes()
         self._check_room(missing_bytes - self._slots.partial_bytes(), freed_bytes)
-        if lacking:
+        if missing:
             await self._clock.sleep(self._rng.uniform(0, self._jitter_s))
         for inside, file in files:
-            if inside in lacking:
-                await self._bring(inside, file)
-        self.received_bytes = self._what.size_bytes
+            if inside in missing:
+                await self._fetch(inside, file)
+        self.received_bytes = self._required.size_bytes
         await self._off_loop(self._slots.finish, self._slot)
-        bundle = await self._off_loop(open_bundle, self._slots.path(self._slot))
-        if (bundle.manifest.name, bundle.manifest.version) != (self._what.name, self._what.version):
+        manifest = (await self._off_loop(open_bundle, self._slots.path(self._slot))).manifest
+        if (manifest.name, manifest.version) != (self._required.name, self._required.version):
             raise IntegrityError(
-                f"What is signed as {self._what.name} version {self._what.version} says that it is "
-                f"{bundle.manifest.name} version {bundle.manifest.version}; sign it as what it is."
+                f"What is signed as {self._required.name} version {self._required.version} says that it is "
+                f"{manifest.name} version {manifest.version}; sign it as what it is."
             )
 
     def _check_room(self, missing_bytes: int, freed_bytes: int) -> None:
         if self._free_bytes is None:
             return
         free_bytes = self._free_bytes + freed_bytes
-        if missing_bytes + _SPARE_BYTES > free_bytes:
+        if missing_bytes + _RESERVE_BYTES > free_bytes:
             raise NoRoomError(
-                f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_SPARE_BYTES} stay "
+                f"{missing_bytes} bytes are still to come, and {free_bytes} are free, of which {_RESERVE_BYTES} stay "
                 "free; make room in the state directory."
             )
 
-    async def _bring(self, inside: str, file: SignedFile) -> None:
-        partial = self._slots.partial(file.sha256)
-        failures = wrong = 0
+    async def _fetch(self, inside: str, file: SignedFile) -> None:
+        """Downloads one file and moves it into the slot; retries temporary errors without an end."""
+        failures = mismatches = 0
         while True:
             before_bytes = self.received_bytes
             try:
-                await fetch(self._source, file, partial, self._pace, self._came)
+                await download(self._source, file, self._slots.partial(file.sha256), self._rate, self._count)
                 await self._off_loop(self._slots.place, self._slot, inside, file)
                 self.problem = ""
                 return
             except IntegrityError:
-                wrong += 1
+                mismatches += 1
                 self.received_bytes = max(0, self.received_bytes - file.size_bytes)
-                if wrong == _WRONG_LIMIT:
+                if mismatches == _MISMATCH_LIMIT:
                     raise
-            except PASSING as error:
+            except TEMPORARY as error:
                 failures = 0 if self.received_bytes > before_bytes else failures + 1
                 if self.problem == "":
-                    log.warning("a download was cut off, and goes on", file=file.path, error=error.message)
+                    log.warning("a download was interrupted and continues", file=file.path, error=error.message)
                 self.problem = error.message
                 pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                await self._clock.sleep(max(pause_s, _asked_s(error)))
+                await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
-    def _came(self, size_bytes: int) -> None:
+    def _count(self, size_bytes: int) -> None:
         self.received_bytes += size_bytes
 
 
-def _asked_s(error: FirstlineError) -> float:
-    return min(error.retry_after_s or 0.0, _RETRY_MAX_S)
+def manifest_sha256(path: Path) -> str:
+    """Returns the digest of a bundle's manifest; "" if the folder is not a bundle."""
+    try:
+        with (path / MANIFEST_NAME).open("rb") as stream:
+            return hashlib.sha256(stream.read(MANIFEST_LIMIT_BYTES + 1)).hexdigest()
+    except OSError:
+        return ""
+
+
+def is_intact(path: Path, file: SignedFile) -> bool:
+    """Returns whether a path holds the signed file."""
+    try:
+        if path.is_symlink() or path.stat().st_size != file.size_bytes:
+            return False
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == file.sha256
+    except OSError:
+        return False
+
+
+def _remove(folder: Path, is_needed: Callable[[str], bool]) -> int:
+    """Removes the files of a folder that are not needed, and empty folders; returns the freed bytes."""
+    freed_bytes = 0
+    for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder comes before the folder
+        if path.is_dir() and not path.is_symlink():
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
+        elif not is_needed(path.relative_to(folder).as_posix()):
+            freed_bytes += path.lstat().st_size
+            path.unlink()
+    return freed_bytes

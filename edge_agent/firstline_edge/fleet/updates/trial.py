@@ -1,109 +1,180 @@
-"""A bundle's trial on this device: it answers requests, is observed, and is accepted or rolled back.
-
-Which slot runs, and whether it is being tried, says the pointer alone (`pointer.py`). It is on the disk before what it
-says is done; only going back waits for no disk: what ran before answers at once, and a restart that knows nothing of
-that spends one more try.
-"""
+"""The trial of a model on this device: it is tested before it answers requests, and its failures are counted then."""
 
 from __future__ import annotations
 
-from firstline_core.errors import FirstlineError
-from firstline_core.fleet.update import UpdateState
-from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.means import Means
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
-log = logger(__name__)
+import numpy as np
 
-_LOOK_S = 5.0
+from firstline_core.bundle.golden import deviation, read_golden, tensor_of
+from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
+from firstline_core.fleet.target import Hardware
+from firstline_core.processing.steps import InputSpec
+from firstline_edge.models.held import HeldModel
+from firstline_edge.models.reloading import Reloading
+
+SLOWDOWN_LIMIT = 10.0
+"""Largest factor by which a row may take longer than with the running model, if it takes more than `QUICK_MS`."""
+QUICK_MS = 20.0
+LEAST_ROWS, FAILED_SHARE = 20, 0.5
+"""The share of rows without an answer that fails a trial of at least so many rows."""
 
 
-class Trial:
-    """Of one model.
+class Serving(Protocol):
+    """The models that answer requests on this device; simulations implement it like `AgentServing`."""
+
+    def place(self, name: str) -> Path | None:
+        """Returns the folder of the bundle that the device was set up with; None if there is none."""
+        ...
+
+    async def prepare(self, path: Path, *, trial: bool) -> Any:
+        """Returns a loaded bundle; with `trial`, after its self-test against the running one.
+
+        Raises:
+            UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
+        """
+        ...
+
+    async def exchange(self, name: str, prepared: Any | None) -> None:
+        """Makes a prepared model answer new requests; None removes the model. Running requests keep their model."""
+        ...
+
+    def failed(self, name: str) -> bool:
+        """Returns whether the running model has failed so often since the exchange that it must be rolled back."""
+        ...
+
+    async def hardware(self) -> Hardware:
+        """Returns the runtimes and the capacity of this device."""
+        ...
+
+
+class AgentServing:
+    """A `Serving`: the models of this agent.
 
     Args:
-        name: of the model.
-        means: of this device.
+        reloading: exchanges them.
+        hold: opens, loads and measures one bundle; blocks.
+        running: returns the model that answers for a name now.
+        answered: returns the rows of a version so far, and those of them without an answer.
+        hardware: returns the device's runtimes and capacity; blocks.
     """
 
-    def __init__(self, name: str, means: Means) -> None:
-        self._name = name
-        self._means = means
-        self._since_s: float | None = None  # in this process
+    def __init__(
+        self,
+        reloading: Reloading,
+        hold: Callable[[Path], HeldModel],
+        *,
+        running: Callable[[str], HeldModel | None],
+        answered: Callable[[HeldModel], tuple[int, int]],
+        hardware: Callable[[], Hardware],
+    ) -> None:
+        self._reloading = reloading
+        self._hold = hold
+        self._running = running
+        self._answered = answered
+        self._hardware = hardware
+        self._before: dict[str, tuple[int, int]] = {}
 
-    async def begin(self) -> None:
-        """Has the other slot test itself, and puts it before requests.
+    def place(self, name: str) -> Path | None:
+        """See `Serving`."""
+        return self._reloading.place(name)
 
-        Raises:
-            UpdateError: it does not pass.
-            OSError: the disk refuses; the previous model runs.
-        """
-        means, name = self._means, self._name
-        history = means.history
-        record = history.records[name]
-        prepared = await means.serving.prepare(history.slots(name).path(record.slot), trial=True)
-        tried = means.next(record, UpdateState.TRIAL)
-        await means.off_loop(history.begin_trial, name, means.trials.tries, tried)
-        means.tell(name)
-        self._since_s = means.clock.monotonic_s()
-        await means.serving.exchange(name, prepared)
+    async def prepare(self, path: Path, *, trial: bool) -> HeldModel:
+        """See `Serving`."""
+        held = await asyncio.to_thread(self._hold, path)
+        if trial:
+            await asyncio.to_thread(self_test, held, self._running(held.manifest.name))
+        elif held.edge is None and held.manifest.edge:
+            raise SelfTestError(f"{held.manifest.name} version {held.version} does not run here: {held.problem}")
+        return held
 
-    async def look(self) -> float:
-        """Commits what has answered long enough; goes back where it cannot. Seconds after which to look again.
+    async def exchange(self, name: str, prepared: HeldModel | None) -> None:
+        """See `Serving`."""
+        if prepared is not None:
+            if prepared.manifest.name != name:
+                raise IntegrityError(f"What is to answer as {name} calls itself {prepared.manifest.name}.")
+            self._before[name] = self._answered(prepared)
+        own = prepared is None or prepared.bundle.path == self.place(name)
+        await self._reloading.exchange(name, prepared, None if own or prepared is None else prepared.bundle.path)
 
-        Raises:
-            OSError: the disk refuses; the trial continues.
-        """
-        means, name = self._means, self._name
-        pointer = means.history.pointer(name)
-        if not pointer.in_trial:  # the disk refused the record
-            await means.off_loop(means.history.bring_up, name, means.now_s())
-            means.tell(name)
-            return 0.0
-        if means.serving.failed(name):
-            await self.give_up("errors", "Too many requests got no answer while it was being tried.")
-            return 0.0
-        if self._since_s is None:
-            self._since_s = means.clock.monotonic_s()
-        left_s = self._since_s + means.trials.trial_s - means.clock.monotonic_s()
-        if left_s > 0:
-            return min(left_s, _LOOK_S)
-        await means.off_loop(means.history.point, name, pointer.committed())
-        await means.note(name, UpdateState.COMMITTED)
-        return 0.0
+    def failed(self, name: str) -> bool:
+        """See `Serving`."""
+        held = self._running(name)
+        return held is not None and has_failed(self._before.get(name, (0, 0)), self._answered(held))
 
-    async def give_up(self, reason: str, message: str) -> None:
-        """Rolls back to the previous model."""
-        means = self._means
+    async def hardware(self) -> Hardware:
+        """See `Serving`."""
+        return await asyncio.to_thread(self._hardware)
+
+
+def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
+    """Returns whether more than half of the rows between two counts, and of at least 20, got no answer.
+
+    Args:
+        before: rows so far, and those of them without an answer, when the trial began.
+        now: the same now.
+    """
+    rows, errors = (max(0, after - at_begin) for after, at_begin in zip(now, before, strict=True))
+    return rows >= LEAST_ROWS and errors > FAILED_SHARE * rows
+
+
+def self_test(held: HeldModel, running: HeldModel | None) -> None:
+    """Compares a model with its golden answers and with the running model; blocks for as long as some rows take.
+
+    Args:
+        held: loaded, and not yet answering requests.
+        running: the model that answers now; None if there is none.
+
+    Raises:
+        SelfTestError: the model does not run, takes another input, answers differently, or is too slow.
+    """
+    name = f"{held.manifest.name} version {held.version}"
+    edge = held.edge
+    if edge is None:
+        if held.manifest.edge:
+            raise SelfTestError(f"{name} does not run here: {held.problem}")
+        return
+    if running is not None and not _accepts_same_input(held.manifest.input, running.manifest.input):
+        raise SelfTestError(
+            f"{name} takes {_described(held.manifest.input)}, and what runs takes "
+            f"{_described(running.manifest.input)}: all that applications send would be refused. Give a bundle that "
+            "takes something else another name."
+        )
+    golden = held.manifest.golden
+    if golden is not None:
         try:
-            await means.off_loop(means.history.give_up, self._name, reason, message, means.now_s())
-        except OSError as error:
-            log.error("going back is not on the disk yet", model=self._name, error=str(error))
-        await self.answer_as_before()
+            answers = read_golden(held.bundle, golden.artefact)
+            rows = edge.run(tensor_of(answers, held.manifest.input))
+        except IntegrityError:
+            raise
+        except FirstlineError as error:
+            raise SelfTestError(f"{name} fails on its golden inputs: {error.message}") from error
+        variant = edge.loaded.model.id
+        difference = deviation(answers, variant, np.stack([row.probabilities for row in rows]))
+        if difference is not None and difference > golden.tolerance:
+            raise SelfTestError(
+                f"{name} ({variant}) answers its golden inputs otherwise than where it was made: a probability differs "
+                f"by {difference:.3g}, and {golden.tolerance:g} is allowed."
+            )
+    before_ms = running.edge.row_ms if running is not None and running.edge is not None else math.inf
+    if edge.row_ms > QUICK_MS and edge.row_ms > SLOWDOWN_LIMIT * before_ms:
+        raise SelfTestError(
+            f"{name} takes {edge.row_ms:.0f} ms a row on this device, and what runs takes {before_ms:.1f} ms; at most "
+            f"{SLOWDOWN_LIMIT:g} times as long is allowed."
+        )
 
-    async def roll_back(self) -> None:
-        """Rolls back on request.
 
-        Raises:
-            UnknownModelError, RequestError: see `History.roll_back`.
-        """
-        means = self._means
-        try:
-            await means.off_loop(means.history.roll_back, self._name, means.now_s())
-        except OSError as error:
-            log.error("going back is not on the disk yet", model=self._name, error=str(error))
-        await self.answer_as_before()
+def _accepts_same_input(now: InputSpec, before: InputSpec) -> bool:
+    """Returns whether callers of the running bundle can call this one unchanged."""
+    sizes = len(now.shape) == len(before.shape) and all(
+        size in (-1, previous) for size, previous in zip(now.shape, before.shape, strict=True)
+    )
+    return (now.name, now.datatype) == (before.name, before.datatype) and sizes
 
-    async def answer_as_before(self) -> None:
-        """Loads the model of the pointer; if it cannot run, the bundle that the device was set up with."""
-        means, name = self._means, self._name
-        self._since_s = None
-        means.tell(name)
-        prepared = None
-        for place in (means.history.path(name, means.history.pointer(name).slot), means.serving.place(name)):
-            if place is None or prepared is not None:
-                continue
-            try:
-                prepared = await means.serving.prepare(place, trial=False)
-            except (FirstlineError, OSError) as error:
-                log.error("what ran before cannot run", model=name, error=str(error))
-        await means.serving.exchange(name, prepared)
+
+def _described(spec: InputSpec) -> str:
+    return f"'{spec.name}' {spec.datatype} {list(spec.shape)}"

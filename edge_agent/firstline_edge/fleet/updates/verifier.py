@@ -1,10 +1,10 @@
-"""Verifies signed metadata in a separate, short-lived process, and defines the messages between the two processes.
+"""A short-lived process that verifies the signed metadata with python-tuf, and the messages between it and the agent.
 
-    python -m firstline_edge.fleet.updates.verifier       started by `verifying`, never by hand
+    python -m firstline_edge.fleet.updates.verifier       started by `registry`, never by hand
 
-python-tuf and what it rests on would stay in an agent for good once they were imported, for a look a month. This
-process has neither a network nor a credential: it asks for each file by its name, a part at a time, and keeps what it
-verified in the folder that it was told. Words go over stdin and stdout, each as its length and MessagePack.
+An agent that imported python-tuf would keep its megabytes for good, although it verifies metadata once a month. This
+process has neither a network nor a credential: it requests each file by its name, a part at a time, and stores what it
+verified in the given folder. Messages go over stdin and stdout, each as its length and MessagePack.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from firstline_core.errors import BY_CODE, FirstlineError, ProtocolError
 from firstline_core.storage.artefact import SignedFile
 
 LIMIT_BYTES = 64 * 1024 * 1024
-"""Of one word: more than what lists all targets that are read."""
+"""Size limit of a message: more than the largest list of targets."""
 _LENGTH_BYTES = 4
-_W = TypeVar("_W")
+_M = TypeVar("_M")
 
 
-class Look(Struct, frozen=True, tag=True):
-    """To the child, first: where it keeps metadata, whom to believe to begin with, and what time it is."""
+class Request(Struct, frozen=True, tag=True):
+    """To the process, first: the folder for verified metadata, the trusted root, and the time (wall, seconds)."""
 
     folder: str
     anchor: bytes
@@ -35,7 +35,7 @@ class Look(Struct, frozen=True, tag=True):
 
 
 class Part(Struct, frozen=True, tag=True):
-    """To the child: the next of a file's bytes; none at its end."""
+    """To the process: the next bytes of a file; none at its end."""
 
     content: bytes
 
@@ -49,99 +49,100 @@ class Failure(Struct, frozen=True, tag=True):
 
     @staticmethod
     def of(error: FirstlineError) -> Failure:
-        """The word for an error."""
+        """Returns the message for an error."""
         return Failure(error.code, error.message, error.retry_after_s)
 
     def error(self) -> FirstlineError:
-        """The same error."""
+        """Returns the error of this message."""
         return BY_CODE.get(self.code, FirstlineError)(self.message, retry_after_s=self.retry_after_s)
 
 
 class Fetch(Struct, frozen=True, tag=True):
-    """From the child: it wants a file from its beginning; the one before is not wanted any more."""
+    """From the process: it requests a file from its beginning, and no longer the previous one."""
 
     name: str
 
 
 class More(Struct, frozen=True, tag=True):
-    """From the child: it wants the file's next part."""
+    """From the process: it requests the next part of the file."""
 
 
 class Listed(Struct, frozen=True, tag=True):
-    """From the child, last: all that is signed now."""
+    """From the process, last: all signed files."""
 
     files: list[SignedFile]
 
 
-def say(stream: IO[bytes], word: Struct) -> None:
-    """Writes one word."""
-    content = msgspec.msgpack.encode(word)
+def send(stream: IO[bytes], message: Struct) -> None:
+    """Writes one message."""
+    content = msgspec.msgpack.encode(message)
     stream.write(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
     stream.flush()
 
 
-def hear(stream: IO[bytes], kinds: type[_W] | Any) -> _W | None:
-    """The next word; None where there is no more.
+def receive(stream: IO[bytes], kinds: type[_M] | Any) -> _M | None:
+    """Returns the next message; None at the end of the stream.
 
     Args:
         stream: to read from.
-        kinds: which words it may be.
+        kinds: the expected messages.
 
     Raises:
         ProtocolError: the message is unknown or too long.
     """
     size_bytes = int.from_bytes(head := stream.read(_LENGTH_BYTES), "big")
     if size_bytes > LIMIT_BYTES:
-        raise ProtocolError(f"A word of {size_bytes} bytes is not read; at most {LIMIT_BYTES} are.")
+        raise ProtocolError(f"A message of {size_bytes} bytes is not read; the limit is {LIMIT_BYTES}.")
     content = stream.read(size_bytes)
     if len(head) < _LENGTH_BYTES or len(content) < size_bytes:
         return None
     try:
-        word: _W = msgspec.msgpack.decode(content, type=kinds)
+        message: _M = msgspec.msgpack.decode(content, type=kinds)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"A word is not understood: {error}.") from error
-    return word
+        raise ProtocolError(f"A message is not understood: {error}.") from error
+    return message
 
 
-class _Asked:
-    """A `MetadataSource` that asks the parent process."""
+class _ParentSource:
+    """A `MetadataSource` that requests files from the parent process."""
 
-    def __init__(self, heard: IO[bytes], said: IO[bytes]) -> None:
-        self._heard = heard
-        self._said = said
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
 
     def fetch(self, name: str) -> Iterator[bytes]:
         """See `MetadataSource`."""
-        wanted: Struct = Fetch(name)
-        while content := self._asked(wanted):
+        request: Struct = Fetch(name)
+        while content := self._part(request):
             yield content
-            wanted = More()
+            request = More()
 
-    def _asked(self, wanted: Struct) -> bytes:
-        say(self._said, wanted)
-        word: Part | Failure | None = hear(self._heard, Part | Failure)
-        if word is None:
-            raise SystemExit(1)  # nobody waits for this look any more
-        if isinstance(word, Failure):
-            raise word.error()
-        return word.content
+    def _part(self, request: Struct) -> bytes:
+        send(self._outgoing, request)
+        message: Part | Failure | None = receive(self._incoming, Part | Failure)
+        if message is None:
+            raise SystemExit(1)  # the parent has ended
+        if isinstance(message, Failure):
+            raise message.error()
+        return message.content
 
 
 def main() -> int:
-    """One look; 0 once it was told how it ended."""
-    heard, said = sys.stdin.buffer, sys.stdout.buffer
-    look: Look | None = hear(heard, Look)
-    if look is None:
+    """Verifies once; returns 0 after the result was sent."""
+    incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
+    request: Request | None = receive(incoming, Request)
+    if request is None:
         return 1
     from firstline_core.bundle.trust import Trust
 
-    now_s = look.now_s
-    trust = Trust(Path(look.folder), _Asked(heard, said), anchor=look.anchor, now_s=lambda: now_s)
+    now_s = request.now_s
+    source = _ParentSource(incoming, outgoing)
+    trust = Trust(Path(request.folder), source, anchor=request.anchor, now_s=lambda: now_s)
     try:
-        word: Listed | Failure = Listed(list(trust.refresh().values()))
+        result: Listed | Failure = Listed(list(trust.refresh().values()))
     except FirstlineError as error:
-        word = Failure.of(error)
-    say(said, word)
+        result = Failure.of(error)
+    send(outgoing, result)
     return 0
 
 

@@ -32,12 +32,11 @@ from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.protocol.mqtt_messages import Message
 from firstline_core.protocol.topics import Topics
 from firstline_edge.cloud.chain import no_budget
-from firstline_edge.fleet import starts
-from firstline_edge.fleet.counts import FleetCounts
-from firstline_edge.fleet.desired import keep_desired, read_desired
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
+from firstline_edge.fleet.report import FleetCounts
+from firstline_edge.fleet.start import note_end, note_start
 from firstline_edge.fleet.transports import MqttTransport
-from firstline_edge.fleet.twin import Twin
+from firstline_edge.fleet.twin import Twin, read_desired, store_desired
 
 
 def limiter_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
@@ -97,16 +96,16 @@ def test_a_brake_that_is_off_costs_nothing_at_the_gate(tmp_path: Path) -> None:
 
 
 def test_starts_and_ends_without_a_word_are_remembered(tmp_path: Path) -> None:
-    path = tmp_path / "fleet" / "starts"
-    first = starts.begin(path)
-    starts.end(path, first)
-    assert [(found.starts, found.unclean) for found in (first, starts.begin(path), starts.begin(path))] == [
+    folder = tmp_path / "fleet"
+    first = note_start(folder)
+    note_end(folder, first)
+    assert [(found.starts, found.unclean) for found in (first, note_start(folder), note_start(folder))] == [
         (1, 0),
         (2, 0),
         (3, 1),
     ]
-    path.write_bytes(b"nonsense\nx\n")
-    assert starts.begin(path).starts == 1
+    (folder / "starts").write_bytes(b"nonsense\nx\n")
+    assert note_start(folder).starts == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"revision": -1}', b'{"revision": 1, "format": 2}', b"\xff"])
@@ -114,7 +113,7 @@ def test_what_was_desired_is_kept_and_never_guessed_at(tmp_path: Path, content: 
     path = tmp_path / "fleet" / "desired"
     assert read_desired(path) is None
     desired = Desired(7, brake=Brake(1.0, "why"))
-    keep_desired(path, desired)
+    store_desired(path, desired)
     assert read_desired(path) == desired
     path.write_bytes(content)
     assert read_desired(path) is None
@@ -161,7 +160,7 @@ class FakeWay:
         self.away = False
         self.connections = 1
 
-    async def desired(self, known: int) -> Desired:
+    async def desired(self, revision: int) -> Desired:
         return await self.said.get()
 
     async def report(self, reported: Reported) -> None:
@@ -185,7 +184,7 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
         return Twin(
             tmp_path / "desired",
             way,
-            take_up=taken.append,
+            apply=taken.append,
             describe=lambda: so,
             count=lambda: Telemetry("-", 0),
             session="s",

@@ -12,7 +12,7 @@ from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.configuration.fetching import fetch, find
+from firstline_edge.fleet.configuration.configurator import fetch, find_file
 
 CONTENT = 'name = "quiet"\nversion = 1\n# für alle\n'.encode()
 
@@ -32,9 +32,8 @@ class Site:
         self.sent = content if sent is None else sent
         self.taken_bytes = 0
 
-    async def configuration(self, name: str, version: int) -> SignedFile:
-        assert (name, version) == ("quiet", 1)
-        return self.file
+    async def files(self) -> dict[str, SignedFile]:
+        return {self.file.path: self.file}
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         assert (sha256, offset, size_bytes) == (self.file.sha256, 0, self.file.size_bytes)
@@ -45,7 +44,7 @@ class Site:
 
 async def test_what_is_signed_comes_as_it_is() -> None:
     site = Site()
-    file = await find(site, site.wanted)
+    file = await find_file(site, site.wanted)
     held = await fetch(site, file, site.wanted)
     assert (held.name, held.version, held.text.encode()) == ("quiet", 1, CONTENT)
     assert held.sha256 == site.wanted.sha256
@@ -54,16 +53,16 @@ async def test_what_is_signed_comes_as_it_is() -> None:
 async def test_what_is_signed_as_something_else_is_not_fetched() -> None:
     site = Site()
     with pytest.raises(IntegrityError, match=f"signed as {site.file.sha256[:12]} .* bbbbbbbbbbbb is desired"):
-        await find(site, replace(site.wanted, sha256="b" * 64))
+        await find_file(site, replace(site.wanted, sha256="b" * 64))
     assert site.taken_bytes == 0
 
 
 async def test_what_is_too_large_to_be_a_configuration_is_not_fetched() -> None:
     site = Site(b"#" * LIMIT_BYTES)
-    assert await find(site, site.wanted) == site.file
+    assert await find_file(site, site.wanted) == site.file
     site = Site(b"#" * (LIMIT_BYTES + 1))
     with pytest.raises(IntegrityError, match=f"{LIMIT_BYTES + 1} bytes"):
-        await find(site, site.wanted)
+        await find_file(site, site.wanted)
 
 
 @pytest.mark.parametrize("sent", [b"", CONTENT[:-1], CONTENT.replace(b"1", b"2"), CONTENT + b"#"])

@@ -10,7 +10,7 @@ from support.agent import edge_settings
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import KEYS, Configuration, parse_configuration
-from firstline_edge.fleet.configuration.overlay import overlaid
+from firstline_edge.fleet.configuration.settings_changes import changed_settings
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -28,7 +28,9 @@ def test_every_key_that_the_fleet_can_set_is_one_of_the_agents() -> None:
 
 def test_what_is_set_is_changed_and_nothing_else(tmp_path: Path) -> None:
     own = edge_settings(tmp_path, budget__bytes_per_day=1000, audit__per_hour=7)
-    found = overlaid(own, said("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n"))
+    found = changed_settings(
+        own, said("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n")
+    )
     assert (found.budget.bytes_per_day, found.budget.bytes_per_hour) == (500, 50)
     assert found.policy.min_threshold == math.inf and found.audit.per_hour == 7
     assert (found.links, found.api, found.agent) == (own.links, own.api, own.agent)
@@ -53,7 +55,7 @@ def test_the_devices_own_file_is_the_last_word(tmp_path: Path, text: str, why: s
         fleet__locked=["audit.per_hour", "costs"],
     )
     with pytest.raises(ConfigError, match=why):
-        overlaid(own, said(text))
+        changed_settings(own, said(text))
 
 
 def test_a_lock_of_what_cannot_be_set_anyhow_is_a_mistake() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator
@@ -17,11 +18,9 @@ from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.configuration.beginning import begin
+from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, read_state, start_configuration
 from firstline_edge.fleet.configuration.configurator import Configurator
-from firstline_edge.fleet.configuration.kept import read_kept
-from firstline_edge.fleet.configuration.ledger import Ledger
-from firstline_edge.fleet.updates.means import Trials
+from firstline_edge.fleet.updates.state_machine import TrialLimits
 from firstline_edge.settings.settings import EdgeSettings
 
 S = UpdateState
@@ -32,23 +31,22 @@ class Registry:
     """What is signed, and its bytes."""
 
     def __init__(self) -> None:
-        self.files: dict[tuple[str, int], SignedFile] = {}
+        self.signed: dict[str, SignedFile] = {}
         self.blobs: dict[str, bytes] = {}
         self.error: FirstlineError | None = None
 
     def add(self, version: int, bytes_per_day: int, *, name: str = "quiet", text: str = "") -> DesiredConfiguration:
         content = (text or TEXT.format(name, version, bytes_per_day)).encode()
         sha256 = hashlib.sha256(content).hexdigest()
-        self.files[name, version] = SignedFile(configuration_path(name, version), len(content), sha256, {})
+        path = configuration_path(name, version)
+        self.signed[path] = SignedFile(path, len(content), sha256, {})
         self.blobs[sha256] = content
         return DesiredConfiguration(name, version, sha256, f"r{version}")
 
-    async def configuration(self, name: str, version: int) -> SignedFile:
+    async def files(self) -> dict[str, SignedFile]:
         if self.error is not None:
             raise self.error
-        if (name, version) not in self.files:
-            raise NotFoundError("It is not listed.")
-        return self.files[name, version]
+        return self.signed
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         content = self.blobs[sha256]
@@ -68,20 +66,26 @@ class Device:
         self.start()
 
     def start(self) -> None:
-        kept, self.settings = begin(self.path, self.own, self.clock)
+        state, self.settings = start_configuration(self.path, self.own, self.clock)
+        self.store = ConfigurationStore(self.path, state, off_loop=here)
         self.configurator = Configurator(
-            Ledger(self.path, kept, clock=self.clock, off_loop=here),
+            self.store,
             self.own,
+            self.registry,
             self.registry,
             adopt=self.adopt,
             failed=lambda: self.fails,
             clock=self.clock,
             rng=random.Random(1),
-            trials=Trials(2, 60.0),
+            limits=TrialLimits(2, 60.0),
         )
 
     def adopt(self, settings: EdgeSettings) -> None:
         self.settings = settings
+
+    async def roll_back(self) -> None:
+        """Rolls back on request, while the agent runs."""
+        await asyncio.gather(self.configurator.roll_back(), self.configurator.step())
 
     @property
     def bytes_per_day(self) -> int:
@@ -89,7 +93,7 @@ class Device:
 
     @property
     def state(self) -> tuple[UpdateState, str]:
-        record = self.configurator.kept.record
+        record = self.store.state.record
         assert record is not None
         return record.state, record.reason
 
@@ -97,10 +101,10 @@ class Device:
         self.configurator.desire(wanted)
         for _ in range(100):
             wait_s = await self.configurator.step()
-            if self.configurator.kept.record is not None and self.state[0] in until:
+            if self.store.state.record is not None and self.state[0] in until:
                 return
             self.clock.pass_by(wait_s)
-        raise AssertionError(f"never came so far: {self.configurator.kept}")
+        raise AssertionError(f"never came so far: {self.store.state}")
 
 
 @pytest.fixture
@@ -113,8 +117,8 @@ async def test_it_is_tried_kept_and_there_after_a_restart(device: Device) -> Non
     await device.run(wanted, frozenset({S.TRIAL}))
     assert device.bytes_per_day == 500
     await device.run(wanted)
-    assert device.state == (S.COMMITTED, "") and device.configurator.kept.running is not None
-    assert device.configurator.kept.running.sha256 == wanted.sha256
+    assert device.state == (S.COMMITTED, "") and device.store.state.running is not None
+    assert device.store.state.running.sha256 == wanted.sha256
     device.start()
     assert device.bytes_per_day == 500
 
@@ -133,9 +137,9 @@ async def test_what_must_not_run_here_changes_nothing(device: Device, wanted, st
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
     device.start()
     await device.run(wanted(device.registry))
-    assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.configurator.kept.record
-    assert device.bytes_per_day == 1000 and device.configurator.kept.running is None
-    record = device.configurator.kept.record
+    assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.store.state.record
+    assert device.bytes_per_day == 1000 and device.store.state.running is None
+    record = device.store.state.record
     assert record is not None and record.message.endswith(".")
 
 
@@ -173,7 +177,7 @@ async def test_too_many_starts_end_a_trial(device: Device) -> None:
     await device.run(wanted, frozenset({S.TRIAL}))
     for left in (1, 0):
         device.start()
-        assert device.bytes_per_day == 500 and device.configurator.kept.tries_left == left
+        assert device.bytes_per_day == 500 and device.store.state.tries_left == left
     device.start()
     assert device.state == (S.ROLLED_BACK, "tries") and device.bytes_per_day == 0
     await device.run(wanted)
@@ -190,7 +194,7 @@ async def test_what_the_devices_own_file_forbids_by_now_makes_way(device: Device
     assert device.state == (S.ROLLED_BACK, "invalid") and device.bytes_per_day == 300
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=200))
     device.start()
-    assert device.bytes_per_day == 200 and device.configurator.kept.running is None
+    assert device.bytes_per_day == 200 and device.store.state.running is None
 
 
 async def test_the_fleet_takes_it_back(device: Device) -> None:
@@ -206,12 +210,12 @@ async def test_the_fleet_takes_it_back(device: Device) -> None:
 
 async def test_somebody_at_the_device_goes_back_once(device: Device) -> None:
     with pytest.raises(RequestError):
-        await device.configurator.roll_back()
+        await device.roll_back()
     await device.run(device.registry.add(1, 300))
-    await device.configurator.roll_back()
+    await device.roll_back()
     assert device.state == (S.ROLLED_BACK, "asked") and device.bytes_per_day == 0
     with pytest.raises(RequestError):
-        await device.configurator.roll_back()
+        await device.roll_back()
 
 
 async def test_who_goes_back_while_another_one_comes_is_not_overruled_by_it(device: Device) -> None:
@@ -221,7 +225,7 @@ async def test_who_goes_back_while_another_one_comes_is_not_overruled_by_it(devi
 
     async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         async for part in content(sha256, offset, size_bytes):
-            if device.configurator.kept.can_go_back:
+            if device.store.state.can_roll_back:
                 await device.configurator.roll_back()
             yield part
 
@@ -314,7 +318,7 @@ async def test_a_disk_without_room_is_told_and_waited_for(device: Device, monkey
     with full_disk(monkeypatch):
         for _ in range(3):
             device.clock.pass_by(await device.configurator.step())
-        record = device.configurator.kept.record
+        record = device.store.state.record
         assert record is not None
         assert record.target == wanted
         assert (record.state, record.reason) == (S.OFFERED, "no_room")
@@ -387,7 +391,7 @@ async def test_one_that_sets_nothing_gives_the_devices_own_settings_back(device:
     await device.run(device.registry.add(1, 300))
     await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
     assert device.bytes_per_day == 0 and device.settings == device.own
-    assert device.configurator.kept.running is not None and device.configurator.kept.running.version == 2
+    assert device.store.state.running is not None and device.store.state.running.version == 2
 
 
 def test_a_damaged_file_is_put_aside_and_the_devices_own_settings_hold(device: Device) -> None:
@@ -413,7 +417,7 @@ async def test_cut_at_every_write_it_runs_the_old_or_the_new_and_comes_to_an_end
                 cut = True
         device.start()
         assert device.bytes_per_day in (300, 400)
-        assert read_kept(device.path) == device.configurator.kept
+        assert read_state(device.path) == device.store.state
         await device.run(wanted)
         assert (device.state, device.bytes_per_day) == ((S.COMMITTED, ""), 400)
         if not cut:

@@ -13,8 +13,8 @@ from support.updates import NAME, Device, HastyClock, Registry, bundle_at, full_
 from firstline_core.errors import LinkDownError
 from firstline_core.fleet.twin import DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.history import History
-from firstline_edge.fleet.updates.pointer import Pointer
+from firstline_edge.fleet.updates.model_store import ModelStore, Pointer
+from firstline_edge.fleet.updates.state_machine import BY_REQUEST
 
 S = UpdateState
 
@@ -89,7 +89,7 @@ async def test_going_back_on_the_disk_ends_an_update_that_waits(
 ) -> None:
     await committed(device, wanted)
     await staged(device, third, clock)
-    History(device.folder / "models").roll_back(NAME, clock.wall_s())
+    ModelStore(device.folder / "models").roll_back(NAME, BY_REQUEST, "", clock.wall_s())
     device.start()
     device.updater.desire([third])
     await device.run()
@@ -328,7 +328,7 @@ async def test_a_trial_of_which_nothing_is_known_ends(device: Device, wanted: De
         await device.step()
     (device.folder / "models" / NAME / "update").write_bytes(b"x\ny\n")
     device.start()
-    assert device.version == 1 and device.history.pointer(NAME) == Pointer()
+    assert device.version == 1 and device.store.pointer(NAME) == Pointer()
 
 
 async def test_going_back_while_files_come_ends_the_update(

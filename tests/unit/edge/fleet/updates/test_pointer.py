@@ -8,17 +8,14 @@ import pytest
 
 from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import with_checksum
-from firstline_edge.fleet.updates.pointer import Pointer, read_pointer, write_pointer
+from firstline_core.storage.structs import read_struct, write_struct
+from firstline_edge.fleet.updates.model_store import Pointer
 
 
-def test_a_device_that_never_had_an_update_runs_what_it_was_set_up_with(tmp_path: Path) -> None:
-    assert read_pointer(tmp_path / "digits") == Pointer("", "", None)
-
-
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_written_pointer_is_read(tmp_path: Path) -> None:
     pointer = Pointer().begin_trial(3).started()
-    write_pointer(tmp_path / "digits", pointer)
-    assert read_pointer(tmp_path / "digits") == pointer == Pointer("a", "", 2)
+    write_struct(tmp_path / "digits" / "pointer", pointer)
+    assert read_struct(tmp_path / "digits" / "pointer", Pointer) == pointer == Pointer("a", "", 2)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +25,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_a_damaged_pointer_is_said_to_be(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pointer").write_bytes(content)
     with pytest.raises(IntegrityError, match="pointer"):
-        read_pointer(tmp_path)
+        read_struct(tmp_path / "pointer", Pointer)
 
 
 def test_nothing_is_tried_twice_at_a_time() -> None:

@@ -18,7 +18,7 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_edge.fleet.updates.self_test import self_test
+from firstline_edge.fleet.updates.trial import self_test
 from firstline_edge.models.held import HeldModel
 from firstline_edge.models.loading import hold
 from firstline_edge.models.workers import Workers

@@ -20,8 +20,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.history import History
-from firstline_edge.fleet.updates.pointer import Pointer
+from firstline_edge.fleet.updates.model_store import ModelStore, Pointer
 
 S = UpdateState
 
@@ -65,7 +64,7 @@ async def test_a_good_bundle_is_fetched_tried_and_kept(device: Device, wanted: D
     device.updater.desire([wanted])
     await device.run()
     assert state(device) == (S.COMMITTED, "") and device.version == 2
-    assert device.history.pointer(NAME) == Pointer("a", "", None)
+    assert device.store.pointer(NAME) == Pointer("a", "", None)
     (update,) = device.updater.updates()
     assert update.rollout == "r1" and update.received_bytes == update.total_bytes > 0
     device.start()
@@ -318,6 +317,6 @@ def test_damaged_files_are_no_guess(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "pointer").write_bytes(b"x\ny\n")
     (folder / "update").write_bytes(b"x\ny\n")
-    assert History(tmp_path, repair=False).records == {} and (folder / "pointer").exists()
-    history = History(tmp_path)
-    assert history.pointer(NAME) == Pointer() and not (folder / "pointer").exists()
+    assert ModelStore(tmp_path, repair=False).records == {} and (folder / "pointer").exists()
+    store = ModelStore(tmp_path)
+    assert store.pointer(NAME) == Pointer() and not (folder / "pointer").exists()

@@ -12,7 +12,7 @@ from bench.support.signed_repository import SignedRepository
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkDownError
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.updates.adapters import NoRegistry, SignedCatalogue
+from firstline_edge.fleet.updates.registry import NoRegistry, SignedCatalogue
 from firstline_edge.settings.settings import LinkSection
 
 
@@ -42,7 +42,7 @@ from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.settings.settings import LinkSection
-from firstline_edge.fleet.updates.adapters import SignedCatalogue
+from firstline_edge.fleet.updates.registry import SignedCatalogue
 
 async def main():
     asked = asyncio.Event()

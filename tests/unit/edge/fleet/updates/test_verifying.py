@@ -24,12 +24,14 @@ from firstline_core.errors import (
     SignatureError,
 )
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.updates.verifying import Source, verified
+from firstline_edge.fleet.updates.registry import MetadataSource, verified_files
 
 
-def look(folder: Path, repository: SignedRepository, source: Source | None = None, days: float = 0.0) -> list[str]:
+def look(
+    folder: Path, repository: SignedRepository, source: MetadataSource | None = None, days: float = 0.0
+) -> list[str]:
     now_s = (START + days * DAY).timestamp()
-    return sorted(verified(folder, source or repository, anchor=repository.anchor, now_s=now_s))
+    return sorted(verified_files(folder, source or repository, anchor=repository.anchor, now_s=now_s))
 
 
 def test_what_is_signed_is_listed_as_it_was_signed(tmp_path: Path) -> None:
@@ -37,7 +39,7 @@ def test_what_is_signed_is_listed_as_it_was_signed(tmp_path: Path) -> None:
     repository.add("digits/1/a", b"content", needs=["edge"])
     repository.parts = lambda _name, content: iter([b"", content[:7], b"", content[7:]])
     repository.publish()
-    found = verified(tmp_path, repository, anchor=repository.anchor, now_s=START.timestamp())
+    found = verified_files(tmp_path, repository, anchor=repository.anchor, now_s=START.timestamp())
     sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
     assert found == {"digits/1/a": SignedFile("digits/1/a", 7, sha256, {"needs": ["edge"]})}
     assert repository.asked[0] == "2.root.json"  # which there is none of: that is no failure
@@ -133,17 +135,17 @@ def test_a_process_that_makes_no_sense_holds_up_nobody(
     command = (sys.executable, "-c", script)
     before = _children()
     with pytest.raises(kind, match=words):
-        verified(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, limit_s=limit_s, command=command)
+        verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, limit_s=limit_s, command=command)
     assert _children() <= before
 
 
 def test_it_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_LINKS__TOKEN", "secret")
     said = "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
-    script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, say; \
-say(sys.stdout.buffer, Failure('update', repr(({said}))))"
+    script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, send; \
+send(sys.stdout.buffer, Failure('update', repr(({said}))))"
     with pytest.raises(FirstlineError, match=r"\('nothing', True\)"):
-        verified(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))
+        verified_files(tmp_path, SignedRepository(), anchor=b"", now_s=0.0, command=(sys.executable, "-c", script))
 
 
 _LOOKS = """
@@ -152,9 +154,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 import msgspec
-import firstline_edge.fleet.updates.adapters
+import firstline_edge.fleet.updates.registry
 from firstline_core.errors import NotFoundError
-from firstline_edge.fleet.updates.verifying import verified
+from firstline_edge.fleet.updates.registry import verified_files
 
 class Files:
     def fetch(self, name):
@@ -164,7 +166,7 @@ class Files:
         yield content
 
 FILES, now_s = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[dict[str, bytes], float])
-print(len(verified(Path(sys.argv[1]), Files(), anchor=FILES["1.root.json"], now_s=now_s)))
+print(len(verified_files(Path(sys.argv[1]), Files(), anchor=FILES["1.root.json"], now_s=now_s)))
 print({name.partition(".")[0] for name in sys.modules} & {"tuf", "securesystemslib", "urllib3", "cryptography"})
 """
 

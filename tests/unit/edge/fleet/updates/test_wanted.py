@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Window
-from firstline_edge.fleet.updates.wanted import LOOK_S, is_over, is_same, is_taken_back, wait_s
+from firstline_edge.fleet.updates.state_machine import CHECK_S, has_expired, is_same, is_withdrawn, wait_s
 
 NOW_S = 1.8e9
 MODEL = DesiredModel("digits", 2, "a" * 64, "r1")
@@ -32,21 +32,21 @@ def test_other_bytes_are_another_update() -> None:
 
 
 @BOTH
-def test_it_is_taken_back_by_name_or_by_what_it_brought(wanted: DesiredVersion) -> None:
-    assert not is_taken_back(wanted, wanted)
-    assert is_taken_back(wanted, replace(wanted, undone=True))
+def test_it_is_withdrawn_by_name_or_by_what_it_brought(wanted: DesiredVersion) -> None:
+    assert not is_withdrawn(wanted, wanted)
+    assert is_withdrawn(wanted, replace(wanted, undone=True))
     third = replace(wanted, version=3, rollout="r2")
-    assert not is_taken_back(wanted, replace(third, undone=True)), "another one is undone"
-    assert is_taken_back(wanted, replace(third, withdrawn=("c" * 64, "a" * 64)))
-    assert not is_taken_back(wanted, replace(wanted, withdrawn=("a" * 64,))), "wanted again, though it was withdrawn"
+    assert not is_withdrawn(wanted, replace(third, undone=True)), "another one is undone"
+    assert is_withdrawn(wanted, replace(third, withdrawn=("c" * 64, "a" * 64)))
+    assert not is_withdrawn(wanted, replace(wanted, withdrawn=("a" * 64,))), "wanted again, though it was withdrawn"
 
 
 @BOTH
-def test_it_is_over_from_its_end_on_and_never_without_one(wanted: DesiredVersion) -> None:
-    assert not is_over(wanted, NOW_S)
+def test_it_has_expired_from_its_end_on_and_never_without_one(wanted: DesiredVersion) -> None:
+    assert not has_expired(wanted, NOW_S)
     ends = replace(wanted, expires_s=NOW_S)
-    assert not is_over(ends, NOW_S - 0.001)
-    assert is_over(ends, NOW_S)
+    assert not has_expired(ends, NOW_S - 0.001)
+    assert has_expired(ends, NOW_S)
 
 
 @BOTH
@@ -56,7 +56,7 @@ def test_it_is_over_from_its_end_on_and_never_without_one(wanted: DesiredVersion
         ({}, 0),
         ({"not_before_s": NOW_S - 1}, 0),
         ({"not_before_s": NOW_S + 20}, 20),
-        ({"not_before_s": NOW_S + 1e6}, LOOK_S),  # the wall clock may be set meanwhile
+        ({"not_before_s": NOW_S + 1e6}, CHECK_S),  # the wall clock may be set meanwhile
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S + 30}, 30),  # its end is seen when it comes
         ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
     ],

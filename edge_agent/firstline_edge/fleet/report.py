@@ -1,0 +1,215 @@
+"""What this device reports to the fleet: its models and hardware for the twin, and counts of answers for telemetry."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
+from firstline_core.fleet.target import Hardware
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
+from firstline_core.fleet.twin import RunningModel
+from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.telemetry.recorder import AuditFinding
+
+_LIMIT = 64
+_MIB = 1 << 20
+# The names of runtimes in a bundle's manifest, with the packages that provide them.
+_RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
+_Key = tuple[str, str]
+
+
+def running_models(models: Models) -> tuple[RunningModel, ...]:
+    """Returns each bundle that answers, with the digests of the loaded files."""
+    return tuple(_running(held) for held in models.all[:_LIMIT])
+
+
+def _running(held: HeldModel) -> RunningModel:
+    edge = held.edge
+    return RunningModel(
+        held.manifest.name,
+        held.manifest.version,
+        variant=edge.loaded.model.id if edge is not None else "",
+        edge_digest=edge.loaded.digest if edge is not None else "",
+        full_digest=held.manifest.full_digest,
+        certified=edge is not None and edge.certificate is not None,
+    )
+
+
+def device_hardware(state_dir: Path, *, several: bool = False) -> Hardware:
+    """Returns the runtimes and the capacity of this device, which a bundle needs; blocks for milliseconds.
+
+    Args:
+        state_dir: on the disk that bundles are stored on.
+        several: see `Hardware`.
+    """
+    runtimes = frozenset(name for name, packages in _RUNTIMES.items() if any(map(find_spec, packages)))
+    try:
+        free_bytes: int | None = shutil.disk_usage(state_dir).free
+    except OSError:
+        free_bytes = None
+    return Hardware(runtimes, platform.machine(), _memory_mb(), free_bytes, several)
+
+
+def capabilities(hardware: Hardware) -> dict[str, Any]:
+    """Returns the hardware for `Reported`; free bytes in whole GiB, because each change is reported."""
+    reported: dict[str, Any] = {"runtimes": tuple(sorted(hardware.runtimes)), "architecture": hardware.architecture}
+    if hardware.memory_mb is not None:
+        reported["memory_mb"] = hardware.memory_mb
+    if hardware.free_bytes is not None:
+        reported["free_gib"] = hardware.free_bytes >> 30
+    return reported
+
+
+def stable_catalogue(catalogue: Catalogue | None) -> Catalogue | None:
+    """Returns the hardware catalogue for `Reported`, without values that change by themselves."""
+    if catalogue is None or catalogue.storage is None:
+        return catalogue
+    storage = replace(catalogue.storage, free_bytes=catalogue.storage.free_bytes >> 30 << 30)
+    return replace(catalogue, storage=storage)
+
+
+def _memory_mb() -> int | None:
+    try:
+        with Path("/proc/meminfo").open() as lines:
+            total = next(line for line in lines if line.startswith("MemTotal:"))
+        return int(total.split()[1]) * 1024 // _MIB
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+class _Sums(Struct, eq=False):
+    rows: int = 0
+    accepted: int = 0
+    escalated: int = 0
+    errors: int = 0
+    latency: list[int] = []
+    latency_sum_ms: float = 0.0
+    scores: list[int] = []
+    audited: int = 0
+    disagreed: int = 0
+
+
+class FleetCounts:
+    """Counts the answers of each model since the process started; a `recorder.Listener`, without local_only requests.
+
+    Args:
+        models: of the agent.
+        alarmed: returns whether a model's contract has an alarm.
+    """
+
+    def __init__(self, models: Models, alarmed: Callable[[HeldModel], bool]) -> None:
+        self._models = models
+        self._alarmed = alarmed
+        self._sums: dict[_Key, _Sums] = {}
+
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float) -> None:
+        """See `recorder.Listener`."""
+        held = self._models.find(response.model, response.version)
+        answer = response.answer
+        if held is None or answer is None:
+            return
+        sums = self._sums_of(held.manifest.name, held.version)
+        _add_latency(sums, seconds)
+        edges = _score_edges(held)
+        for row in answer.rows or (answer,):
+            sums.rows += 1
+            if _is_accepted(row, held.manifest.full_digest):
+                sums.accepted += 1
+            else:
+                sums.escalated += 1
+            if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
+                sums.scores[bisect_right(edges, row.confidence)] += 1
+
+    def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
+        """See `recorder.Listener`; an error that the caller made says nothing about a model and is not counted."""
+        if _is_client_error(error):
+            return
+        sums = self._sums_of(request.model, version)
+        _add_latency(sums, seconds)
+        rows = next((tensor.array.shape[0] for tensor in request.inputs if tensor.array.shape), 1)
+        sums.rows += rows
+        sums.errors += rows
+
+    def audited(self, finding: AuditFinding) -> None:
+        """See `recorder.Listener`."""
+        if finding.outcome != "lost":
+            sums = self._sums_of(finding.model, finding.version)
+            sums.audited += 1
+            sums.disagreed += finding.outcome == "disagreed"
+
+    def answered_of(self, held: HeldModel) -> tuple[int, int]:
+        """Returns the rows of a version so far, and those of them without an answer."""
+        sums = self._sums_of(held.manifest.name, held.version)
+        return sums.rows, sums.errors
+
+    def counts(self) -> tuple[ModelCounts, ...]:
+        """Returns the counts of every version that received requests; loaded ones come first if there are too many."""
+        loaded = {(model.manifest.name, model.version): model for model in self._models.all}
+        keys = sorted(self._sums, key=lambda key: key not in loaded)
+        return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
+
+    def _counts_of(self, key: _Key, sums: _Sums, held: HeldModel | None) -> ModelCounts:
+        return ModelCounts(
+            key[0],
+            int(key[1]),
+            rows=sums.rows,
+            kept=sums.accepted,
+            escalated=sums.escalated,
+            errors=sums.errors,
+            latency=tuple(sums.latency),
+            latency_sum_ms=sums.latency_sum_ms,
+            scores=tuple(sums.scores),
+            audited=sums.audited,
+            disagreed=sums.disagreed,
+            alarm=held is not None and self._alarmed(held),
+        )
+
+    def _sums_of(self, name: str, version: str) -> _Sums:
+        key = name, version
+        sums = self._sums.get(key)
+        if sums is None:
+            held = self._models.find(name, version)
+            edges = _score_edges(held) if held is not None else None
+            sums = self._sums[key] = _Sums(
+                latency=[0] * (len(LATENCY_BOUNDS_MS) + 1),
+                scores=[0] * (len(edges) + 1) if edges is not None and len(edges) < _LIMIT else [],
+            )
+        return sums
+
+
+def _add_latency(sums: _Sums, seconds: float) -> None:
+    ms = max(0.0, seconds * 1000)
+    sums.latency[latency_bin(ms)] += 1
+    sums.latency_sum_ms += ms
+
+
+def _is_client_error(error: FirstlineError) -> bool:
+    """Returns whether the caller made the error; a mismatch of models may be the tiers' fault."""
+    return isinstance(error, RequestError) and not isinstance(error, ModelMismatchError | UnknownModelError)
+
+
+def _score_edges(held: HeldModel) -> tuple[float, ...] | None:
+    """Returns the upper ends of the bins for scores; None without a histogram, or if several variants answer."""
+    if held.variants is not None:
+        return None
+    certificate = held.edge.certificate if held.edge is not None else None
+    histogram = certificate.histogram if certificate is not None else None
+    return tuple(histogram.edges) if histogram is not None else None
+
+
+def _is_accepted(row: RowAnswer | Answer, full_digest: str) -> bool:
+    """Returns whether an edge answer is final; the device's cache has answers of the full model too."""
+    if row.status is not Status.FINAL or row.tier is Tier.CLOUD:
+        return False
+    return row.tier is Tier.EDGE or row.model_digest != full_digest

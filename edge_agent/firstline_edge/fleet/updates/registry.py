@@ -1,0 +1,220 @@
+"""The gateway's registry: signed metadata, verified by python-tuf in a short-lived process, and the signed files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from firstline_core.bundle.trust_http import HttpMetadata
+from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, ProtocolError, SignatureError
+from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
+from firstline_core.fleet.target import ListedBundle, find_bundle
+from firstline_core.runtime.threads import in_daemon_thread
+from firstline_core.storage.artefact import SignedFile
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.updates.verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
+
+HTTP_REQUIRED = (
+    "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
+    '"http" and the gateway\'s url below the MQTT one, which goes on to be asked first.'
+)
+"""Why a device without an HTTP link gets nothing from the fleet, and what to do."""
+
+_ROOT_LIMIT_BYTES = 512_000
+_WHOLE, _PARTIAL = 200, 206
+_ANSWER_LIMIT_S = 120.0  # a slow device imports and verifies for seconds
+_VERIFIER = (sys.executable, "-m", "firstline_edge.fleet.updates.verifier")
+_OWN_VARIABLES = "FIRSTLINE_"
+
+
+class SignedCatalogue:
+    """A `Catalogue` of the targets in The Update Framework's metadata.
+
+    Args:
+        folder: stores verified metadata.
+        http: to the registry.
+        root: file with the root metadata that the device trusts; None if it trusts none.
+        now_s: returns the time for checks of expiry.
+    """
+
+    def __init__(self, folder: Path, http: FleetHttp, root: Path | None, now_s: Callable[[], float]) -> None:
+        self._folder = folder
+        self._http = http
+        self._root = root
+        self._now_s = now_s
+        self._lock = threading.Lock()  # one verification at a time, also if the caller of the previous one left
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        """See `Catalogue`."""
+        return find_bundle(await self.files(), name, version)
+
+    async def files(self) -> dict[str, SignedFile]:
+        """Returns all signed files by path; raises as `find_bundle` does."""
+        return await in_daemon_thread(self._files)  # a slow registry does not delay the end of the process
+
+    def _files(self) -> dict[str, SignedFile]:
+        with self._lock, self._http.blocking_client() as client:
+            return verified_files(
+                self._folder, HttpMetadata(client, METADATA_PATH), anchor=self._anchor(), now_s=self._now_s()
+            )
+
+    def _anchor(self) -> bytes:
+        if self._root is None:
+            raise SignatureError("This device does not know whose signatures count; set fleet.root_file.")
+        try:
+            with self._root.open("rb") as stream:
+                return stream.read(_ROOT_LIMIT_BYTES)
+        except OSError as error:
+            raise SignatureError(f"fleet.root_file {self._root} cannot be read: {error.strerror}.") from error
+
+
+class RegistryBytes:
+    """A `ByteSource`: files of the registry by digest, from any offset."""
+
+    def __init__(self, http: FleetHttp) -> None:
+        self._http = http
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """See `ByteSource`."""
+        headers = {"Range": f"bytes={offset}-{size_bytes - 1}"} if offset else {}
+        async with self._http.streaming("GET", f"{BLOBS_PATH}/{sha256}", headers) as response:
+            if response.status_code not in (_WHOLE, _PARTIAL):
+                raise ProtocolError(
+                    f"A file is answered with HTTP status {response.status_code}; does a proxy between this device and "
+                    "the registry want a login?"
+                )
+            skip_bytes = 0 if response.status_code == _PARTIAL or not offset else offset
+            async for part in response.aiter_raw():
+                if skip_bytes < len(part):
+                    yield part[skip_bytes:]
+                skip_bytes = max(0, skip_bytes - len(part))
+
+
+class NoRegistry:
+    """A `Catalogue` and a `ByteSource` of a device without a connection to a registry."""
+
+    async def listed(self, name: str, version: int) -> ListedBundle:
+        """See `Catalogue`."""
+        raise LinkDownError(HTTP_REQUIRED)
+
+    async def files(self) -> dict[str, SignedFile]:
+        """See `SignedCatalogue`."""
+        raise LinkDownError(HTTP_REQUIRED)
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        """See `ByteSource`."""
+        raise LinkDownError(HTTP_REQUIRED)
+        yield b""
+
+
+class MetadataSource(Protocol):
+    """The same as `trust.MetadataSource`, which this process does not import."""
+
+    def fetch(self, name: str) -> Iterator[bytes]:
+        """Yields the bytes of a file as they arrive."""
+        ...
+
+
+def verified_files(
+    folder: Path,
+    source: MetadataSource,
+    *,
+    anchor: bytes,
+    now_s: float,
+    limit_s: float = _ANSWER_LIMIT_S,
+    command: tuple[str, ...] = _VERIFIER,
+) -> dict[str, SignedFile]:
+    """Returns the signed files by path; blocks while the process `verifier` verifies the metadata.
+
+    Args:
+        folder: stores verified metadata, and nothing else.
+        source: of the metadata.
+        anchor: the root metadata that the device trusts.
+        now_s: the time for checks of expiry (wall time, seconds).
+        limit_s: time limit of each answer of the process, before it is killed.
+        command: starts the process.
+
+    Raises:
+        FirstlineError: as `Trust.refresh`, and other errors of the source.
+        CapacityError: the process was killed, or did not answer in time.
+    """
+    with _started(command) as process:
+        message = _answer(process, Request(str(folder), anchor, now_s), limit_s)
+        parts: Iterator[bytes] = iter(())
+        while not isinstance(message, Listed | Failure):
+            if isinstance(message, Fetch):
+                parts = source.fetch(message.name)
+            message = _answer(process, _next(parts), limit_s)
+    if isinstance(message, Failure):
+        raise message.error()
+    return {file.path: file for file in message.files}
+
+
+def _next(parts: Iterator[bytes]) -> Part | Failure:
+    try:
+        return Part(next((part for part in parts if part), b""))  # an empty part means the end
+    except FirstlineError as error:
+        return Failure.of(error)
+
+
+def _answer(process: subprocess.Popen[bytes], message: Struct, limit_s: float) -> Fetch | More | Listed | Failure:
+    """Sends a message to the process, and returns its answer."""
+    assert process.stdin is not None and process.stdout is not None  # noqa: S101 (they are pipes)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    answer: Fetch | More | Listed | Failure | None = None
+    try:
+        with suppress(BrokenPipeError):
+            send(process.stdin, message)
+            answer = receive(process.stdout, Fetch | More | Listed | Failure)
+    finally:
+        timer.cancel()
+    if answer is None:
+        end_of_process = f"said nothing for {limit_s:g} s" if late.is_set() else _exit_of(process)
+        raise CapacityError(f"The registry's metadata is not verified yet: the process that does it {end_of_process}.")
+    return answer
+
+
+def _exit_of(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}; is there too little memory?"
+
+
+@contextmanager
+def _started(command: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts the process, which ends with the block; it gets no settings or secrets of this one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+    process = subprocess.Popen(  # noqa: S603 (this Python)
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()

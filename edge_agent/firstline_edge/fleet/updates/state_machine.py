@@ -1,0 +1,550 @@
+"""The states of one update, of a model or of the configuration: each step is stored before it is taken.
+
+`UpdateStateMachine` decides what to do next; its subclasses say how a model (`model_updates`) or a configuration
+(`configuration.configurator`) is installed, tried and rolled back. Only one task runs the steps, so that they need no
+locks: it takes up the fleet's desired state and rollback requests from an `Inbox`. A step that is interrupted leaves
+the record of the last finished step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from firstline_core.clock import Clock, first_of
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    LinkDownError,
+    LinkError,
+    MetadataExpiredError,
+    NoRoomError,
+    NotReadyError,
+    UnauthorizedError,
+    UpdateError,
+)
+from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Update
+from firstline_core.fleet.update import ENDED, UpdateState, may_follow
+from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
+
+TEMPORARY = (LinkError, CapacityError, UnauthorizedError)
+"""Errors after which a retry may succeed; an operator can restore a refused right."""
+BY_REQUEST = "asked"
+"""The reason of a rollback that was requested on the device."""
+CHECK_S = 60.0
+"""Longest wait for a wall time in seconds, because the wall clock may be set meanwhile."""
+
+Slot = Literal["", "a", "b"]
+"""A folder of a model's own, or "" for the bundle that the device was set up with, in `models.directories`."""
+
+_S = UpdateState
+_COMPLETE = frozenset({_S.VERIFIED, _S.STAGED})
+_DOWNLOADED = _COMPLETE | {_S.TRIAL, _S.COMMITTED, _S.ROLLED_BACK}
+_MESSAGE_CHARS = 500
+_IDLE_S = 3600.0
+_TRIAL_CHECK_S = 5.0
+_RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
+
+Target = TypeVar("Target", DesiredModel, DesiredConfiguration)
+_T = TypeVar("_T")
+
+
+class Record(Struct, Generic[Target], frozen=True):
+    """The state of the latest update of a model or of the configuration.
+
+    Attributes:
+        target: the desired version.
+        reason: code of an error, or another machine-readable word; "" without a problem.
+        message: one sentence, or "".
+        slot: the slot of a model that is filled; "" before it is known.
+        total_bytes: size of a model's files; 0 before it is known.
+        since_s: wall time at which this state began.
+        tries: starts of the trial so far.
+    """
+
+    target: Target
+    state: UpdateState
+    reason: str = ""
+    message: str = ""
+    slot: Slot = ""
+    total_bytes: Annotated[int, Meta(ge=0)] = 0
+    since_s: float = 0.0
+    tries: Annotated[int, Meta(ge=0)] = 0
+    format: Literal[1] = 1
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def installed_what_runs(self) -> bool:
+        """Whether this update installed what runs now."""
+        return self.state is _S.TRIAL or (self.state is _S.COMMITTED and self.reason != "already")
+
+    def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> Record[Target]:
+        """Returns the record in its next state.
+
+        Raises:
+            ValueError: the state cannot follow.
+        """
+        if not may_follow(self.state, state):
+            raise ValueError(f"{state} does not follow {self.state}")
+        return replace(self, state=state, reason=reason, message=message, since_s=wall_s)
+
+    def after_rollback(self, reason: str, message: str, wall_s: float) -> Record[Target]:
+        """Returns the record after the previous version was restored.
+
+        A rollback on request also cancels an update that was not tried yet.
+        """
+        if self.state in (_S.TRIAL, _S.COMMITTED):
+            return replace(self, state=_S.ROLLED_BACK, reason=reason, message=message, since_s=wall_s)
+        if reason == BY_REQUEST and not self.ended:
+            return replace(self, state=_S.CANCELLED, reason=reason, message=message, since_s=wall_s)
+        return self
+
+    def update(self, received_bytes: int = 0) -> Update:
+        """Returns the update as it is reported to the fleet; `received_bytes` counts until the download is complete."""
+        return Update(
+            self.target.name,
+            self.target.version,
+            self.state,
+            what="model" if isinstance(self.target, DesiredModel) else "configuration",
+            rollout=self.target.rollout,
+            reason=self.reason[:64],
+            message=self.message[:_MESSAGE_CHARS],
+            received_bytes=self.total_bytes if self.state in _DOWNLOADED else received_bytes,
+            total_bytes=self.total_bytes,
+            since_s=max(0.0, self.since_s),
+            tries=self.tries,
+        )
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """The limits of a trial.
+
+    Args:
+        tries: starts of the agent that a trial may take.
+        trial_s: seconds for which one process must answer before the update is committed.
+    """
+
+    tries: int = 3
+    trial_s: float = 300.0
+
+
+class SupersededError(LinkDownError):
+    """Raised when something else is desired; the work in progress stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("The fleet wants something else by now.")
+
+
+class Inbox(Generic[Target]):
+    """The desired version and rollback requests, until the task of the update takes them up.
+
+    Args:
+        clock: times of the fleet are wall times.
+
+    Attributes:
+        desired: by the fleet; None if it names no version, or was not received since the start.
+        received: whether the desired state was received since the start.
+        rollback: done after the rollback; None if no rollback was requested.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self.desired: Target | None = None
+        self.received = False
+        self.rollback: asyncio.Future[None] | None = None
+
+    def desire(self, desired: Target | None) -> None:
+        """Takes the version that the fleet desires now; None if it no longer names one."""
+        self.desired, self.received = desired, True
+        self._changed.set()
+
+    async def roll_back(self) -> None:
+        """Returns after the rollback; raises the error that prevented it."""
+        if self.rollback is None:
+            self.rollback = asyncio.get_running_loop().create_future()
+        self._changed.set()
+        await asyncio.shield(self.rollback)
+
+    def clear(self) -> None:
+        """Notes that the task has seen all changes so far."""
+        self._changed.clear()
+
+    async def wait(self, wait_s: float) -> None:
+        """Waits for a change since `clear`, at most this many seconds."""
+        await first_of(self._changed.wait(), self._clock.sleep(wait_s))
+
+    def close(self) -> None:
+        """Fails requests that are still waiting."""
+        if self.rollback is not None and not self.rollback.done():
+            self.rollback.set_exception(NotReadyError("The agent stops; roll back again."))
+
+    async def while_desired(self, work: Coroutine[Any, Any, _T], desired: Target) -> _T:
+        """Returns the result of the work; the work is cancelled when its result is not needed any more.
+
+        Raises:
+            SupersededError: the fleet desires something else, a rollback was requested, or the update has expired.
+        """
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                self.clear()
+                if not self._is_current(desired):
+                    raise SupersededError
+                waits: list[Awaitable[Any]] = [asyncio.wait({task}), self._changed.wait()]
+                if self.desired is not None and self.desired.expires_s:
+                    left_s = self.desired.expires_s - self._clock.wall_s()
+                    waits.append(self._clock.sleep(min(CHECK_S, left_s)))
+                await first_of(*waits)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _is_current(self, desired: Target) -> bool:
+        now = self.desired
+        return (
+            self.rollback is None
+            and now is not None
+            and not now.undone
+            and is_same(now, desired)
+            and not has_expired(now, self._clock.wall_s())
+        )
+
+
+class UpdateStateMachine(ABC, Generic[Target]):
+    """All updates of one model, or of the configuration, one after the other.
+
+    Args:
+        subject: the model's name, or "configuration"; for log events.
+        clock: for durations.
+        now_s: returns the wall time in seconds, for windows and expiry.
+        rng: for jitter.
+        limits: of a trial.
+    """
+
+    def __init__(
+        self, subject: str, *, clock: Clock, now_s: Callable[[], float], rng: random.Random, limits: TrialLimits
+    ) -> None:
+        self._subject = subject
+        self._clock = clock
+        self._now_s = now_s
+        self._rng = rng
+        self._limits = limits
+        self._inbox: Inbox[Target] = Inbox(clock)
+        self._failures = 0
+        self._trial_began_s: float | None = None  # in this process (monotonic)
+
+    def desire(self, desired: Target | None) -> None:
+        """Takes the version that the fleet desires now; None leaves the running one."""
+        self._inbox.desire(desired)
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        try:
+            while True:
+                self._inbox.clear()
+                pause_s = await self.step()
+                if pause_s > 0:
+                    await self._inbox.wait(pause_s)
+        finally:
+            self._inbox.close()
+
+    async def step(self) -> float:
+        """Goes as far as possible now; returns the seconds until the next step."""
+        try:
+            return await self._advance()
+        except OSError as error:  # the stored state stays valid
+            log.error("the disk refuses an update", subject=self._subject, error=str(error))
+            self._report_disk_error(error)
+            return _RETRY_S
+        except Exception:  # the outermost loop of a task that must never end
+            log.exception("an update failed unexpectedly", subject=self._subject)
+            return _RETRY_MAX_S
+
+    async def roll_back(self) -> None:
+        """Rolls back on request; the agent does not retry what the fleet desires now by itself.
+
+        Raises:
+            UnknownModelError: the fleet never updated such a model.
+            RequestError: there is no previous version.
+        """
+        await self._inbox.roll_back()
+
+    async def _advance(self) -> float:
+        record, desired = self.record, self._inbox.desired
+        if self._inbox.rollback is not None:
+            await self._roll_back_on_request(self._inbox.rollback)
+            return 0.0
+        if desired is not None and desired.undone:
+            if record is not None and is_withdrawn(record.target, desired):
+                return await self._undo(record)
+            desired = None  # another update's, which never reached the device
+        if record is not None and desired is not None and self._was_withdrawn(record, desired):
+            await self._roll_back("undone", "The fleet took it back.")
+            return 0.0
+        if record is not None and record.state is _S.TRIAL:
+            return await self._check_trial()
+        await self._settle()
+        if desired is not None:
+            return await self._follow(record, desired)
+        if self._inbox.received and record is not None and not record.ended:
+            await self._end(_S.CANCELLED, "superseded", "The fleet wants something else by now.")
+        return _IDLE_S
+
+    async def _follow(self, record: Record[Target] | None, desired: Target) -> float:
+        """Takes the next step towards the desired version; returns the seconds until the next one."""
+        if record is None or not is_same(record.target, desired) or self._is_stale(record):
+            record = await self._offer(desired)
+        if record.ended:
+            return _IDLE_S
+        if has_expired(desired, self._now_s()):
+            await self._end(_S.EXPIRED, "expired", "Its time was over before it was tried.")
+            return 0.0
+        try:
+            if record.state in _COMPLETE:
+                return await self._stage(record, desired)
+            await self._install(record, desired)
+        except SupersededError:
+            return 0.0
+        except (MetadataExpiredError, *TEMPORARY) as error:  # the operator renews expired metadata
+            return await self._retry_later(error)
+        except (FirstlineError, OSError) as error:
+            if isinstance(error, OSError) and not self._ends_on_disk_error(record):
+                raise
+            await self._end(*_outcome(error))
+        return 0.0
+
+    def _was_withdrawn(self, record: Record[Target], desired: Target) -> bool:
+        """Returns whether the running version was withdrawn while this device was away.
+
+        A new update would otherwise roll back to it.
+        """
+        return is_withdrawn(record.target, desired) and record.installed_what_runs and self.can_roll_back
+
+    async def _roll_back_on_request(self, request: asyncio.Future[None]) -> None:
+        self._inbox.rollback = None
+        try:
+            self._check_rollback()
+            await self._roll_back(BY_REQUEST, "Rolled back on the device.")
+            request.set_result(None)
+        except FirstlineError as error:
+            request.set_exception(error)
+        finally:
+            if not request.done():
+                request.set_exception(NotReadyError("The rollback was interrupted; see `edge-agent updates`."))
+
+    async def _undo(self, record: Record[Target]) -> float:
+        """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
+        if record.installed_what_runs and self.can_roll_back:
+            await self._roll_back("undone", "The fleet took it back.")
+            return 0.0
+        await self._settle()
+        if not record.ended:
+            await self._end(_S.CANCELLED, "undone", "The fleet took it back.")
+        return _IDLE_S
+
+    async def _offer(self, desired: Target) -> Record[Target]:
+        """Begins an update; one to the version that runs already is committed at once."""
+        record: Record[Target] = Record(desired, _S.OFFERED, since_s=self._now_s())
+        if await self._runs(desired):
+            record = replace(record, state=_S.COMMITTED, slot=self._running_slot(), reason="already")
+        self._failures = 0
+        await self._write(record)
+        return record
+
+    async def _stage(self, record: Record[Target], desired: Target) -> float:
+        """Waits for the time window; then begins the trial."""
+        if record.state is _S.VERIFIED:
+            await self._note(_S.STAGED)
+        elif record.reason:  # the disk refused, and accepts writes again
+            await self._write(replace(record, reason="", message=""))
+        pause_s = wait_s(desired, self._now_s())
+        if pause_s > 0:
+            return pause_s
+        await self._begin_trial()
+        self._trial_began_s = self._clock.monotonic_s()
+        return 0.0
+
+    async def _check_trial(self) -> float:
+        """Commits a version that has answered long enough, and rolls back one that fails.
+
+        Returns:
+            Seconds until the next check.
+
+        Raises:
+            OSError: the disk refuses; the trial continues.
+        """
+        if self._trial_failed():
+            await self._roll_back("errors", "Too many requests got no answer while it was being tried.")
+            return 0.0
+        if self._trial_began_s is None:
+            self._trial_began_s = self._clock.monotonic_s()
+        left_s = self._trial_began_s + self._limits.trial_s - self._clock.monotonic_s()
+        if left_s > 0:
+            return min(left_s, _TRIAL_CHECK_S)
+        await self._commit()
+        self._trial_began_s = None
+        return 0.0
+
+    async def _roll_back(self, reason: str, message: str) -> None:
+        """Rolls back, also if the disk refuses."""
+        self._trial_began_s = None
+        await self._restore(reason, message)
+
+    async def _retry_later(self, error: FirstlineError) -> float:
+        """Notes a temporary error; returns the seconds until the next attempt."""
+        record = self.record
+        if record is not None and (record.reason, record.message) != (error.code, error.message):
+            await self._write(replace(record, reason=error.code, message=error.message))
+        self._failures += 1
+        pause_s = full_jitter_s(self._rng, self._failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+        return max(1.0, pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S))
+
+    def _report_disk_error(self, error: OSError) -> None:
+        """Reports the disk's refusal to the fleet, although it cannot be stored.
+
+        An incomplete download of a model has failed; everything else continues when the disk accepts writes.
+        """
+        record, desired = self.record, self._inbox.desired
+        if desired is None or desired.undone or (record is not None and record.state is _S.TRIAL):
+            return
+        if record is None or not is_same(record.target, desired):
+            record = Record(desired, _S.OFFERED, since_s=self._now_s())
+        if record.ended:
+            return
+        state, reason, message = _outcome(error)
+        if not self._ends_on_disk_error(record):
+            state = record.state
+        if (record.state, record.reason, record.message) != (state, reason, message):
+            since_s = record.since_s if state is record.state else self._now_s()
+            self._hold(replace(record, state=state, reason=reason, message=message, since_s=since_s))
+
+    async def _note(self, state: UpdateState, reason: str = "", message: str = "") -> None:
+        """Stores the next state of the update.
+
+        Raises:
+            OSError: the disk refuses; the previous state stays valid.
+        """
+        record = self.record
+        assert record is not None  # noqa: S101 (`_offer` wrote it)
+        await self._write(record.after(state, self._now_s(), reason, message))
+
+    async def _end(self, state: UpdateState, reason: str, message: str) -> None:
+        """Ends an update that was not tried."""
+        await self._note(state, reason, message)
+
+    @property
+    @abstractmethod
+    def record(self) -> Record[Target] | None:
+        """The state of the latest update; None if there was none."""
+
+    @property
+    @abstractmethod
+    def can_roll_back(self) -> bool:
+        """Whether a previous version is stored."""
+
+    @abstractmethod
+    def _check_rollback(self) -> None:
+        """Raises FirstlineError unless a rollback on request is possible."""
+
+    @abstractmethod
+    async def _runs(self, desired: Target) -> bool:
+        """Returns whether the desired version runs already."""
+
+    @abstractmethod
+    async def _install(self, record: Record[Target], desired: Target) -> None:
+        """Downloads, verifies and stores the desired version; it does not run yet."""
+
+    @abstractmethod
+    async def _begin_trial(self) -> None:
+        """Stores that the installed version is on trial, and makes it run."""
+
+    @abstractmethod
+    def _trial_failed(self) -> bool:
+        """Returns whether requests have failed so often since the trial began that it must end."""
+
+    @abstractmethod
+    async def _commit(self) -> None:
+        """Stores that the version on trial stays."""
+
+    @abstractmethod
+    async def _restore(self, reason: str, message: str) -> None:
+        """Makes the previous version run, also if the disk refuses to store it."""
+
+    @abstractmethod
+    async def _write(self, record: Record[Target]) -> None:
+        """Stores the record; raises OSError if the disk refuses."""
+
+    @abstractmethod
+    def _hold(self, record: Record[Target]) -> None:
+        """Makes the record valid in this process; `_settle` stores it later."""
+
+    @abstractmethod
+    async def _settle(self) -> None:
+        """Stores the valid state if an earlier write was refused; raises OSError if the disk still refuses."""
+
+    @abstractmethod
+    def _ends_on_disk_error(self, record: Record[Target]) -> bool:
+        """Returns whether a disk error ends the update; otherwise it continues when the disk accepts writes."""
+
+    def _running_slot(self) -> Slot:
+        return ""
+
+    def _is_stale(self, record: Record[Target]) -> bool:
+        """Returns whether the update must begin again, although the same version is desired."""
+        return False
+
+
+def is_same(one: DesiredVersion, other: DesiredVersion) -> bool:
+    """Returns whether both are the same update; its times may change on the way."""
+    return _identity(one) == _identity(other)
+
+
+def is_withdrawn(target: DesiredVersion, desired: DesiredVersion) -> bool:
+    """Returns whether the desired state withdraws the update to `target`, or the version that it installed."""
+    return desired.undone if is_same(target, desired) else target.sha256 in desired.withdrawn
+
+
+def has_expired(desired: DesiredVersion, now_s: float) -> bool:
+    """Returns whether it is too late to begin the update."""
+    return 0 < desired.expires_s <= now_s
+
+
+def wait_s(desired: DesiredVersion, now_s: float) -> float:
+    """Returns the seconds until the next check whether the update may be tried; 0 if it may be tried now."""
+    left_s = max(0.0, desired.not_before_s - now_s)
+    if left_s == 0 and desired.window is not None:
+        left_s = desired.window.wait_s(now_s)
+    expires_in_s = max(desired.expires_s - now_s, 0.1) if desired.expires_s else CHECK_S
+    return min(left_s, expires_in_s, CHECK_S)
+
+
+def _identity(desired: DesiredVersion) -> tuple[str, int, str, str, int]:
+    return desired.name, desired.version, desired.sha256, desired.rollout, desired.attempt
+
+
+def _outcome(error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
+    """Returns the final state, reason and message of an update that could not be installed or must not run."""
+    if isinstance(error, OSError):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"The disk has no room ({error.strerror}); make some in the state directory."
+            return _S.FAILED, NoRoomError.code, message
+        return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
+    local = isinstance(error, NoRoomError) or type(error) is UpdateError  # not one of its more precise subclasses
+    return _S.FAILED if local else _S.REJECTED, error.code, error.message
