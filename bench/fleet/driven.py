@@ -19,12 +19,11 @@ from firstline_core.fleet.twin import Desired
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.tables import COUNTS, DEVICES, HISTORY
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.commands import Command
+from firstline_gateway.rollouts.definition import Definition, Stage
 from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.rollouts.states import Command
 from firstline_gateway.settings import settings
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
@@ -86,7 +85,7 @@ class Driven:
         self._sessions: dict[str, str] = {}
         service = ServiceClock(database, self.clock)
         self.rollouts = Rollouts(readers, writer, clock=self.clock, service=service, on_change=lambda: None)
-        self.engine = Engine(database, writer, clock=self.clock, service=service, on_told=lambda: None)
+        self.engine = Engine(database, writer, clock=self.clock, service=service, on_desired=lambda: None)
 
     async def pass_time(self, hours: float) -> None:
         """Devices live, hear, report and count; then the engine does what is to be done."""

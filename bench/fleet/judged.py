@@ -8,9 +8,9 @@ from bench.fleet.population import BUNDLE, NEW, NOTHING, Effect, population
 from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.spending import LOOKS
-from firstline_gateway.rollouts.judgement.verdict import Decision, Device, Rules, judge
-from firstline_gateway.rollouts.measurements import between, compared
+from firstline_gateway.rollouts.judgement.figures import Device, between, compared
+from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
+from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, judge
 
 
 class Ended(NamedTuple):
@@ -49,9 +49,9 @@ def judged(
         start = list(totals)
         for device in fleet[:treated]:
             device.version = NEW
-        for look in range(1, LOOKS + 1):
+        for look in range(1, LOOKS_PER_STAGE + 1):
             for device in fleet:
-                device.live(hours / LOOKS)
+                device.live(hours / LOOKS_PER_STAGE)
             _count(fleet, told, totals)
             devices: list[Device] = [
                 compared(BUNDLE, was, began, now) for was, began, now in zip(before, start, totals, strict=True)
@@ -60,7 +60,7 @@ def judged(
                 rules,
                 stages=stages + 1,
                 look=look,
-                over=look == LOOKS,
+                over=look == LOOKS_PER_STAGE,
                 installed=treated,
                 failed=0,
                 treated=devices[:treated],
@@ -70,7 +70,7 @@ def judged(
             if verdict.decision is Decision.ABORT:
                 return Ended(True, stage, look, verdict.rule)
     assert verdict is not None
-    return Ended(False, stages - 1, LOOKS, verdict.rule)
+    return Ended(False, stages - 1, LOOKS_PER_STAGE, verdict.rule)
 
 
 def _count(fleet: list[Drawn], told: list[Telemetry | None], totals: list[Totals]) -> None:

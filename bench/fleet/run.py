@@ -22,7 +22,7 @@ from bench.fleet.judged import Ended, judged
 from bench.fleet.population import NEW, NOTHING, OLD, Effect
 from bench.fleet.world import world
 from firstline_core.telemetry import logs
-from firstline_gateway.rollouts.stages import Stage
+from firstline_gateway.rollouts.definition import Stage
 from firstline_gateway.settings.settings import Store
 
 PARTS = ("same", "worse", "devices")

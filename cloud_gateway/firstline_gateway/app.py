@@ -259,7 +259,7 @@ class Gateway:
             on_desired=desired_changed.set,
         )
         self.audit_log = AuditLog(self._readers, Path(settings.identity.directory), clock=clock)
-        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=desired_changed.set)
+        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_desired=desired_changed.set)
         self._periodic = [
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
             for name, action, interval_s in (
@@ -276,7 +276,7 @@ class Gateway:
             self.writer,
             clock=clock,
             service=service,
-            listed=self.registry.bundles.digest if self.registry is not None else None,
+            signed_digest=self.registry.bundles.digest if self.registry is not None else None,
             on_change=self.engine.wake,
             before_start=self.full_models.prepare if self.full_models is not None else None,
         )

@@ -24,11 +24,9 @@ from firstline_edge.__main__ import main
 from firstline_edge.api.status import birth_message
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.commands import Command
+from firstline_gateway.rollouts.definition import Definition, Stage, Subject
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
-from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.rollouts.states import Command
-from firstline_gateway.rollouts.subject import Subject
 
 CAREFUL = """
 name = "careful"

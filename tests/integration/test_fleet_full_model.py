@@ -39,11 +39,10 @@ from firstline_core.types import Array, ModelKey, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway.app import open_gateway
-from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.commands import Command
+from firstline_gateway.rollouts.definition import Definition, Stage, place
 from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
-from firstline_gateway.rollouts.stages import Stage, place
-from firstline_gateway.rollouts.states import Command
 
 DEVICES = ("device-1", "device-2", "device-3")
 OLD, NEW = ModelKey("digits", 1), ModelKey("digits", 2)

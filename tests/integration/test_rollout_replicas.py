@@ -21,11 +21,11 @@ from firstline_core.fleet.twin import Desired
 from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts import engine, records
+from firstline_gateway.rollouts.commands import Command
+from firstline_gateway.rollouts.definition import Stage
 from firstline_gateway.rollouts.engine import Engine
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollouts import Rollouts
-from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.rollouts.states import Command
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
@@ -44,7 +44,7 @@ class Replica:
         self.writer, self.readers = StoreWriter(self.database), Readers(self.database)
         service = ServiceClock(self.database, clock)
         self.rollouts = Rollouts(self.readers, self.writer, clock=clock, service=service, on_change=lambda: None)
-        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_told=lambda: None)
+        self.engine = Engine(self.database, self.writer, clock=clock, service=service, on_desired=lambda: None)
 
     def close(self) -> None:
         self.readers.close()
@@ -81,7 +81,7 @@ def live(database: Database, fleet: dict[str, PretendedDevice], now_s: float) ->
 @contextmanager
 def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Steps that are begun meanwhile have seen everything, say so, and wait until they may go on."""
-    seen, goes_on, real = threading.Event(), threading.Event(), engine._stepped
+    seen, goes_on, real = threading.Event(), threading.Event(), engine._compute_step
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
@@ -90,7 +90,7 @@ def held_up(patch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, thread
         return found
 
     with patch.context() as meanwhile:
-        meanwhile.setattr(engine, "_stepped", stepped)
+        meanwhile.setattr(engine, "_compute_step", stepped)
         yield seen, goes_on
 
 
@@ -188,14 +188,14 @@ async def test_a_rollout_that_cannot_be_stepped_holds_up_no_other(
         broken, sound = [
             await first.rollouts.create(definition(Stage(1.0), version=version), OPS) for version in (2, 3)
         ]
-        real = engine._stepped
+        real = engine._compute_step
 
         def stepped(connection: object, rollout_id: str, **now: object) -> object:
             if rollout_id == broken.id:
                 raise ZeroDivisionError
             return real(connection, rollout_id, **now)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(engine, "_stepped", stepped)
+        monkeypatch.setattr(engine, "_compute_step", stepped)
         await first.rollouts.command(broken.id, Command.START, OPS)
         await first.engine.drive()
         await first.rollouts.command(sound.id, Command.START, OPS)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline_gateway.rollouts.judgement.permutation import Groups, p_value
-from firstline_gateway.rollouts.judgement.spending import LOOKS, level
+from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE, Groups, level, p_value
 
 FIGURES = st.lists(st.sampled_from([0.0, 0.01, 0.5, 1.0, 7.0, 1e6]), min_size=5, max_size=7)
 
@@ -42,7 +41,7 @@ def test_the_looks_of_all_stages_and_figures_spend_no_more_than_there_is(
 ) -> None:
     spent = stages * figures * sum(level(alpha, stages=stages, figures=figures, look=look + 1) for look in range(looks))
     assert spent <= alpha * (1 + 1e-9)
-    if looks >= LOOKS:
+    if looks >= LOOKS_PER_STAGE:
         assert spent >= alpha / 2 * (1 - 1e-9)
 
 

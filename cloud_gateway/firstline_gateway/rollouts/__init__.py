@@ -1,31 +1,24 @@
 """Brings a model or a configuration to a fleet in stages, and judges each stage before the next one begins.
 
 Rules: pure functions without I/O
-    subject          a bundle or a configuration, as the fleet's documents describe it
-    definition       what a rollout is to do, and the state of a rollout and of its devices
-    states           the states of a rollout, and the commands that each allows
-    stages           which devices a stage takes, and which are its control group
+    definition       what a rollout is to do: its subject, its stages, and which devices each stage takes
+    state            the states of a rollout and of its devices
     device_progress  the state of one device in a rollout, from what it reports
-    measurements     what devices did before and since, as it is compared
-    judgement/       whether devices with the new model do worse than those without
+    judgement/       whether devices with the new model do worse than those without: promote, hold or abort
     changes          what a step sees and changes, and how a stage ends
-    stage_steps      which devices a stage takes, when they get the offer, and how they go back
-    evaluation       observes both groups, and judges the stage
+    evaluation       observes both groups of a stage, and judges it
+    step             one step: begins a stage, offers the model, evaluates, goes back
     late_joiners     offers a completed rollout's model to devices that join later
-    step             from the state of a rollout, its devices and the time to what changes
-    commands         what a person's command changes
+    commands         the commands of an operator: when they are allowed, and what they change
     plan             what a rollout would do
 
 Store
-    tables           the tables
     records          rollouts, their devices, their evaluations, and the lease of the replica that drives them
-    mirror           what a rollout read before, so that a step reads only what has changed since
-    view             the fleet in the store as a step sees it
+    fleet_view       the fleet in the store as a step sees it, read incrementally
     bundle_use       which rollouts still need a signed version
-    execution        executes a step with its audit log entries, or not at all
 
 Services
-    rollouts         what people ask and do
-    full_models      fetches the full models that the fleet needs, and retires the others
+    rollouts         the requests of operators
     engine           runs steps for as long as there is work; one replica at a time
+    full_models      fetches the full models that the fleet needs, and retires the others
 """

@@ -1,7 +1,7 @@
 """Which rollouts still need a signed version that is about to be removed; reads in the caller's transaction.
 
-A running rollout brings a version, and may have to take devices back to those that they ran before. A device that joins
-later is offered what the rollout in force brought. A device refuses unsigned versions.
+A running rollout brings a version, and devices may have to go back to those that they ran before. A device that joins
+later is offered the version of the rollout in force. A device refuses unsigned versions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 
 from firstline_gateway.registry.bundle_use import SignedVersion
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.definition import Rollout
+from firstline_gateway.rollouts.fleet_view import FleetCache
 from firstline_gateway.rollouts.late_joiners import in_force
-from firstline_gateway.rollouts.mirror import Mirror
+from firstline_gateway.rollouts.state import Rollout
 
 
 class RolloutBundleUse:
@@ -43,22 +43,22 @@ class RolloutBundleUse:
 
 def _target(rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:
     """Returns the version that the rollout brings, if it is one of these."""
-    mine = rollout.definition
-    target = SignedVersion(mine.what, mine.bundle, mine.version)
+    definition = rollout.definition
+    target = SignedVersion(definition.what, definition.bundle, definition.version)
     return target if target in removed else None
 
 
 def _previous(connection: Connection, rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:
     """Returns a version that a device ran before the offer, or is to run until it gets one, if it is one of these."""
-    mine = rollout.definition
-    if not any((each.kind, each.name) == (mine.what, mine.bundle) for each in removed):
+    definition = rollout.definition
+    if not any((each.kind, each.name) == (definition.what, definition.bundle) for each in removed):
         return None
     found = {
         version
         for each in records.assignments(connection, rollout.id).values()
         for version in (each.before_version, each.before.version if each.before is not None else 0)
     }
-    for device in Mirror(mine).devices(connection, 0.0).values():
+    for device in FleetCache(definition).devices(connection, 0.0).values():
         found |= {device.version, device.desired.version if device.desired is not None else 0}
-    ran = sorted(SignedVersion(mine.what, mine.bundle, version) for version in found)
+    ran = sorted(SignedVersion(definition.what, definition.bundle, version) for version in found)
     return next((each for each in ran if each in removed), None)

@@ -1,71 +1,170 @@
-"""The changes that a person's command makes in a rollout; pure. Devices hear of it by the engine's next steps."""
+"""The commands of an operator: the states that allow each, its effect on devices, and the changes that it makes. Pure.
+
+Devices hear of a command in the next steps of the engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from firstline_core.errors import RequestError
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.rollouts.changes import Now, Step, promote
-from firstline_gateway.rollouts.definition import Assignment, DeviceState, Phase, Rollout
-from firstline_gateway.rollouts.states import Command, RolloutState, after
-
-_TRIED_AGAIN = frozenset({DeviceState.FAILED, DeviceState.SILENT, DeviceState.WITHDRAWN})
+from firstline_gateway.rollouts.changes import Changes, Now
+from firstline_gateway.rollouts.state import BEGUN, Assignment, DeviceState, Phase, Rollout, RolloutState
 
 
-def command_step(command: Command, rollout: Rollout, held: Mapping[str, Assignment], by: str, now: Now) -> Step:
-    """The step that a command makes.
+class Command(StrEnum):
+    """A command of an operator for a rollout."""
+
+    APPROVE = "approve"
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    PROMOTE = "promote"
+    RETRY = "retry"
+    ABORT = "abort"
+    ROLLBACK = "rollback"
+
+
+_S = DeviceState
+_LEADS: Mapping[Command, Mapping[RolloutState, RolloutState]] = MappingProxyType(
+    {
+        Command.APPROVE: {RolloutState.DRAFT: RolloutState.APPROVED},
+        Command.START: {RolloutState.APPROVED: RolloutState.RUNNING},
+        Command.PAUSE: {RolloutState.RUNNING: RolloutState.PAUSED},
+        Command.RESUME: {RolloutState.PAUSED: RolloutState.RUNNING},
+        # The engine determines the next stage, or that there is none.
+        Command.PROMOTE: dict.fromkeys(BEGUN, RolloutState.RUNNING),
+        Command.RETRY: {state: state for state in BEGUN},
+        Command.ABORT: dict.fromkeys((RolloutState.DRAFT, RolloutState.APPROVED, *BEGUN), RolloutState.ABORTED),
+        Command.ROLLBACK: dict.fromkeys(
+            (*BEGUN, RolloutState.COMPLETED, RolloutState.ABORTED), RolloutState.ROLLING_BACK
+        ),
+    }
+)
+"""By command, the state that it leads to from each state that allows it."""
+_RETRIED = (_S.FAILED, _S.SILENT, _S.WITHDRAWN)
+
+
+def state_after(command: Command, state: RolloutState) -> RolloutState:
+    """Returns the state that a command leads to.
 
     Raises:
-        RequestError: the rollout is not in a state for it.
+        RequestError: the command is not allowed in this state; the message lists the allowed ones.
     """
-    state = after(command, rollout.state)
-    made = Step(replace(rollout, state=state, sentence=f"{by}: {command}."))
-    details = {"stage": rollout.stage, "state_before": rollout.state.value, "state": state.value}
+    after = _LEADS[command].get(state)
+    if after is None:
+        allowed = sorted(allowed_commands(state))
+        offer = f"it can be: {', '.join(allowed)}" if allowed else "nothing more can be done to it"
+        raise RequestError(f"A rollout that is {state.replace('_', ' ')} cannot {command}; {offer}.")
+    return after
+
+
+def allowed_commands(state: RolloutState) -> tuple[Command, ...]:
+    """Returns the commands that a state allows."""
+    return tuple(each for each, leads in _LEADS.items() if state in leads)
+
+
+def consequences(rollout: Rollout, counts: Mapping[str, int]) -> dict[str, str]:
+    """Returns the effect of each allowed command on the devices now.
+
+    Args:
+        rollout: its state.
+        counts: number of devices by state, without the control group.
+    """
+    waiting, done = counts.get(_S.WAITING, 0), counts.get(_S.DONE, 0)
+    running = sum(counts.get(each, 0) for each in (_S.OFFERED, _S.UNDER_WAY, _S.AWAY, _S.SILENT))
+    again = sum(counts.get(each, 0) for each in _RETRIED)
+    ended = f"stopped under way: {running}; waiting, never told: {waiting}."
+    effects = {
+        Command.APPROVE: "It can be started then; nothing happens to devices before.",
+        Command.START: f"{_next_stage(rollout, 0)} A rollout of {rollout.definition.bundle} that runs is aborted.",
+        Command.PAUSE: f"Nothing more is begun; waiting, told nothing: {waiting}; under way, going on: {running}.",
+        Command.RESUME: f"It goes on where it was paused; waiting, offered the model: {waiting}.",
+        Command.PROMOTE: f"The stage is taken for sound at your word. {_next_stage(rollout, rollout.stage + 1)}",
+        Command.RETRY: f"The model is offered again to {counted(again, 'device')} (failed, silent or withdrawn).",
+        Command.ABORT: f"The new version stays on {counted(done, 'device')}; {ended}",
+        Command.ROLLBACK: f"What ran before runs again on {counted(done, 'device')}; {ended}",
+    }
+    return {command: effects[command] for command in allowed_commands(rollout.state)}
+
+
+def _next_stage(rollout: Rollout, number: int) -> str:
+    stages = rollout.definition.stages
+    if number > len(stages):
+        return "The rollout is complete."
+    if number == len(stages):
+        return "The devices that were held back are offered the model."
+    stage = stages[number]
+    group = f" of those tagged {stage.group}" if stage.group else ""
+    return f"Stage {number + 1} of {len(stages)} begins, with {100 * stage.share:.4g} % of the devices{group}."
+
+
+def command_changes(
+    command: Command, rollout: Rollout, assignments: Mapping[str, Assignment], by: str, now: Now
+) -> Changes:
+    """Returns the changes that a command makes.
+
+    Raises:
+        RequestError: the rollout's state does not allow it.
+    """
+    state = state_after(command, rollout.state)
+    changes = Changes(replace(rollout, state=state, sentence=f"{by}: {command}."))
     if command is Command.PROMOTE:
-        promote(made, by, f"{by} said so.")
-        return made
+        changes.promote(by, f"{by} said so.")
+        return changes
+    details: dict[str, object] = {"stage": rollout.stage, "state_before": rollout.state.value, "state": state.value}
+    updates: dict[str, object] = {}
     if command is Command.APPROVE:
-        made.rollout = replace(made.rollout, approved_by=by, sentence=f"Approved by {by}; it can be started.")
+        updates = {"approved_by": by, "sentence": f"Approved by {by}; it can be started."}
     elif command is Command.START:
-        made.rollout = replace(made.rollout, started_s=now.service_s)
+        updates = {"started_s": now.service_s}
     elif command is Command.PAUSE:
-        made.rollout = replace(made.rollout, paused_s=now.service_s)
+        updates = {"paused_s": now.service_s}
     elif command is Command.RESUME:
         paused_s = now.service_s - (rollout.paused_s if rollout.paused_s is not None else now.service_s)
-        made.rollout = replace(made.rollout, paused_s=None, lost_s=rollout.lost_s + paused_s, patience_s=now.service_s)
+        updates = {"paused_s": None, "lost_s": rollout.lost_s + paused_s, "patience_s": now.service_s}
     elif command is Command.ABORT:
-        made.rollout = replace(made.rollout, phase=Phase.NONE, unsettled=rollout.state in _BEGUN)
+        updates = {"phase": Phase.NONE, "unsettled": rollout.state in BEGUN}
     elif command is Command.ROLLBACK:
-        made.rollout = replace(made.rollout, phase=Phase.NONE, unsettled=False, since_s=now.service_s)
+        updates = {"phase": Phase.NONE, "unsettled": False, "since_s": now.service_s}
     elif command is Command.RETRY:
-        again = [each for each in held.values() if each.treated and each.state in _TRIED_AGAIN]
-        made.assigned = {
-            each.device: replace(
-                each,
-                state=DeviceState.WAITING,
-                stage=rollout.stage,
-                # Whoever failed in an earlier stage is none of those whom chance put into this one.
-                there=each.there and each.stage == rollout.stage,
-                place=place,
-                reason="",
-            )
-            for place, each in enumerate(sorted(again, key=lambda each: each.place))
+        changes.assigned = _retried(rollout, assignments)
+        count = len(changes.assigned)
+        details["devices"] = count
+        updates = {
+            "attempt": rollout.attempt + 1,
+            "patience_s": now.service_s,
+            # Time that the phase lost before is not counted again.
+            "paused_s": now.service_s if rollout.paused_s is not None else None,
+            "lost_s": 0.0,
+            "sentence": f"{by} has {counted(count, 'device')} try again.",
         }
-        details["devices"] = len(again)
-        made.rollout = replace(
-            made.rollout,
-            attempt=rollout.attempt + 1,
-            phase=Phase.INSTALLING if again else rollout.phase,
-            since_s=now.service_s if again else rollout.since_s,
-            patience_s=now.service_s,
-            paused_s=now.service_s if rollout.paused_s is not None else None,  # what was lost before is not lost again
-            lost_s=0.0,
-            sentence=f"{by} has {counted(len(again), 'device')} try again.",
+        if count:
+            updates |= {"phase": Phase.INSTALLING, "since_s": now.service_s}
+    changes.rollout = replace(changes.rollout, **updates)
+    changes.note(command, by, **details)
+    return changes
+
+
+def _retried(rollout: Rollout, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
+    """Returns the new assignments of the devices that try again, in the order of their first offers."""
+    again = sorted(
+        (each for each in assignments.values() if each.treated and each.state in _RETRIED), key=lambda each: each.place
+    )
+    return {
+        each.device: replace(
+            each,
+            state=DeviceState.WAITING,
+            stage=rollout.stage,
+            # Chance did not put a device that failed in an earlier stage into this one, so it is not compared.
+            reachable=each.reachable and each.stage == rollout.stage,
+            place=place,
+            reason="",
         )
-    made.notes.append((f"rollout.{command}", by, details))
-    return made
-
-
-_BEGUN = frozenset({RolloutState.RUNNING, RolloutState.PAUSED})
+        for place, each in enumerate(again)
+    }

@@ -1,20 +1,65 @@
-"""The definition of a rollout, and the state of a rollout and of its devices."""
+"""The definition of a rollout: its subject, its rules and its stages, and which devices each stage takes.
+
+Chance divides the devices: each has a place in [0, 1) by a hash of the rollout's salt and its name. A stage takes the
+places below its share, so that a growing share keeps its devices, and devices that join later have a place too.
+The places at the upper end are held back until the last stage was judged: without them it would have no control group.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from itertools import combinations
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from firstline_core.fleet.twin import DesiredVersion, Version, Withdrawn
+from firstline_core.errors import RequestError
+from firstline_core.fleet.twin import (
+    Version,
+    Window,
+)
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
-from firstline_gateway.rollouts.stages import Stage, check_growing
-from firstline_gateway.rollouts.states import RolloutState
-from firstline_gateway.rollouts.subject import Subject
+
+
+class Subject(StrEnum):
+    """The subject of a rollout; the values are those of `twin.Update.what`."""
+
+    MODEL = "model"
+    CONFIGURATION = "configuration"
+
+
+_PLACES = 1 << 64
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class Stage(Struct, frozen=True, forbid_unknown_fields=True):
+    """One step of a rollout.
+
+    Attributes:
+        share: of the devices of its group, including those of earlier stages.
+        group: selects its devices; "" for all.
+        soak_s: how long its devices are observed after the installations ended, before it can be promoted.
+        per_minute: number of devices that are offered the model per minute; None for all at once.
+        window: when devices may try it; None for any time.
+        patience_s: how long devices may take to install, and then how long the stage may be held, before the rollout
+            pauses for a decision by a person.
+    """
+
+    share: Share
+    group: str = ""
+    soak_s: Annotated[float, Meta(ge=0, le=90 * 86_400)] = 3600.0
+    per_minute: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    window: Window | None = None
+    patience_s: Annotated[float, Meta(ge=1, le=90 * 86_400)] = 86_400.0
+
+    def __post_init__(self) -> None:
+        parse_selector(self.group)
+
 
 DEFAULT_STAGES = (Stage(0.01), Stage(0.1), Stage(1.0))
 
@@ -23,16 +68,15 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     """The definition of a rollout.
 
     Attributes:
-        bundle: its name; of a configuration, where it brings one.
-        manifest_sha256: of the bundle's manifest, or of the configuration, as signed metadata has it.
-        stages: judged one after the other; devices that no stage took get the model when the last was promoted.
-        rules: by which they are judged.
-        selector: of the devices that it is for; "" is all.
+        bundle: name of the bundle, or of the configuration.
+        manifest_sha256: of the bundle's manifest, or of the configuration, as in signed metadata.
+        stages: judged one after the other; devices outside all stages get the model after the last was promoted.
+        rules: of the judgement.
+        selector: of the devices; "" for all.
         held_back: the share of devices that no stage takes, so that there is always a control group.
-        salt: of the hash that gives devices their places; "" is the rollout's id, and the same one keeps the places.
+        salt: of the hash that gives devices their places; "" for the rollout's id. The same salt keeps the places.
         approval: whether a second person has to approve it.
-        silent_s: a device that was not heard of for so long is away before it was offered the model, and has failed
-            after.
+        silent_s: a device that was last seen so long ago is away before the offer, and has failed after it.
         what: whether it brings a bundle or a configuration.
     """
 
@@ -52,7 +96,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         parse_selector(self.selector)
 
     def check(self) -> None:
-        """Whether it can do what it is made for; one that is kept is read whatever it says.
+        """Checks a new definition; stored ones are read without this check.
 
         Raises:
             RequestError: its rules can never promote a stage, or a stage takes no device.
@@ -61,141 +105,90 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         check_growing(self.stages)
 
     @property
-    def brought(self) -> str:
-        """Returns its target in words."""
+    def title(self) -> str:
+        """Returns what it brings, in words."""
         what = "" if self.what is Subject.MODEL else f"{self.what} "
         return f"{what}{self.bundle} version {self.version}"
 
     @property
-    def place(self) -> tuple[Subject, str]:
-        """Returns its place in a device's document: one for each bundle, and one for all configurations."""
+    def document_key(self) -> tuple[Subject, str]:
+        """Returns its key in a device's desired document: one for each bundle, and one for all configurations."""
         return self.what, self.bundle if self.what is Subject.MODEL else ""
 
     @property
-    def measured(self) -> str:
-        """The bundle whose answers are judged; "" for all of a device's, of which a configuration speaks."""
+    def judged_bundle(self) -> str:
+        """Returns the bundle whose answers are judged; "" for all bundles, which a configuration affects."""
         return self.bundle if self.what is Subject.MODEL else ""
 
 
-class Phase(StrEnum):
-    """The phase of a running rollout."""
-
-    NONE = ""
-    INSTALLING = "installing"
-    OBSERVING = "observing"
-
-
-class Rollout(Struct, frozen=True):
-    """How a rollout stands. Durations are the store's service clock, by which nothing happens while no gateway runs.
+class StageGroups(NamedTuple):
+    """The devices of one stage, each group in the order in which it is offered the model.
 
     Attributes:
-        revision: grows with each change.
-        created_s: wall time.
-        stage: from 0; the number of stages while the devices held back take the model.
-        since_s: when the phase began.
-        patience_s: from when on a person's patience counts.
-        paused_s: when it was paused; None where it is not.
-        lost_s: how long the phase was paused.
-        look: the stage's latest; 0 before the first.
-        look_due_s: when the next one is.
-        seed: of the divisions that the test draws.
-        sentence: why it stands so.
-        unsettled: whether devices still have to receive an abort.
-        attempt: of those that are offered the model now.
-        started_s: when a person started it; 0 before.
+        treated: the devices that take the model in this stage.
+        control: the control group.
     """
 
-    id: str
-    definition: Definition
-    state: RolloutState
-    created_by: str
-    created_s: float
-    seed: int
-    revision: int = 1
-    approved_by: str = ""
-    superseded_by: str = ""
-    stage: int = 0
-    phase: Phase = Phase.NONE
-    since_s: float = 0.0
-    patience_s: float = 0.0
-    paused_s: float | None = None
-    lost_s: float = 0.0
-    look: int = 0
-    look_due_s: float = 0.0
-    sentence: str = ""
-    unsettled: bool = False
-    attempt: int = 1
-    started_s: float = 0.0
-
-    @property
-    def salt(self) -> str:
-        return self.definition.salt or self.id
-
-    @property
-    def is_rest(self) -> bool:
-        """Whether all stages were promoted, and those held back are next."""
-        return self.stage >= len(self.definition.stages)
-
-    @property
-    def current(self) -> Stage:
-        """The stage whose pace holds; for those held back the last one's."""
-        return self.definition.stages[min(self.stage, len(self.definition.stages) - 1)]
+    treated: tuple[str, ...]
+    control: tuple[str, ...]
 
 
-class DeviceState(StrEnum):
-    """The state of a device in a rollout."""
-
-    CONTROL = "control"
-    """Left alone, for comparison."""
-    WAITING = "waiting"
-    """Of the stage, and not offered the model yet."""
-    AWAY = "away"
-    """Was not there when it was offered the model, and has not come back: nothing that is held against a model."""
-    OFFERED = "offered"
-    """Was told, and has not said how it goes."""
-    UNDER_WAY = "under_way"
-    DONE = "done"
-    FAILED = "failed"
-    SILENT = "silent"
-    """Was there when it was told, and has not been heard of since: failed, until it returns."""
-    WITHDRAWN = "withdrawn"
-    """Was told not to, or found its time over."""
-    RETURNING = "returning"
-    """Was told to run again what ran before."""
-    RETURNED = "returned"
-    STRANDED = "stranded"
-    """Was told to run again what ran before, and could not: it runs the new version still."""
+def place(salt: str, device: str) -> float:
+    """Returns a device's place in a rollout, in [0, 1): uniform over salts, and independent between devices."""
+    digest = hashlib.sha256(f"{salt}\0{device}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / _PLACES
 
 
-OPEN = frozenset({DeviceState.WAITING, DeviceState.OFFERED, DeviceState.UNDER_WAY})
-"""A stage waits for these."""
-TOLD = frozenset(DeviceState) - {DeviceState.CONTROL, DeviceState.WAITING}
-"""These were offered the model."""
+def check_growing(stages: Sequence[Stage]) -> None:
+    """Checks that each stage takes places that no earlier stage took; different groups cannot be compared.
 
-
-class Assignment(Struct, frozen=True):
-    """One device in a rollout.
-
-    Attributes:
-        stage: in which it takes the model, or is left alone.
-        treated: takes it.
-        there: whether it was heard of lately when the stage began.
-        place: in the order in which they are offered the model.
-        offered_s: when that was; None before.
-        before: its desired version until then; None if there was none.
-        before_version: the version that it ran then; 0 if it did not report one.
-        withdrawn: the versions withdrawn by then, see `DesiredVersion`.
-        reason: why it failed, in its word.
+    Raises:
+        RequestError: a stage takes no device.
     """
+    for (first, before), (second, after) in combinations(enumerate(stages, 1), 2):
+        if before.group in ("", after.group) and after.share <= before.share:
+            raise RequestError(
+                f"Stage {second} takes {100 * after.share:.4g} % of devices of which stage {first} has taken "
+                f"{100 * before.share:.4g} % already, so nobody new: a share counts those of earlier stages too. Give "
+                "shares that grow."
+            )
 
-    device: str
-    stage: int
-    treated: bool
-    there: bool
-    place: int
-    state: DeviceState
-    offered_s: float | None = None
-    before: DesiredVersion | None = None
-    before_version: int = 0
-    reason: str = ""
-    withdrawn: Withdrawn = ()
+
+def divide(
+    salt: str,
+    stages: Sequence[Stage],
+    number: int,
+    devices: Iterable[tuple[str, Mapping[str, str]]],
+    held_back: float,
+) -> StageGroups:
+    """Returns a stage's devices and its control group.
+
+    Args:
+        salt: of the rollout.
+        stages: of the rollout.
+        number: of the stage, from 0.
+        devices: names and tags of the rollout's devices.
+        held_back: the share of places, at the upper end, that no stage takes.
+    """
+    treated: list[tuple[float, str]] = []
+    control: list[tuple[float, str]] = []
+    stage = stages[number]
+    group = parse_selector(stage.group)
+    earlier = [(parse_selector(each.group), _upper(each, held_back)) for each in stages[:number]]
+    for name, tags in devices:
+        at = place(salt, name)
+        if not group.matches(tags) or any(before.matches(tags) and at < upper for before, upper in earlier):
+            continue
+        (treated if at < _upper(stage, held_back) else control).append((at, name))
+    return StageGroups(*(tuple(name for _, name in sorted(found)) for found in (treated, control)))
+
+
+def due(stage: Stage, devices: int, elapsed_s: float) -> int:
+    """Returns how many of a stage's devices may have been offered the model by now."""
+    if stage.per_minute is None:
+        return devices
+    return min(devices, int(elapsed_s / 60 * stage.per_minute) + 1)
+
+
+def _upper(stage: Stage, held_back: float) -> float:
+    return min(stage.share, 1.0 - held_back)

@@ -1,58 +1,103 @@
-"""The state of one device in a rollout, from its reports. Pure functions."""
+"""The state of one device in a rollout, from its desired and reported documents. Pure.
+
+A rollout brings a version of a bundle or of a configuration. A device runs several bundles and one configuration, so a
+desired configuration replaces any other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from firstline_core.fleet.twin import DesiredVersion, Update, withdrawn_after
+from firstline_core.fleet.twin import (
+    Desired,
+    DesiredConfiguration,
+    DesiredModel,
+    DesiredVersion,
+    Reported,
+    Update,
+    withdrawn_after,
+)
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
-from firstline_gateway.rollouts.definition import Assignment, DeviceState, Rollout
+from firstline_gateway.rollouts.definition import Subject
+from firstline_gateway.rollouts.state import Assignment, DeviceState, Rollout
 
 _S = DeviceState
 
 
-class Seen(Struct, frozen=True):
-    """A device as the fleet knows it, with regard to one bundle.
+class DeviceView(Struct, frozen=True):
+    """A device as a rollout of one bundle or configuration sees it.
 
     Attributes:
-        age_s: how long ago it was heard of; infinite where never.
-        online: whether its latest process has not ended, as far as is known.
-        heard: whether what it says is an answer to what it was told last.
-        version: of the bundle, that runs; 0 where it does not say.
-        update: the bundle's latest, as it says.
-        desired: the fleet's word about the bundle.
+        age_s: seconds since it was last seen; infinite if never.
+        online: whether its latest process has not ended, as far as known.
+        up_to_date: whether its report answers the latest desired state.
+        version: that it runs; 0 if it does not report one.
+        update: the latest that it reports.
+        desired: its desired version.
     """
 
     name: str
     tags: Mapping[str, str]
     age_s: float
     online: bool
-    heard: bool
+    up_to_date: bool
     version: int
     update: Update | None
     desired: DesiredVersion | None
 
 
-def is_there(device: Seen | None, silent_s: float) -> bool:
-    """Whether it would hear an offer now."""
+def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:
+    """Returns the desired version of a bundle with this name, or of the device's configuration, whatever its name."""
+    if subject is Subject.CONFIGURATION:
+        return document.configuration
+    return next((each for each in document.models if each.name == name), None)
+
+
+def with_desired(document: Desired, subject: Subject, version: DesiredVersion) -> Desired:
+    """Returns a device's document with another desired version."""
+    if subject is Subject.CONFIGURATION:
+        return replace(document, configuration=DesiredConfiguration(**asdict(version)))
+    others = tuple(each for each in document.models if each.name != version.name)
+    models = (*others, DesiredModel(**asdict(version)))
+    return replace(document, models=tuple(sorted(models, key=lambda each: each.name)))
+
+
+def version_of(reported: Reported | None, subject: Subject, name: str) -> int:
+    """Returns the version that a device reports to run; 0 if it reports none, or another name."""
+    if reported is None:
+        return 0
+    if subject is Subject.CONFIGURATION:
+        return reported.configuration if reported.configuration_name == name else 0
+    return next((each.version for each in reported.models if each.name == name), 0)
+
+
+def update_of(reported: Reported | None, subject: Subject, name: str) -> Update | None:
+    """Returns the latest update that a device reports."""
+    updates = reported.updates if reported is not None else ()
+    return next((each for each in updates if each.name == name and each.what == subject), None)
+
+
+def is_reachable(device: DeviceView | None, silent_s: float) -> bool:
+    """Returns whether a device would receive an offer now."""
     return device is not None and device.online and device.age_s <= silent_s
 
 
-def offered(assignment: Assignment, device: Seen, rollout: Rollout, now_s: float) -> Assignment:
+def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, now_s: float) -> Assignment:
     """Returns the assignment after the offer to its device."""
-    held = device.desired
-    mine = held is not None and held.rollout == rollout.id
+    old = device.desired
+    retried = old is not None and old.rollout == rollout.id
+    # A version that had to be rolled back, or that this rollout itself brought, is not one to go back to.
+    before = assignment.before if retried else (None if old is None or old.undone else old)
     return replace(
         assignment,
-        state=_S.OFFERED if is_there(device, rollout.definition.silent_s) else _S.AWAY,
+        state=_S.OFFERED if is_reachable(device, rollout.definition.silent_s) else _S.AWAY,
         offered_s=now_s,
-        # What was to be undone is none to go back to, and what this rollout wanted itself is none either.
-        before=assignment.before if mine else (None if held is None or held.undone else held),
+        before=before,
         before_version=assignment.before_version or device.version,
-        withdrawn=assignment.withdrawn if mine else withdrawn_after(held, rollout.definition.manifest_sha256),
+        withdrawn=assignment.withdrawn if retried else withdrawn_after(old, rollout.definition.manifest_sha256),
         reason="",
     )
 
@@ -71,44 +116,42 @@ def target(rollout: Rollout) -> DesiredVersion:
 
 
 def offer(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
-    """Returns the desired version for a device that is to run it."""
+    """Returns the desired version for a device that takes the model."""
     return replace(target(rollout), withdrawn=assignment.withdrawn)
 
 
-def way_back(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
-    """Returns the desired version for a device that is to go back."""
+def rollback(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
+    """Returns the desired version for a device that goes back."""
     offered = offer(assignment, rollout)
     if assignment.before is None:
         return replace(offered, window=None, undone=True)
-    back = assignment.before
-    return replace(back, withdrawn=withdrawn_after(replace(offered, undone=True), back.sha256))
+    before = assignment.before
+    return replace(before, withdrawn=withdrawn_after(replace(offered, undone=True), before.sha256))
 
 
-def moved(assignment: Assignment, device: Seen | None, rollout: Rollout) -> Assignment:
-    """The assignment after what its device says, or does not say."""
+def after_report(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> Assignment:
+    """Returns the assignment after the latest report of its device, or without one."""
     if assignment.state in (_S.CONTROL, _S.WAITING, _S.WITHDRAWN, _S.RETURNED):
         return assignment
-    going_back = assignment.state in (_S.RETURNING, _S.STRANDED)
-    if device is None:  # sent away for good
-        return replace(assignment, state=_S.RETURNED if going_back else _S.WITHDRAWN)
-    said = _returned(assignment, device, rollout) if going_back else _said(device, rollout)
-    if said is not None:
-        state, reason = said
+    returning = assignment.state in (_S.RETURNING, _S.STRANDED)
+    if device is None:  # decommissioned
+        return replace(assignment, state=_S.RETURNED if returning else _S.WITHDRAWN)
+    reported = _rollback_state(assignment, device, rollout) if returning else _update_state(device, rollout)
+    if reported is not None:
+        state, reason = reported
         return assignment if state is assignment.state else replace(assignment, state=state, reason=reason)
-    if going_back:
-        return assignment
-    there = device.age_s <= rollout.definition.silent_s
-    if assignment.state in (_S.OFFERED, _S.UNDER_WAY) and not there:
+    silent_s = rollout.definition.silent_s
+    if assignment.state in (_S.OFFERED, _S.UNDER_WAY) and device.age_s > silent_s:
         return replace(assignment, state=_S.SILENT)
-    if assignment.state in (_S.AWAY, _S.SILENT) and is_there(device, rollout.definition.silent_s):
+    if assignment.state in (_S.AWAY, _S.SILENT) and is_reachable(device, silent_s):
         return replace(assignment, state=_S.OFFERED)
     return assignment
 
 
-def _said(device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
-    """Returns the reported state of this rollout; None if there is no new report."""
+def _update_state(device: DeviceView, rollout: Rollout) -> tuple[DeviceState, str] | None:
+    """Returns the state of this rollout that a device reports; None if there is no new report."""
     definition, update = rollout.definition, device.update
-    if not device.heard:
+    if not device.up_to_date:
         return None
     if update is not None and update.rollout == rollout.id and update.version == definition.version:
         if update.state is UpdateState.COMMITTED:
@@ -118,23 +161,18 @@ def _said(device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
         if update.state in (UpdateState.CANCELLED, UpdateState.EXPIRED):
             return _S.WITHDRAWN, update.reason or update.state.value
         return (_S.UNDER_WAY, "") if device.age_s <= definition.silent_s else (_S.SILENT, "")
-    if device.version == definition.version:
-        return _S.DONE, ""
-    return None
+    return (_S.DONE, "") if device.version == definition.version else None
 
 
-def _returned(assignment: Assignment, device: Seen, rollout: Rollout) -> tuple[DeviceState, str] | None:
-    if not device.heard:
+def _rollback_state(assignment: Assignment, device: DeviceView, rollout: Rollout) -> tuple[DeviceState, str] | None:
+    """Returns the state of the way back that a device reports; None if there is no new report."""
+    if not device.up_to_date:
         return None
     update, before = device.update, assignment.before
     if device.version == rollout.definition.version:
-        told = before is not None and update is not None and (update.rollout, update.version) == _told(before)
-        if told and update is not None and update.state in UNSUCCESSFUL:
-            return _S.STRANDED, update.reason or update.state.value
-        return None
+        if update is None or before is None or update.state not in UNSUCCESSFUL:
+            return None
+        back = (update.rollout, update.version) == (before.rollout, before.version)
+        return (_S.STRANDED, update.reason or update.state.value) if back else None
     under_way = update is not None and update.state in (UpdateState.DOWNLOADING, UpdateState.TRIAL)
     return None if under_way else (_S.RETURNED, assignment.reason)
-
-
-def _told(word: DesiredVersion) -> tuple[str, int]:
-    return word.rollout, word.version

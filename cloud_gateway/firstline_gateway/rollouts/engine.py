@@ -1,4 +1,4 @@
-"""Drives rollouts, step by step; of replicas that share a store one at a time does."""
+"""Drives rollouts, step by step; one at a time of the replicas that share a store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.changes import Now, Step
-from firstline_gateway.rollouts.definition import Rollout
-from firstline_gateway.rollouts.execution import apply
-from firstline_gateway.rollouts.late_joiners import in_force, joined
-from firstline_gateway.rollouts.mirror import Mirror
+from firstline_gateway.rollouts.changes import Changes, Now
+from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
+from firstline_gateway.rollouts.late_joiners import in_force, join_changes
+from firstline_gateway.rollouts.state import Assignment, Rollout
 from firstline_gateway.rollouts.step import step
-from firstline_gateway.rollouts.view import StoreView
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
@@ -37,18 +35,18 @@ _JOIN_S = 60.0
 _CLOSE_S = 2.0
 
 _T = TypeVar("_T")
-_Made = tuple[Rollout, Step] | None
+_Computed = tuple[Rollout, Changes] | None
 
 
 class Engine:
     """Belongs to one event loop.
 
     Args:
-        database: steps are made from one moment of it, in a thread of the engine's own: they look at the whole fleet.
-        writer: carries them out.
-        clock: its monotonic time, and wall time.
-        service: by which rollouts last, and the lease runs out.
-        on_told: called when devices are to run something else.
+        database: a step reads one snapshot of it, in the engine's own thread, because it reads the whole fleet.
+        writer: carries steps out.
+        clock: monotonic and wall time.
+        service: measures the durations of rollouts and of the lease.
+        on_desired: called when the desired state of devices has changed.
     """
 
     def __init__(
@@ -58,23 +56,23 @@ class Engine:
         *,
         clock: Clock,
         service: ServiceClock,
-        on_told: Callable[[], None],
+        on_desired: Callable[[], None],
     ) -> None:
         self._database = database
         self._writer = writer
         self._clock = clock
         self._service = service
-        self._on_told = on_told
+        self._on_told = on_desired
         self._holder = new_request_id()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._wake = asyncio.Event()
         self._driving = asyncio.Lock()
         self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=clock, wake=self._wake)
         self._joining_s = clock.monotonic_s()
-        self._mirrors: dict[str, Mirror] = {}  # by rollout; used on that thread
+        self._mirrors: dict[str, FleetCache] = {}  # by rollout; used on that thread
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Runs the next steps at once."""
         self._wake.set()
 
     def start(self) -> None:
@@ -90,27 +88,23 @@ class Engine:
             await self._writer.write(lambda connection: records.release(connection, self._holder))
 
     async def drive(self) -> int:
-        """Steps every rollout once that something is to be done for, and again where one has more to do at once.
-
-        Returns:
-            How many steps were carried out.
-        """
+        """Steps every active rollout, and repeats a step that is due at once; returns the number of steps."""
         async with self._driving:
             steps = 0
             active = await self._read(records.active)
             for each in active:
-                steps += await self._follow(partial(_stepped, rollout_id=each, mirrors=self._mirrors))
+                steps += await self._follow(partial(_compute_step, rollout_id=each, caches=self._mirrors))
             if self._clock.monotonic_s() >= self._joining_s:
                 self._joining_s = self._clock.monotonic_s() + _JOIN_S
-                joined_ = [rollout.id for rollout in in_force(await self._read(records.completed))]
-                for each in joined_:
-                    steps += await self._follow(partial(_joined, rollout_id=each, mirrors=self._mirrors))
-                for each in self._mirrors.keys() - {*active, *joined_}:
+                joinable = [rollout.id for rollout in in_force(await self._read(records.completed))]
+                for each in joinable:
+                    steps += await self._follow(partial(_compute_join, rollout_id=each, caches=self._mirrors))
+                for each in self._mirrors.keys() - {*active, *joinable}:
                     del self._mirrors[each]
             return steps
 
-    async def _follow(self, make: partial[_Made]) -> int:
-        """Steps as long as there is something to do at once; one rollout that cannot be stepped holds up no other."""
+    async def _follow(self, make: partial[_Computed]) -> int:
+        """Steps a rollout until no step is due at once; an error in one rollout does not delay the others."""
         steps, more = 0, True
         try:
             while more and await self._leads():
@@ -124,31 +118,31 @@ class Engine:
         return steps
 
     async def _leads(self) -> bool:
-        """Takes or renews the right to step."""
+        """Takes or renews the lease."""
         now_s = self._service.now_s()
         return await self._writer.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
 
-    async def _step(self, make: partial[_Made]) -> bool:
-        """One step of one rollout; whether the next is due at once."""
+    async def _step(self, make: partial[_Computed]) -> bool:
+        """Carries out one step of one rollout; returns whether the next is due at once."""
         now = Now(self._service.now_s(), self._clock.wall_s())
-        found = await self._read(partial(make, now=now))
-        if found is None:
+        computed = await self._read(partial(make, now=now))
+        if computed is None:
             return False
-        before, made = found
+        before, changes = computed
 
-        def carried_out(connection: Connection) -> Rollout | None:
-            # What was seen may be long ago: another replica may have led meanwhile, and carried out the same.
+        def carry_out(connection: Connection) -> Rollout | None:
+            # The snapshot may be old: another replica may have had the lease meanwhile, and carried out the same step.
             if not records.holds(connection, self._holder):
                 return None
-            return apply(connection, before, made, now.wall_s)
+            return records.apply(connection, before, changes, now.wall_s)
 
-        if await self._writer.write(carried_out) is None:
-            return True  # somebody was faster
-        if made.told:
+        if await self._writer.write(carry_out) is None:
+            return True  # another replica was faster
+        if changes.desired:
             self._on_told()
-        for action, actor, details in made.notes:
+        for action, actor, details in changes.notes:
             log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))
-        return made.more
+        return changes.more
 
     async def _read(self, read: Callable[[Connection], _T]) -> _T:
         def reading() -> _T:
@@ -158,26 +152,32 @@ class Engine:
         return await asyncio.get_running_loop().run_in_executor(self._thread, reading)
 
 
-def _stepped(connection: Connection, rollout_id: str, mirrors: dict[str, Mirror], now: Now) -> _Made:
+def _compute_step(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: Now) -> _Computed:
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
-    mirror = mirrors.setdefault(rollout_id, Mirror(rollout.definition))
-    view = StoreView(connection, rollout_id, mirror, now.wall_s)
-    return rollout, step(rollout, mirror.assignments(connection, rollout_id), view, now)
+    assignments, view = _read_fleet(connection, rollout, caches, now)
+    return rollout, step(rollout, assignments, view, now)
 
 
-def _joined(connection: Connection, rollout_id: str, mirrors: dict[str, Mirror], now: Now) -> _Made:
-    all_of_them = records.completed(connection)
-    rollout = next((each for each in in_force(all_of_them) if each.id == rollout_id), None)
+def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: Now) -> _Computed:
+    completed = records.completed(connection)
+    rollout = next((each for each in in_force(completed) if each.id == rollout_id), None)
     if rollout is None:
         return None
-    place = rollout.definition.place
-    same = [each for each in all_of_them if each.definition.place == place]
-    ended = [each for each in records.ended(connection) if each.definition.place == place]
-    live = [each.id for each in records.live(connection) if each.definition.place == place]
-    mirror = mirrors.setdefault(rollout_id, Mirror(rollout.definition))
-    view = StoreView(connection, rollout_id, mirror, now.wall_s)
-    held = mirror.assignments(connection, rollout_id)
-    busy = partial(records.assigned, connection, live)
-    return rollout, joined(rollout, same, held, view, now, ended=ended, busy=busy)
+
+    def alike(rollouts: list[Rollout]) -> list[Rollout]:
+        return [each for each in rollouts if each.definition.document_key == rollout.definition.document_key]
+
+    assignments, view = _read_fleet(connection, rollout, caches, now)
+    busy = partial(records.assigned, connection, [each.id for each in alike(records.live(connection))])
+    ended = alike(records.ended(connection))
+    return rollout, join_changes(rollout, alike(completed), assignments, view, now, ended=ended, busy=busy)
+
+
+def _read_fleet(
+    connection: Connection, rollout: Rollout, caches: dict[str, FleetCache], now: Now
+) -> tuple[dict[str, Assignment], FleetView]:
+    cache = caches.setdefault(rollout.id, FleetCache(rollout.definition))
+    view = FleetView(connection, rollout.id, cache, now.wall_s)
+    return cache.assignments(connection, rollout.id), view

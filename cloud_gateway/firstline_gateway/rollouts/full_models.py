@@ -30,8 +30,7 @@ from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.orders import Orders
 from firstline_gateway.registry.bundles import Bundles
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.definition import Definition
-from firstline_gateway.rollouts.subject import Subject
+from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.store.readers import Readers
 
 _INTERVAL_S = 10.0

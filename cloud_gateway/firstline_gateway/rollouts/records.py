@@ -1,26 +1,87 @@
-"""Rollouts in the store, within a caller's transaction."""
+"""Rollouts in the store: tables, and functions that read and write within a caller's transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    Select,
+    String,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from firstline_core.fleet.rollout import Look
+from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.definition import Assignment, Rollout
-from firstline_gateway.rollouts.judgement.periods import Period
-from firstline_gateway.rollouts.states import LIVE, RolloutState
-from firstline_gateway.rollouts.tables import ASSIGNMENTS, LEASE, LOOKS, ROLLOUTS
+from firstline_gateway.rollouts.changes import Changes
+from firstline_gateway.rollouts.device_progress import with_desired
+from firstline_gateway.rollouts.judgement.figures import Period
+from firstline_gateway.rollouts.state import LIVE, Assignment, Rollout, RolloutState
 from firstline_gateway.store import statements
+from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.statements import batched
+
+ROLLOUTS = Table(
+    "rollouts",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("bundle", String(64), nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+    Column("active", Boolean, nullable=False, index=True),  # whether the engine has anything to do
+    Column("revision", BigInteger, nullable=False),
+    Column("idempotency", String(64), unique=True),  # hash of the creator and the key; NULL without a key
+    Column("record", Text, nullable=False),
+)
+ASSIGNMENTS = Table(
+    "rollout_devices",
+    METADATA,
+    Column("rollout", String(64), primary_key=True),
+    Column("device", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("record", Text, nullable=False),
+    Column("before", Text),  # a period before the stage, for the judgement
+    Column("start", Text),  # counts at the start of the observation
+)
+LOOKS = Table(
+    "rollout_looks",
+    METADATA,
+    Column("rollout", String(64), primary_key=True),
+    Column("stage", Integer, primary_key=True, autoincrement=False),
+    Column("look", Integer, primary_key=True, autoincrement=False),
+    Column("at_s", Double, nullable=False),
+    Column("verdict", Text, nullable=False),
+)
+LEASE = Table(
+    "rollout_lease",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("holder", String(64), nullable=False),
+    Column("until_service_s", Double, nullable=False),
+)
+"""At most one row, of id 1: the replica that drives the rollouts."""
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
 
 
 def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Rollout:
-    """Keeps a new rollout; the one that was made under the same word before, where there is one."""
+    """Stores a new rollout and returns it; returns the stored one if it exists under the same idempotency key."""
     row = {
         "id": rollout.id,
         "bundle": rollout.definition.bundle,
@@ -33,25 +94,24 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
     connection.execute(statements.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
     if idempotency is None:
         return rollout
-    held = connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
-    return _rollout(held)
+    return _rollout(connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one())
 
 
 def find(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
     """Returns one rollout; with `lock`, it stays locked until this transaction ends."""
     query = select(_R.record).where(_R.id == rollout_id)
-    held = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
-    return _rollout(held) if held is not None else None
+    record = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
+    return _rollout(record) if record is not None else None
 
 
 def page(connection: Connection, after: str, limit: int, bundle: str = "") -> list[Rollout]:
-    """Rollouts, the newest first; ids grow with time."""
+    """Returns rollouts, newest first; ids increase with time."""
     query = select(_R.record).order_by(_R.id.desc()).limit(limit)
     if after:
         query = query.where(_R.id < after)
     if bundle:
         query = query.where(_R.bundle == bundle)
-    return [_rollout(held) for held in connection.execute(query).scalars()]
+    return _rollouts(connection, query)
 
 
 def active(connection: Connection) -> list[str]:
@@ -65,35 +125,31 @@ def active(connection: Connection) -> list[str]:
 
 
 def live(connection: Connection) -> list[Rollout]:
-    """Rollouts of which devices may hear more."""
+    """Returns the rollouts that may still change the desired state of devices."""
     query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
-    found = [_rollout(held) for held in connection.execute(query).scalars()]
-    return [rollout for rollout in found if rollout.state in LIVE]
+    return [rollout for rollout in _rollouts(connection, query) if rollout.state in LIVE]
 
 
 def completed(connection: Connection) -> list[Rollout]:
     """Returns rollouts that were completed and not rolled back since."""
     query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
-    return [_rollout(held) for held in connection.execute(query).scalars()]
+    return _rollouts(connection, query)
 
 
 def ended(connection: Connection) -> list[Rollout]:
-    """Rollouts that were ended before their end, or taken back, and of which no device hears any more."""
+    """Returns the rollouts that were aborted or rolled back and change no desired state any more."""
     states = [RolloutState.ABORTED, RolloutState.ROLLED_BACK]
     query = select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
-    return [_rollout(held) for held in connection.execute(query).scalars()]
+    return _rollouts(connection, query)
 
 
 def lock(connection: Connection) -> None:
-    """Locks all rollouts until this transaction ends, including those that wait to be started.
-
-    Of two that are started at the same moment the second so sees the first.
-    """
+    """Locks all rollouts until this transaction ends, so that of two simultaneous starts the second sees the first."""
     connection.execute(select(_R.id).order_by(_R.id).with_for_update()).all()
 
 
 def put(connection: Connection, rollout: Rollout) -> Rollout:
-    """Keeps a rollout as it is now, as a new revision."""
+    """Stores the state of a rollout as a new revision."""
     changed = msgspec.structs.replace(rollout, revision=rollout.revision + 1)
     values = {
         "state": changed.state.value,
@@ -106,12 +162,12 @@ def put(connection: Connection, rollout: Rollout) -> Rollout:
 
 
 def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment]:
-    """All devices of a rollout so far, by name."""
+    """Returns the devices of a rollout so far, by name."""
     return {name: assignment(text) for name, text in assignment_texts(connection, rollout_id)}
 
 
 def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
-    """Likewise, each with its record as it is kept."""
+    """Yields the devices of a rollout with their encoded assignments."""
     query = select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
     return ((row.device, row.record) for row in connection.execute(query))
 
@@ -122,21 +178,21 @@ def assignment(text: str) -> Assignment:
 
 
 def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
-    """How many devices are in which state, by rollout."""
+    """Returns the number of devices by state, by rollout."""
     query = (
         select(_A.rollout, _A.state, func.count())
         .where(_A.rollout.in_(list(rollout_ids)))
         .group_by(_A.rollout, _A.state)
         .order_by(_A.rollout, _A.state)
     )
-    found: dict[str, dict[str, int]] = {}
+    by_rollout: dict[str, dict[str, int]] = {}
     for rollout, state, number in connection.execute(query):
-        found.setdefault(rollout, {})[state] = number
-    return found
+        by_rollout.setdefault(rollout, {})[state] = number
+    return by_rollout
 
 
 def assigned(connection: Connection, rollout_ids: Iterable[str], names: Iterable[str]) -> set[str]:
-    """Those of some devices that any of some rollouts has to do with."""
+    """Returns those of the devices that one of the rollouts has assigned."""
     found, wanted = set[str](), list(rollout_ids)
     for some in batched(names):
         query = select(_A.device).where(_A.rollout.in_(wanted), _A.device.in_(some))
@@ -145,7 +201,7 @@ def assigned(connection: Connection, rollout_ids: Iterable[str], names: Iterable
 
 
 def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
-    """Keeps assignments; those that are there already lose nothing of what they were measured by."""
+    """Stores assignments; existing ones keep their baselines."""
     rows = [
         {
             "rollout": rollout_id,
@@ -157,18 +213,18 @@ def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment
     ]
     if not rows:
         return
-    kept = statements.insert(connection, ASSIGNMENTS)
-    newer = {name: kept.excluded[name] for name in ("state", "record")}
-    connection.execute(kept.on_conflict_do_update(index_elements=["rollout", "device"], set_=newer), rows)
+    added = statements.insert(connection, ASSIGNMENTS)
+    newer = {name: added.excluded[name] for name in ("state", "record")}
+    connection.execute(added.on_conflict_do_update(index_elements=["rollout", "device"], set_=newer), rows)
 
 
-def measure(
+def set_baselines(
     connection: Connection,
     rollout_id: str,
     before: Mapping[str, Period | None],
     start: Mapping[str, Totals],
 ) -> None:
-    """Stores the base of the comparison; a named device starts again."""
+    """Stores the periods before a stage, which restarts these devices, and the counts at the start of observation."""
     mine = (_A.rollout == rollout_id) & (_A.device == bindparam("one"))
     if before:
         periods = [
@@ -181,8 +237,8 @@ def measure(
         connection.execute(update(ASSIGNMENTS).where(mine).values(start=bindparam("totals")), totals)
 
 
-def measured(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
-    """By what devices are compared: the time before, and what they had counted when they began to be observed."""
+def baselines(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
+    """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
     query = select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
     return {
         row.device: (
@@ -194,7 +250,7 @@ def measured(connection: Connection, rollout_id: str) -> dict[str, tuple[Period 
 
 
 def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
-    """Keeps a look; each is one."""
+    """Stores an evaluation."""
     row = {
         "rollout": rollout_id,
         "stage": look.stage,
@@ -206,7 +262,7 @@ def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
 
 
 def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit: int) -> list[Look]:
-    """Looks at a rollout in order, from the first one behind a stage's look on."""
+    """Returns the evaluations of a rollout in order, after the given (stage, look)."""
     stage, look = after
     behind = or_(LOOKS.c.stage > stage, and_(LOOKS.c.stage == stage, LOOKS.c.look > look))
     query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id, behind)
@@ -215,7 +271,7 @@ def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit
 
 
 def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
-    """Takes or renews the right to drive rollouts; False where another replica has it."""
+    """Takes or renews the right to drive rollouts; returns False if another replica has it."""
     row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
     connection.execute(
         statements.insert(connection, LEASE).values(row | {"until_service_s": service_s - 1.0}).on_conflict_do_nothing()
@@ -235,5 +291,43 @@ def release(connection: Connection, holder: str) -> None:
     connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
 
 
-def _rollout(held: str) -> Rollout:
-    return msgspec.json.decode(held, type=Rollout)
+def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: float) -> Rollout | None:
+    """Carries out the changes of a step with their entries in the audit log: all of them, or none.
+
+    Args:
+        connection: within a transaction that writes.
+        before: the rollout that the changes were computed from.
+        changes: of the step.
+        wall_s: now.
+
+    Returns:
+        The changed rollout; None if it had been changed meanwhile and nothing was done.
+    """
+    current = find(connection, before.id, lock=True)
+    if current is None or current.revision != before.revision:
+        return None
+    assign(connection, before.id, changes.assigned.values())
+    set_baselines(connection, before.id, changes.before, changes.start)
+    if changes.look is not None:
+        add_look(connection, before.id, changes.look)
+    subject = before.definition.what
+    devices.desire(
+        connection,
+        changes.desired,
+        lambda name, old: with_desired(old, subject, changes.desired[name]),
+        wall_s,
+        known=True,
+    )
+    for action, actor, details in changes.notes:
+        audit_log.add(
+            connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details
+        )
+    return put(connection, changes.rollout) if changes.rollout != before else current
+
+
+def _rollout(record: str) -> Rollout:
+    return msgspec.json.decode(record, type=Rollout)
+
+
+def _rollouts(connection: Connection, query: Select[Any]) -> list[Rollout]:
+    return [_rollout(record) for record in connection.execute(query).scalars()]

@@ -11,8 +11,8 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
 from firstline_gateway.api.dependencies import gateway_of, require_fleet
 from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of
+from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.definition import Definition
-from firstline_gateway.rollouts.states import Command
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255

@@ -1,4 +1,4 @@
-"""One step of a rollout, on devices that say what a test has them say."""
+"""One step of a rollout, with simulated reports of devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.totals import Totals
-from firstline_gateway.rollouts.changes import Now, Step
-from firstline_gateway.rollouts.commands import command_step
-from firstline_gateway.rollouts.definition import Assignment, Definition, DeviceState, Phase, Rollout
-from firstline_gateway.rollouts.device_progress import Seen
-from firstline_gateway.rollouts.judgement.periods import FIGURES, Period
+from firstline_gateway.rollouts.changes import Changes, Now
+from firstline_gateway.rollouts.commands import Command, command_changes
+from firstline_gateway.rollouts.definition import Definition, Stage
+from firstline_gateway.rollouts.device_progress import DeviceView
+from firstline_gateway.rollouts.judgement.figures import FIGURES, Period
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.plan import plan
-from firstline_gateway.rollouts.stages import Stage
-from firstline_gateway.rollouts.states import Command, RolloutState
+from firstline_gateway.rollouts.state import Assignment, DeviceState, Phase, Rollout, RolloutState
 from firstline_gateway.rollouts.step import step
 
 S = DeviceState
@@ -30,13 +29,13 @@ BACK = replace(OLD, withdrawn=("2" * 64,))
 
 
 @dataclass
-class Room:
-    """A fleet in memory, whose devices do as they are told unless a test says otherwise."""
+class SimulatedFleet:
+    """A fleet in memory. Tests set what its devices report."""
 
     rollout: Rollout
-    devices: dict[str, Seen]
-    held: dict[str, Assignment] = field(default_factory=dict)
-    kept: dict[str, tuple[Period | None, Totals]] = field(default_factory=dict)
+    devices: dict[str, DeviceView]
+    assignments: dict[str, Assignment] = field(default_factory=dict)
+    baseline: dict[str, tuple[Period | None, Totals]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     now_s: float = 0.0
 
@@ -47,349 +46,349 @@ class Room:
     def totals_before(self, names: Iterable[str], at_s: float) -> Mapping[str, Totals]:
         return {name: Totals((), at_s - at_s) for name in names}
 
-    def measured(self) -> Mapping[str, tuple[Period | None, Totals]]:
-        return self.kept
+    def baselines(self) -> Mapping[str, tuple[Period | None, Totals]]:
+        return self.baseline
 
-    def take(self, made: Step) -> None:
-        self.rollout = made.rollout
-        self.held |= made.assigned
-        for name, totals in made.start.items():
-            self.kept[name] = made.before.get(name), totals
-        for name, wanted in made.told.items():
+    def take(self, changes: Changes) -> None:
+        self.rollout = changes.rollout
+        self.assignments |= changes.assigned
+        for name, totals in changes.start.items():
+            self.baseline[name] = changes.before.get(name), totals
+        for name, wanted in changes.desired.items():
             self.devices[name] = replace(self.devices[name], desired=wanted)
-        self.notes += [action for action, _, _ in made.notes]
+        self.notes += [action for action, _, _ in changes.notes]
 
-    def go(self, seconds: float = 0.0) -> Step:
-        """Steps until nothing is to be done at once."""
+    def advance(self, seconds: float = 0.0) -> Changes:
+        """Steps until no step is due at once."""
         self.now_s += seconds
         more = True
         while more:
-            made = step(self.rollout, self.held, self, Now(self.now_s, 1.7e9 + self.now_s))
-            self.take(made)
-            more = made.more
-        return made
+            changes = step(self.rollout, self.assignments, self, Now(self.now_s, 1.7e9 + self.now_s))
+            self.take(changes)
+            more = changes.more
+        return changes
 
     def command(self, command: Command, by: str = "application:ops") -> None:
-        self.take(command_step(command, self.rollout, self.held, by, Now(self.now_s, 1.7e9)))
+        self.take(command_changes(command, self.rollout, self.assignments, by, Now(self.now_s, 1.7e9)))
 
-    def say(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
+    def report(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
         version = 2 if state is UpdateState.COMMITTED else 1
         update = Update("cameras", 2, state, rollout=self.rollout.id)
         self.devices[name] = replace(self.devices[name], update=update, version=version, age_s=age_s)
 
-    def all_say(self, state: UpdateState) -> None:
-        for name, each in self.held.items():
+    def report_all(self, state: UpdateState) -> None:
+        for name, each in self.assignments.items():
             if each.state in (S.OFFERED, S.UNDER_WAY):
-                self.say(name, state)
+                self.report(name, state)
 
     def states(self) -> dict[DeviceState, int]:
-        found: dict[DeviceState, int] = {}
-        for each in self.held.values():
-            found[each.state] = found.get(each.state, 0) + 1
-        return found
+        numbers: dict[DeviceState, int] = {}
+        for each in self.assignments.values():
+            numbers[each.state] = numbers.get(each.state, 0) + 1
+        return numbers
 
 
-def room(number: int = 20, *stages: Stage, rules: Rules = UNSEEN, held_back: float = 0.0) -> Room:
+def simulated_fleet(number: int = 20, *stages: Stage, rules: Rules = UNSEEN, held_back: float = 0.0) -> SimulatedFleet:
     definition = Definition(
         "cameras", 2, "2" * 64, stages or (Stage(1.0, soak_s=800),), rules, held_back=held_back, salt="s"
     )
     names = [f"d{index:02}" for index in range(number)]
-    devices = {name: Seen(name, {}, 0.0, True, True, 1, None, OLD) for name in names}
-    return Room(Rollout("r", definition, RolloutState.RUNNING, "application:ops", 1.7e9, seed=1), devices)
+    devices = {name: DeviceView(name, {}, 0.0, True, True, 1, None, OLD) for name in names}
+    return SimulatedFleet(Rollout("r", definition, RolloutState.RUNNING, "application:ops", 1.7e9, seed=1), devices)
 
 
 def test_a_stage_is_offered_at_its_pace() -> None:
-    found = room(20, Stage(1.0, per_minute=5))
-    found.go()
-    assert found.states() == {S.OFFERED: 1, S.WAITING: 19}
-    found.go(60)
-    assert found.states() == {S.OFFERED: 6, S.WAITING: 14}
-    found.command(Command.PAUSE)
-    found.go(600)
-    assert found.states() == {S.OFFERED: 6, S.WAITING: 14}
-    found.command(Command.RESUME)
-    found.go()
-    assert found.states()[S.OFFERED] == 6
+    fleet = simulated_fleet(20, Stage(1.0, per_minute=5))
+    fleet.advance()
+    assert fleet.states() == {S.OFFERED: 1, S.WAITING: 19}
+    fleet.advance(60)
+    assert fleet.states() == {S.OFFERED: 6, S.WAITING: 14}
+    fleet.command(Command.PAUSE)
+    fleet.advance(600)
+    assert fleet.states() == {S.OFFERED: 6, S.WAITING: 14}
+    fleet.command(Command.RESUME)
+    fleet.advance()
+    assert fleet.states()[S.OFFERED] == 6
 
 
-def test_who_was_away_before_it_was_offered_is_none_that_failed_and_nobody_waits_for_it() -> None:
-    found = room()
-    found.devices["d03"] = replace(found.devices["d03"], online=False)
-    found.devices["d04"] = replace(found.devices["d04"], age_s=math.inf)
-    found.go()
-    assert found.states() == {S.OFFERED: 18, S.AWAY: 2} and not found.held["d03"].there
-    found.all_say(UpdateState.COMMITTED)
-    found.go(60)
-    assert found.rollout.phase is Phase.OBSERVING
-    made = found.go(100)
-    assert made.look is not None and made.look.findings[0].devices == (18, 0)
-    found.say("d03", UpdateState.COMMITTED)
-    found.go(1)
-    assert found.held["d03"].state is S.DONE
+def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage() -> None:
+    fleet = simulated_fleet()
+    fleet.devices["d03"] = replace(fleet.devices["d03"], online=False)
+    fleet.devices["d04"] = replace(fleet.devices["d04"], age_s=math.inf)
+    fleet.advance()
+    assert fleet.states() == {S.OFFERED: 18, S.AWAY: 2} and not fleet.assignments["d03"].reachable
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    assert fleet.rollout.phase is Phase.OBSERVING
+    changes = fleet.advance(100)
+    assert changes.look is not None and changes.look.findings[0].devices == (18, 0)
+    fleet.report("d03", UpdateState.COMMITTED)
+    fleet.advance(1)
+    assert fleet.assignments["d03"].state is S.DONE
 
 
-def test_who_falls_silent_after_it_was_told_has_failed_until_it_returns() -> None:
-    found = room()
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.say("d05", UpdateState.DOWNLOADING, age_s=10_000)
-    found.go(60)
-    assert found.held["d05"].state is S.SILENT and found.rollout.phase is Phase.OBSERVING
-    made = found.go(100)
-    assert made.look is not None and made.look.findings[0].treated == 1 / 20
-    assert found.devices["d05"].desired is not None and found.devices["d05"].desired.version == 2
-    found.say("d05", UpdateState.COMMITTED)
-    assert found.go(100).look is not None
-    assert found.held["d05"].state is S.DONE
+def test_a_device_that_falls_silent_after_the_offer_has_failed_until_it_returns() -> None:
+    fleet = simulated_fleet()
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.report("d05", UpdateState.DOWNLOADING, age_s=10_000)
+    fleet.advance(60)
+    assert fleet.assignments["d05"].state is S.SILENT and fleet.rollout.phase is Phase.OBSERVING
+    changes = fleet.advance(100)
+    assert changes.look is not None and changes.look.findings[0].treated == 1 / 20
+    assert fleet.devices["d05"].desired is not None and fleet.devices["d05"].desired.version == 2
+    fleet.report("d05", UpdateState.COMMITTED)
+    assert fleet.advance(100).look is not None
+    assert fleet.assignments["d05"].state is S.DONE
 
 
-def test_failures_that_decide_stop_the_offers_before_the_rest_is_told() -> None:
-    found = room(40, Stage(1.0, per_minute=10))
-    found.go()
-    found.go(60)
-    found.all_say(UpdateState.FAILED)
-    found.go(60)
-    assert found.rollout.state is RolloutState.ROLLED_BACK, found.rollout.sentence
-    assert "installations failed" in found.rollout.sentence
-    assert all(each.desired in (OLD, BACK) for each in found.devices.values())
+def test_decisive_failures_stop_the_offers() -> None:
+    fleet = simulated_fleet(40, Stage(1.0, per_minute=10))
+    fleet.advance()
+    fleet.advance(60)
+    fleet.report_all(UpdateState.FAILED)
+    fleet.advance(60)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK, fleet.rollout.sentence
+    assert "installations failed" in fleet.rollout.sentence
+    assert all(each.desired in (OLD, BACK) for each in fleet.devices.values())
 
 
-def test_stages_follow_each_other_and_those_held_back_come_last() -> None:
-    found = room(40, Stage(0.5, soak_s=800), Stage(1.0, soak_s=800), held_back=0.2)
+def test_stages_follow_each_other_and_devices_held_back_come_last() -> None:
+    fleet = simulated_fleet(40, Stage(0.5, soak_s=800), Stage(1.0, soak_s=800), held_back=0.2)
     for _ in range(40):
-        found.go(100)
-        found.all_say(UpdateState.COMMITTED)
-    assert found.rollout.state is RolloutState.COMPLETED
-    assert found.states() == {S.DONE: 40}
-    assert found.notes.count("rollout.promote") == 2 and found.notes.count("rollout.look") == 16
-    assert {each.stage for each in found.held.values()} == {0, 1, 2}
+        fleet.advance(100)
+        fleet.report_all(UpdateState.COMMITTED)
+    assert fleet.rollout.state is RolloutState.COMPLETED
+    assert fleet.states() == {S.DONE: 40}
+    assert fleet.notes.count("rollout.promote") == 2 and fleet.notes.count("rollout.look") == 16
+    assert {each.stage for each in fleet.assignments.values()} == {0, 1, 2}
 
 
-def test_installations_that_take_too_long_ask_a_person() -> None:
-    found = room(20, Stage(1.0, patience_s=300))
-    found.go()
-    found.all_say(UpdateState.DOWNLOADING)
-    found.go(301)
-    assert found.rollout.state is RolloutState.PAUSED and "20 of 20" in found.rollout.sentence
-    found.command(Command.RESUME)
-    found.go(299)
-    assert found.rollout.state is RolloutState.RUNNING
+def test_slow_installations_pause_the_rollout() -> None:
+    fleet = simulated_fleet(20, Stage(1.0, patience_s=300))
+    fleet.advance()
+    fleet.report_all(UpdateState.DOWNLOADING)
+    fleet.advance(301)
+    assert fleet.rollout.state is RolloutState.PAUSED and "20 of 20" in fleet.rollout.sentence
+    fleet.command(Command.RESUME)
+    fleet.advance(299)
+    assert fleet.rollout.state is RolloutState.RUNNING
 
 
-def test_what_cannot_be_seen_is_held_and_then_asks_a_person_who_may_promote() -> None:
-    found = room(20, Stage(1.0, soak_s=800, patience_s=300), rules=Rules())
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
+def test_an_unclear_stage_is_held_then_paused_and_can_be_promoted_by_a_person() -> None:
+    fleet = simulated_fleet(20, Stage(1.0, soak_s=800, patience_s=300), rules=Rules())
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
     for _ in range(13):
-        found.go(100)
-    assert found.rollout.state is RolloutState.PAUSED and "too little" in found.rollout.sentence
-    found.command(Command.PROMOTE)
-    found.go()
-    assert found.rollout.state is RolloutState.COMPLETED
+        fleet.advance(100)
+    assert fleet.rollout.state is RolloutState.PAUSED and "too little" in fleet.rollout.sentence
+    fleet.command(Command.PROMOTE)
+    fleet.advance()
+    assert fleet.rollout.state is RolloutState.COMPLETED
 
 
-def test_an_abort_stops_those_under_way_and_leaves_those_that_are_done() -> None:
-    found = room()
-    found.go()
-    found.say("d01", UpdateState.COMMITTED)
-    found.go(1)
-    found.command(Command.ABORT)
-    found.go()
-    assert found.rollout.state is RolloutState.ABORTED and not found.rollout.unsettled
-    assert found.devices["d01"].desired != OLD
-    assert all(each.desired == BACK for name, each in found.devices.items() if name != "d01")
-    found.command(Command.ROLLBACK)
-    found.go()
-    assert found.rollout.state is RolloutState.ROLLING_BACK
-    found.devices["d01"] = replace(found.devices["d01"], version=1, update=None)
-    found.go(1)
-    assert found.rollout.state is RolloutState.ROLLED_BACK
-    assert found.devices["d01"].desired == BACK
+def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> None:
+    fleet = simulated_fleet()
+    fleet.advance()
+    fleet.report("d01", UpdateState.COMMITTED)
+    fleet.advance(1)
+    fleet.command(Command.ABORT)
+    fleet.advance()
+    assert fleet.rollout.state is RolloutState.ABORTED and not fleet.rollout.unsettled
+    assert fleet.devices["d01"].desired != OLD
+    assert all(each.desired == BACK for name, each in fleet.devices.items() if name != "d01")
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK
+    fleet.devices["d01"] = replace(fleet.devices["d01"], version=1, update=None)
+    fleet.advance(1)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK
+    assert fleet.devices["d01"].desired == BACK
 
 
-def test_who_had_no_word_of_the_fleet_before_is_told_to_undo_it() -> None:
-    found = room()
-    found.devices["d01"] = replace(found.devices["d01"], desired=None)
-    found.go()
-    found.command(Command.ROLLBACK)
-    found.go()
-    told = found.devices["d01"].desired
-    assert told is not None and told.undone and told.version == 2
+def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> None:
+    fleet = simulated_fleet()
+    fleet.devices["d01"] = replace(fleet.devices["d01"], desired=None)
+    fleet.advance()
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    desired = fleet.devices["d01"].desired
+    assert desired is not None and desired.undone and desired.version == 2
 
 
-def test_what_was_taken_back_from_a_device_that_is_away_is_said_with_all_that_follows() -> None:
+def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -> None:
     undone = DesiredModel("cameras", 3, "3" * 64, "aborted", undone=True, withdrawn=("4" * 64,))
-    found = room(2)
-    found.devices["d01"] = replace(found.devices["d01"], desired=undone, online=False)
-    found.go()
-    offered = found.devices["d01"].desired
+    fleet = simulated_fleet(2)
+    fleet.devices["d01"] = replace(fleet.devices["d01"], desired=undone, online=False)
+    fleet.advance()
+    offered = fleet.devices["d01"].desired
     assert offered is not None and offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
-    found.command(Command.ROLLBACK)
-    found.go()
-    back = found.devices["d01"].desired
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    back = fleet.devices["d01"].desired
     assert back is not None and back.undone and back.withdrawn == ("4" * 64, "3" * 64)
-    assert found.devices["d00"].desired == BACK
+    assert fleet.devices["d00"].desired == BACK
 
 
-def test_who_ran_the_version_before_keeps_it_when_the_others_go_back() -> None:
-    found = room()
-    found.devices["d01"] = replace(found.devices["d01"], version=2)
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.go(1)
-    found.command(Command.ROLLBACK)
-    found.go()
-    assert found.held["d01"].state is S.RETURNED and found.held["d02"].state is S.RETURNING
+def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
+    fleet = simulated_fleet()
+    fleet.devices["d01"] = replace(fleet.devices["d01"], version=2)
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(1)
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    assert fleet.assignments["d01"].state is S.RETURNED and fleet.assignments["d02"].state is S.RETURNING
 
 
-def test_an_old_report_is_no_answer_to_a_new_word() -> None:
-    found = room()
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.say("d01", UpdateState.FAILED)
-    found.go(1)
-    assert found.held["d01"].state is S.FAILED
-    found.command(Command.RETRY)
-    found.devices["d01"] = replace(found.devices["d01"], heard=False)
-    found.go(1)
-    told = found.devices["d01"].desired
-    assert told is not None and told.attempt == 2
-    assert found.held["d01"].state is S.OFFERED and found.rollout.phase is Phase.INSTALLING
-    found.devices["d01"] = replace(found.devices["d01"], heard=True)
-    found.say("d01", UpdateState.COMMITTED)
-    found.go(1)
-    assert found.held["d01"].state is S.DONE and found.rollout.phase is Phase.OBSERVING
+def test_a_report_from_before_a_retry_does_not_count() -> None:
+    fleet = simulated_fleet()
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.report("d01", UpdateState.FAILED)
+    fleet.advance(1)
+    assert fleet.assignments["d01"].state is S.FAILED
+    fleet.command(Command.RETRY)
+    fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=False)
+    fleet.advance(1)
+    desired = fleet.devices["d01"].desired
+    assert desired is not None and desired.attempt == 2
+    assert fleet.assignments["d01"].state is S.OFFERED and fleet.rollout.phase is Phase.INSTALLING
+    fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=True)
+    fleet.report("d01", UpdateState.COMMITTED)
+    fleet.advance(1)
+    assert fleet.assignments["d01"].state is S.DONE and fleet.rollout.phase is Phase.OBSERVING
 
 
-def test_a_plan_says_whom_each_stage_takes_and_what_nobody_can_see() -> None:
-    found = room(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
-    found.devices["d00"] = replace(found.devices["d00"], online=False)
-    said = plan(found.rollout.definition, found, 1000, Now(0.0, 1.7e9))
-    assert said.devices == 40 and said.bytes == 40_000
-    assert sum(stage.devices for stage in said.stages) + said.rest == 40
-    assert sum(stage.away for stage in said.stages) <= 1
-    first = said.stages[0]
+def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> None:
+    fleet = simulated_fleet(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
+    fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)
+    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9))
+    assert planned.devices == 40 and planned.bytes == 40_000
+    assert sum(stage.devices for stage in planned.stages) + planned.rest == 40
+    assert sum(stage.away for stage in planned.stages) <= 1
+    first = planned.stages[0]
     assert first.offered_s == (first.devices - 1) * 30 and first.control == 40 - first.devices
     drift = next(figure for figure in first.figures if figure.figure == "drift")
     assert drift.spread is None and drift.seen is None
 
 
-def test_who_waits_when_a_person_promotes_is_told_in_the_next_stage() -> None:
-    found = room(20, Stage(0.5, per_minute=1, soak_s=800), Stage(1.0, soak_s=800))
-    found.go()
-    waited = {name for name, each in found.held.items() if each.state is S.WAITING and each.treated}
+def test_devices_that_wait_at_a_promotion_are_offered_the_model_in_the_next_stage() -> None:
+    fleet = simulated_fleet(20, Stage(0.5, per_minute=1, soak_s=800), Stage(1.0, soak_s=800))
+    fleet.advance()
+    waited = {name for name, each in fleet.assignments.items() if each.state is S.WAITING and each.treated}
     assert waited
-    found.command(Command.PROMOTE)
-    found.go()
-    assert all(found.held[name].state is S.OFFERED and not found.held[name].there for name in waited)
+    fleet.command(Command.PROMOTE)
+    fleet.advance()
+    assert all(fleet.assignments[name].state is S.OFFERED and not fleet.assignments[name].reachable for name in waited)
     for _ in range(20):
-        found.all_say(UpdateState.COMMITTED)
-        found.go(100)
-    assert found.rollout.state is RolloutState.COMPLETED and found.states() == {S.DONE: 20}
+        fleet.report_all(UpdateState.COMMITTED)
+        fleet.advance(100)
+    assert fleet.rollout.state is RolloutState.COMPLETED and fleet.states() == {S.DONE: 20}
 
 
 def test_a_retry_while_paused_does_not_stop_the_clock() -> None:
-    found = room(40, Stage(1.0, per_minute=5))
-    found.go()
-    found.go(180)
-    failed = next(name for name, each in found.held.items() if each.state is S.OFFERED)
-    found.say(failed, UpdateState.FAILED)
-    found.go()
-    found.command(Command.PAUSE)
-    found.now_s += 36_000
-    found.command(Command.RETRY)
-    found.devices[failed] = replace(found.devices[failed], heard=False)
-    found.command(Command.RESUME)
-    found.go()
-    assert found.held[failed].state is S.OFFERED
-    begun = found.states()[S.OFFERED]
-    found.go(60)
-    assert found.states()[S.OFFERED] == begun + 5
+    fleet = simulated_fleet(40, Stage(1.0, per_minute=5))
+    fleet.advance()
+    fleet.advance(180)
+    failed = next(name for name, each in fleet.assignments.items() if each.state is S.OFFERED)
+    fleet.report(failed, UpdateState.FAILED)
+    fleet.advance()
+    fleet.command(Command.PAUSE)
+    fleet.now_s += 36_000
+    fleet.command(Command.RETRY)
+    fleet.devices[failed] = replace(fleet.devices[failed], up_to_date=False)
+    fleet.command(Command.RESUME)
+    fleet.advance()
+    assert fleet.assignments[failed].state is S.OFFERED
+    begun = fleet.states()[S.OFFERED]
+    fleet.advance(60)
+    assert fleet.states()[S.OFFERED] == begun + 5
 
 
 def test_a_retry_in_the_middle_of_a_stage_keeps_its_pace() -> None:
-    found = room(40, Stage(1.0, per_minute=10))
-    found.go()
-    found.go(120)
-    assert found.states() == {S.OFFERED: 21, S.WAITING: 19}
-    failed = next(name for name, each in found.held.items() if each.state is S.OFFERED)
-    found.say(failed, UpdateState.FAILED)
-    found.go(1)
-    found.command(Command.RETRY)
-    found.devices[failed] = replace(found.devices[failed], heard=False)
-    found.go()
-    assert found.held[failed].state is S.OFFERED
-    found.go(60)
-    assert found.states() == {S.OFFERED: 31, S.WAITING: 9}
+    fleet = simulated_fleet(40, Stage(1.0, per_minute=10))
+    fleet.advance()
+    fleet.advance(120)
+    assert fleet.states() == {S.OFFERED: 21, S.WAITING: 19}
+    failed = next(name for name, each in fleet.assignments.items() if each.state is S.OFFERED)
+    fleet.report(failed, UpdateState.FAILED)
+    fleet.advance(1)
+    fleet.command(Command.RETRY)
+    fleet.devices[failed] = replace(fleet.devices[failed], up_to_date=False)
+    fleet.advance()
+    assert fleet.assignments[failed].state is S.OFFERED
+    fleet.advance(60)
+    assert fleet.states() == {S.OFFERED: 31, S.WAITING: 9}
 
 
-def test_a_pause_within_a_stages_time_does_not_use_up_the_patience_after_it() -> None:
-    found = room(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules())
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.go(60)
-    found.command(Command.PAUSE)
-    found.command(Command.RESUME)
-    found.go(8000)
-    assert found.rollout.state is RolloutState.RUNNING, found.rollout.sentence
-    found.go(300)
-    assert found.rollout.state is RolloutState.PAUSED
+def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
+    fleet = simulated_fleet(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules())
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    fleet.command(Command.PAUSE)
+    fleet.command(Command.RESUME)
+    fleet.advance(8000)
+    assert fleet.rollout.state is RolloutState.RUNNING, fleet.rollout.sentence
+    fleet.advance(300)
+    assert fleet.rollout.state is RolloutState.PAUSED
 
 
-def test_a_stage_that_is_held_for_weeks_is_looked_at_some_dozens_of_times() -> None:
-    found = room(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.go(60)
+def test_a_stage_that_is_held_for_weeks_is_evaluated_some_dozens_of_times() -> None:
+    fleet = simulated_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
     for _ in range(30 * 24 * 6 + 3):
-        found.go(600)
-    assert found.rollout.state is RolloutState.PAUSED
-    assert 40 < found.rollout.look < 90
+        fleet.advance(600)
+    assert fleet.rollout.state is RolloutState.PAUSED
+    assert 40 < fleet.rollout.look < 90
 
 
-def test_devices_that_go_dark_after_they_have_the_model_stop_it() -> None:
-    found = room(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True))
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.go(60)
-    treated = [name for name, each in found.held.items() if each.treated]
+def test_devices_that_fall_silent_with_the_model_abort_the_rollout() -> None:
+    fleet = simulated_fleet(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True))
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    treated = [name for name, each in fleet.assignments.items() if each.treated]
     for name in treated[:30]:
-        found.devices[name] = replace(found.devices[name], age_s=5000.0)
-    made = found.go(1000)
-    assert found.rollout.state is RolloutState.ROLLING_BACK, found.rollout.sentence
-    assert made.look is None and "silence" in found.rollout.sentence
+        fleet.devices[name] = replace(fleet.devices[name], age_s=5000.0)
+    changes = fleet.advance(1000)
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK, fleet.rollout.sentence
+    assert changes.look is None and "silence" in fleet.rollout.sentence
 
 
-def test_who_cannot_go_back_is_said_and_nobody_waits_for_it() -> None:
-    found = room(4, Stage(1.0, soak_s=0))
-    found.go()
-    found.all_say(UpdateState.COMMITTED)
-    found.go(60)
-    found.command(Command.ROLLBACK)
-    found.go()
-    assert found.states() == {S.RETURNING: 4}
+def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
+    fleet = simulated_fleet(4, Stage(1.0, soak_s=0))
+    fleet.advance()
+    fleet.report_all(UpdateState.COMMITTED)
+    fleet.advance(60)
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    assert fleet.states() == {S.RETURNING: 4}
     for name in ("d00", "d01", "d02"):
-        found.devices[name] = replace(found.devices[name], version=1, update=None)
-    found.go(10)
-    assert found.rollout.state is RolloutState.ROLLING_BACK
+        fleet.devices[name] = replace(fleet.devices[name], version=1, update=None)
+    fleet.advance(10)
+    assert fleet.rollout.state is RolloutState.ROLLING_BACK
     refused = Update("cameras", 1, UpdateState.REJECTED, rollout=OLD.rollout, reason="not_found")
-    found.devices["d03"] = replace(found.devices["d03"], update=refused)
-    found.go(10)
-    assert found.rollout.state is RolloutState.ROLLED_BACK
-    assert found.held["d03"].state is S.STRANDED and found.held["d03"].reason == "not_found"
-    assert "1 device could not go back (not_found), and cameras version 2 runs there" in found.rollout.sentence
+    fleet.devices["d03"] = replace(fleet.devices["d03"], update=refused)
+    fleet.advance(10)
+    assert fleet.rollout.state is RolloutState.ROLLED_BACK
+    assert fleet.assignments["d03"].state is S.STRANDED and fleet.assignments["d03"].reason == "not_found"
+    assert "1 device could not go back (not_found), and cameras version 2 runs there" in fleet.rollout.sentence
 
 
-def test_a_plan_says_that_so_short_a_stage_sees_nobody_fall_silent() -> None:
-    found = room(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
-    (warning,) = plan(found.rollout.definition, found, None, Now(0.0, 1.7e9)).warnings
+def test_a_plan_warns_of_a_stage_that_is_too_short_to_detect_silence() -> None:
+    fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
+    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9)).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
-    ignored = replace(found.rollout.definition, rules=Rules(ignored=("silence",)))
-    assert plan(ignored, found, None, Now(0.0, 1.7e9)).warnings == ()
+    ignored = replace(fleet.rollout.definition, rules=Rules(ignored=("silence",)))
+    assert plan(ignored, fleet, None, Now(0.0, 1.7e9)).warnings == ()
 
 
-def test_a_plan_says_that_nobody_is_meant() -> None:
-    found = room(4, Stage(1.0, soak_s=901))
-    misspelt = replace(found.rollout.definition, selector="site=berlni")
-    (warning,) = plan(misspelt, found, None, Now(0.0, 1.7e9)).warnings
+def test_a_plan_warns_that_no_device_is_selected() -> None:
+    fleet = simulated_fleet(4, Stage(1.0, soak_s=901))
+    misspelt = replace(fleet.rollout.definition, selector="site=berlni")
+    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9)).warnings
     assert warning.startswith("No device matches site=berlni now, ")

@@ -1,7 +1,7 @@
-"""One device's counts in a period, and the figures by which it is compared with others.
+"""One device's counts in a period, and the figures by which it is compared with others. Pure.
 
-A figure comes with a weight in (0, 1]: a device that answered ten requests tells less than one that answered a
-thousand, but a thousand devices' differences do not go away by asking one of them more often. With variance t between
+A figure has a weight in (0, 1]: a device that answered ten requests contributes less information than one that answered
+a thousand, but more requests to one device do not reduce the differences between devices. With variance t between
 devices and s / n within one, the best weight is proportional to n / (n + s / t); `_HALF` is s / t.
 """
 
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts
+from firstline_core.routing.drift import population_stability_index
+from firstline_gateway.fleet.totals import Totals, gained
 
 _HALF = 50.0
 _HALF_HOURS = 24.0
@@ -27,7 +31,7 @@ class Period:
     Args:
         counts: of the bundle in question, the later report's less the earlier one's.
         hours: between the two.
-        crashes: processes that ended without a word meanwhile.
+        crashes: number of processes that ended without a shutdown.
         stability_index: of the scores against the device's own before; None if unknown.
         silent: whether it was silent at the end; None if unknown.
     """
@@ -40,19 +44,19 @@ class Period:
 
 
 Figure = Callable[[Period], tuple[float, float] | None]
-"""A period's value and weight; None where it has nothing to say."""
+"""Returns a period's value and weight; None without data."""
 
 
 def _share(part: Callable[[ModelCounts], int], whole: Callable[[ModelCounts], int]) -> Figure:
     def figure(period: Period) -> tuple[float, float] | None:
-        asked = whole(period.counts)
-        return (min(1.0, part(period.counts) / asked), asked / (asked + _HALF)) if asked else None
+        total = whole(period.counts)
+        return (min(1.0, part(period.counts) / total), total / (total + _HALF)) if total else None
 
     return figure
 
 
 def latency_p95_ms(counts: ModelCounts) -> float | None:
-    """The 95th percentile, on a logarithmic scale within its bin; None of too few requests."""
+    """Returns the 95th percentile, interpolated logarithmically within its bin; None for too few requests."""
     total = sum(counts.latency)
     if total < _FEWEST_LATENCIES:
         return None
@@ -105,5 +109,49 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
     }
 )
 """By name. Higher is worse: crashes a day; shares of rows; the logarithm of the 95th percentile, so that a difference
-is a ratio; the population stability index; the share of audits that disagreed; whether a contract's alarm stands;
-whether the device was not heard of any more."""
+is a ratio; the population stability index; the share of audits that disagreed; whether a contract's alarm is active;
+whether the device was silent at the end."""
+
+
+class Device(Struct, frozen=True):
+    """One device in one stage.
+
+    Attributes:
+        after: the period since the stage's installations have ended; None without a report.
+        before: a period before the stage; None if unknown.
+    """
+
+    after: Period | None
+    before: Period | None = None
+
+
+BEFORE_S = 86_400.0
+"""Length of the period before a stage that figures are compared with: a day, because hours differ."""
+_FEWEST_SCORES = 200
+
+
+def between(bundle: str, start: Totals, end: Totals) -> Period | None:
+    """Returns a device's counts between two totals; None if it was not in service."""
+    counts = gained(bundle, start, end)
+    hours = max(0.0, end.service_s - start.service_s) / 3600
+    if not hours and not counts.rows:
+        return None
+    return Period(counts, hours, max(0, end.unclean - start.unclean))
+
+
+def compared(bundle: str, before: Period | None, start: Totals, end: Totals | None, *, silent: bool = False) -> Device:
+    """Returns a device as the judgement compares it.
+
+    Its scores are compared with its own scores before. Drift of the scene happens in both groups; the model causes the
+    drift beyond that. A silent device counts as silent, because its earlier reports came from a healthy device.
+    """
+    after = (between(bundle, start, end) if end is not None else None) or Period(ModelCounts(bundle or "all", 1), 0.0)
+    index = _stability_index(before.counts, after.counts) if before is not None else None
+    return Device(replace(after, stability_index=index, silent=silent), before)
+
+
+def _stability_index(before: ModelCounts, after: ModelCounts) -> float | None:
+    few = min(sum(before.scores), sum(after.scores)) < _FEWEST_SCORES
+    if few or len(before.scores) != len(after.scores) or len(after.scores) < 2:
+        return None
+    return population_stability_index(before.scores, after.scores)

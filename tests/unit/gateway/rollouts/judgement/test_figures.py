@@ -1,4 +1,4 @@
-"""What devices did, as it is compared: by version, and by what they really said."""
+"""The figures of devices that are compared."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.periods import FIGURES
-from firstline_gateway.rollouts.measurements import between, compared
+from firstline_gateway.rollouts.judgement.figures import FIGURES, between, compared
 
 SHAPE = np.array([5, 20, 50, 20, 5])
 
@@ -19,26 +18,26 @@ def counts(version: int, rounds: int, *, alarm: bool = False) -> ModelCounts:
     return ModelCounts("m", version, rows=rows, kept=rows, scores=tuple((SHAPE * rounds).tolist()), alarm=alarm)
 
 
-def test_scores_of_another_version_are_not_taken_from_those_of_the_new_one() -> None:
+def test_scores_of_another_version_are_not_subtracted() -> None:
     before = between("m", Totals(), Totals((counts(1, 20),), 1e5))
     start = Totals((counts(1, 20),), 1e5)
     # The same scores under a new version: nothing has drifted.
     end = Totals((counts(1, 20), counts(2, 25)), 2e5)
-    found = compared("m", before, start, end)
-    assert found.after is not None and found.after.counts.scores == counts(2, 25).scores
-    assert found.after.stability_index == pytest.approx(0.0, abs=0.01)
+    period = compared("m", before, start, end)
+    assert period.after is not None and period.after.counts.scores == counts(2, 25).scores
+    assert period.after.stability_index == pytest.approx(0.0, abs=0.01)
 
 
-def test_after_a_way_back_the_scores_and_the_alarm_are_of_what_answers_again() -> None:
+def test_after_a_rollback_scores_and_alarm_are_those_of_the_old_version() -> None:
     start = Totals((counts(1, 20), counts(2, 5, alarm=True)), 1e5)
     end = Totals((counts(1, 40), counts(2, 5, alarm=True)), 2e5)
-    found = between("m", start, end)
-    assert found is not None and found.counts.version == 1
-    assert found.counts.scores == counts(1, 20).scores and found.counts.rows == counts(1, 20).rows
-    assert FIGURES["alarms"](found) == (0.0, 1.0)
+    period = between("m", start, end)
+    assert period is not None and period.counts.version == 1
+    assert period.counts.scores == counts(1, 20).scores and period.counts.rows == counts(1, 20).rows
+    assert FIGURES["alarms"](period) == (0.0, 1.0)
 
 
-def test_who_says_nothing_any_more_is_told_from_who_has_nothing_to_say() -> None:
+def test_a_silent_device_differs_from_an_idle_one() -> None:
     start = Totals((counts(1, 20),), 1e5)
     silent, there = (compared("m", None, start, start, silent=silent) for silent in (True, False))
     assert silent.after is not None and FIGURES["silence"](silent.after) == (1.0, 1.0)
@@ -47,12 +46,12 @@ def test_who_says_nothing_any_more_is_told_from_who_has_nothing_to_say() -> None
 
 
 def test_more_errors_than_rows_are_a_share_of_one() -> None:
-    found = between("m", Totals(), Totals((ModelCounts("m", 1, rows=1, errors=2**53),), 1e5))
-    assert found is not None
-    assert FIGURES["errors"](found) == (1.0, pytest.approx(1 / 51))
+    period = between("m", Totals(), Totals((ModelCounts("m", 1, rows=1, errors=2**53),), 1e5))
+    assert period is not None
+    assert FIGURES["errors"](period) == (1.0, pytest.approx(1 / 51))
 
 
-def test_a_device_that_counts_without_end_can_still_be_read() -> None:
+def test_counts_have_an_upper_bound() -> None:
     most = ModelCounts("m", 1, rows=2**53, latency=(2**53,), latency_sum_ms=1e308)
     totals = Totals()
     for session in range(3):
@@ -60,7 +59,7 @@ def test_a_device_that_counts_without_end_can_still_be_read() -> None:
     assert msgspec.json.decode(msgspec.json.encode(totals), type=Totals) == totals
 
 
-def test_a_device_that_invents_models_is_kept_within_bounds() -> None:
+def test_the_number_of_models_per_device_is_bounded() -> None:
     totals, before = Totals(), None
     for number in range(40):
         invented = (ModelCounts(f"invented-{number}-{index}", 1, rows=1) for index in range(60))

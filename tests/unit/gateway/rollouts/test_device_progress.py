@@ -10,8 +10,8 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, RunningModel, Update, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.fleet.totals import Totals, gained
-from firstline_gateway.rollouts.definition import Definition
-from firstline_gateway.rollouts.subject import Subject, desired_of, update_of, version_of, with_desired
+from firstline_gateway.rollouts.definition import Definition, Subject
+from firstline_gateway.rollouts.device_progress import desired_of, update_of, version_of, with_desired
 
 QUIET = DesiredVersion("quiet", 2, "1" * 64, "r1", 1.0, 2.0, Window(60, 30), attempt=3, undone=True)
 DIGITS = DesiredVersion("digits", 1, "0" * 64)
@@ -57,7 +57,7 @@ def test_a_configuration_is_judged_by_all_answers_of_a_device() -> None:
 def test_a_definition_without_a_subject_brings_a_bundle() -> None:
     stored = b'{"bundle": "digits", "version": 2, "manifest_sha256": "%s"}' % (b"0" * 64)
     definition = msgspec.json.decode(stored, type=Definition)
-    assert (definition.what, definition.measured) == (Subject.MODEL, "digits")
+    assert (definition.what, definition.judged_bundle) == (Subject.MODEL, "digits")
 
 
 def test_a_report_without_a_configuration_name_is_read() -> None:

@@ -1,0 +1,138 @@
+"""The fleet in the store as a step sees it, read incrementally: a step reads and decodes only changed documents.
+
+A step is due every few seconds, and of ten thousand devices only a few report a change in between. A few short columns
+are read of all devices, and documents only if those columns show that a document has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, Row, select
+
+from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, Update
+from firstline_gateway.fleet import totals
+from firstline_gateway.fleet.tables import DEVICES
+from firstline_gateway.fleet.totals import Totals
+from firstline_gateway.rollouts import records
+from firstline_gateway.rollouts.definition import Definition
+from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
+from firstline_gateway.rollouts.judgement.figures import Period
+from firstline_gateway.rollouts.state import Assignment
+from firstline_gateway.store.statements import batched
+
+_C = DEVICES.c
+
+
+class _Documents(NamedTuple):
+    """The parts of a device's documents that concern one rollout.
+
+    Attributes:
+        edition: differs if a document differs; the time of acceptance distinguishes a device from a decommissioned one
+            of the same name.
+    """
+
+    edition: tuple[object, ...]
+    up_to_date: bool
+    version: int
+    update: Update | None
+    desired: DesiredVersion | None
+
+
+class FleetCache:
+    """What one rollout has read of its fleet; used on one thread.
+
+    Args:
+        definition: of the rollout.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self._what, self._bundle = definition.what, definition.bundle
+        self._documents: dict[str, _Documents] = {}
+        self._tags: dict[str, dict[str, str]] = {}
+        self._assigned: dict[str, tuple[str, Assignment]] = {}
+
+    def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
+        """Returns the current devices of the fleet."""
+        columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
+        rows: Sequence[Any] = connection.execute(select(*columns).where(_C.accepted_s.is_not(None))).all()
+        cached = self._documents
+        changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
+        fresh = {name: found for some in batched(changed) for name, found in self._read(connection, some, changed)}
+        self._documents = {row.name: fresh.get(row.name) or cached[row.name] for row in rows}
+        self._tags = {text: self._tags.get(text) or _tags(text) for text in {row.tags for row in rows}}
+        return {row.name: self._device(row, wall_s) for row in rows}
+
+    def assignments(self, connection: Connection, rollout_id: str) -> dict[str, Assignment]:
+        """Returns the rollout's devices so far, by name."""
+        cached, current = self._assigned, dict[str, tuple[str, Assignment]]()
+        for name, text in records.assignment_texts(connection, rollout_id):
+            before = cached.get(name)
+            current[name] = before if before is not None and before[0] == text else (text, records.assignment(text))
+        self._assigned = current
+        return {name: assignment for name, (_, assignment) in current.items()}
+
+    def _read(
+        self, connection: Connection, names: Sequence[str], rows: Mapping[str, Row[Any]]
+    ) -> Iterable[tuple[str, _Documents]]:
+        query = select(_C.name, _C.reported, _C.desired).where(_C.name.in_(names))
+        for row in connection.execute(query):
+            reported = msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None
+            desired = msgspec.json.decode(row.desired, type=Desired)
+            yield (
+                row.name,
+                _Documents(
+                    edition=_edition(rows[row.name]),
+                    up_to_date=reported is not None and reported.revision >= rows[row.name].revision,
+                    version=version_of(reported, self._what, self._bundle),
+                    update=update_of(reported, self._what, self._bundle),
+                    desired=desired_of(desired, self._what, self._bundle),
+                ),
+            )
+
+    def _device(self, row: Row[Any], wall_s: float) -> DeviceView:
+        _, up_to_date, version, update, desired = self._documents[row.name]
+        age_s = max(0.0, wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf
+        return DeviceView(row.name, self._tags[row.tags], age_s, row.online, up_to_date, version, update, desired)
+
+
+class FleetView:
+    """The fleet in the store, all of it within one transaction; see `changes.View`.
+
+    Args:
+        connection: within a transaction that sees one moment.
+        rollout_id: whose baselines are read; "" for a rollout that is only planned.
+        cache: of that rollout.
+        wall_s: now.
+    """
+
+    def __init__(self, connection: Connection, rollout_id: str, cache: FleetCache, wall_s: float) -> None:
+        self._connection = connection
+        self._rollout_id = rollout_id
+        self._cache = cache
+        self._wall_s = wall_s
+
+    @cached_property
+    def devices(self) -> dict[str, DeviceView]:
+        return self._cache.devices(self._connection, self._wall_s)
+
+    def totals(self, names: Iterable[str]) -> dict[str, Totals]:
+        return {k: v for some in batched(names) for k, v in totals.totals_of(self._connection, some).items()}
+
+    def totals_before(self, names: Iterable[str], at_s: float) -> dict[str, Totals]:
+        return {k: v for some in batched(names) for k, v in totals.totals_before(self._connection, some, at_s).items()}
+
+    def baselines(self) -> dict[str, tuple[Period | None, Totals]]:
+        return records.baselines(self._connection, self._rollout_id)
+
+
+def _edition(row: Row[Any]) -> tuple[object, ...]:
+    return row.accepted_s, row.session, row.sequence, row.revision
+
+
+def _tags(text: str) -> dict[str, str]:
+    return msgspec.json.decode(text, type=dict[str, str])

@@ -1,0 +1,248 @@
+"""The statistics of a judgement: a permutation test, the error probability per evaluation, the detectable difference.
+
+The test asks how many other divisions of the devices would show as large a difference (Fisher 1935, "The Design of
+Experiments"). If the model changes nothing, or makes every device worse by just the tolerance, which is subtracted, a
+device has the same figure in either group. Every division of the devices was then as likely as the one that was made,
+and the share of divisions that show at least this difference is a p-value. It is exact for any number of devices,
+whatever their figures look like and however they differ.
+
+There are too many divisions, so they are drawn at random; counting the true one with them keeps the p-value exact
+(Phipson and Smyth 2010, "Permutation P-values Should Never Be Zero"). Drawing ends early where there is plainly no
+difference (Besag and Clifford 1991, "Sequential Monte Carlo p-values"). All figures of an evaluation are tested with
+the same divisions: each p-value is exact on its own, and nothing here requires them to be independent. Devices that do
+not report a figure are divided with the others and have no weight.
+
+The error probability of a rollout is divided among its stages, figures and evaluations (Bonferroni), so a rollout of a
+model that changes nothing is aborted with at most that probability, however long it lasts. Stages and figures have
+equal shares. One half of a stage's share goes to the evaluations within its time, in equal parts. The other half goes
+to those that follow if the stage is held for longer: the k-th has the part 1 / (k (k + 1)), and they add up to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+_ENOUGH = 20  # exceedances: the p-value is then known to a fifth, and far above any share of an error probability
+_BLOCK = 512  # divisions at a time
+_BLOCK_NUMBERS = 1 << 20  # drawn for them at most, of a large fleet
+_SLICE = 1 << 17  # multiplications
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """One figure of the devices of both groups.
+
+    Args:
+        values: (devices,) the figure since the stage began.
+        weights: (devices,) in (0, 1]; 0 if a device does not report the figure.
+        before: (devices,) the figure in the time before, NaN where there was none.
+        treated: (devices,) bool.
+    """
+
+    values: Floats
+    weights: Floats
+    before: Floats
+    treated: Mask
+
+    @property
+    def stage_groups(self) -> tuple[Mask, Mask]:
+        """Returns the devices that report the figure: with the model, and without."""
+        reporting = self.weights > 0
+        return reporting & self.treated, reporting & ~self.treated
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Returns their numbers."""
+        treated, control = self.stage_groups
+        return int(treated.sum()), int(control.sum())
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Returns the weighted means of treated and control."""
+        treated, control = (_mean(self.values[arm], self.weights[arm]) for arm in self.stage_groups)
+        return treated, control
+
+
+def adjusted(groups: Groups, tolerance: float) -> Floats:
+    """Returns the values without the tolerance, where treated, and without the part that the time before explains.
+
+    A device that was bad before will be bad again. That part of its figure contains no information about the model, and
+    without it smaller differences are detected (regression on a covariate from before the experiment; Deng et al. 2013,
+    "CUPED"). The slope is fitted on both groups together, so that no division is favoured.
+
+    Args:
+        groups: the figure; at least one device reports it.
+        tolerance: how much worse the treated may be.
+
+    Returns:
+        (devices,) residuals.
+    """
+    values = groups.values - tolerance * groups.treated
+    weights = groups.weights
+    known = np.isfinite(groups.before) & (weights > 0)
+    if known.sum() < 3:
+        return values
+    centre = np.average(groups.before[known], weights=weights[known])
+    moved = np.where(known, groups.before - centre, 0.0)
+    spread = float(np.sum(weights * moved * moved))
+    if spread <= 0:
+        return values
+    slope = float(np.sum(weights * moved * (values - np.average(values, weights=weights)))) / spread
+    return values - slope * moved
+
+
+def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.random.Generator) -> list[float]:
+    """Returns the p-value of "the model makes no device worse by more than the tolerance" of several figures.
+
+    Args:
+        tested: each figure with the largest accepted difference; all of the same devices.
+        smallest: the p-value that would decide; enough divisions are drawn to reach it.
+        rng: draws them.
+
+    Returns:
+        For each figure, in (0, 1]; 1 unless both groups report it.
+    """
+    found = [1.0] * len(tested)
+    open_ = np.array([index for index, (groups, _) in enumerate(tested) if all(groups.counts)], int)
+    if not open_.size:
+        return found
+    treated = tested[0][0].treated
+    columns = [adjusted(*tested[index]) * tested[index][0].weights for index in open_]
+    table = np.column_stack([*columns, *(tested[index][0].weights for index in open_)])
+    totals = table.sum(axis=0)
+    seen = _differences(treated.astype(float)[None] @ table, totals)[0]
+    seen -= _ROUNDING * (1 + np.abs(seen))
+    exceeded, drawn, at_most = np.zeros(len(open_), int), 0, math.ceil(2 / smallest)
+    while open_.size:
+        divisions = _divisions(rng, len(treated), int(treated.sum()))
+        drawn += len(divisions)
+        # A division without a reporting device in one group shows nothing, and counts as an exceedance.
+        exceeded += np.count_nonzero(~(_differences(_sums(divisions, table), totals) < seen), axis=0)
+        ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
+        for index, times in zip(open_[ended], exceeded[ended], strict=True):
+            found[index] = float((1 + times) / (1 + drawn))
+        left = ~ended
+        open_, exceeded, seen = open_[left], exceeded[left], seen[left]
+        table, totals = table[:, np.tile(left, 2)], totals[np.tile(left, 2)]
+    return found
+
+
+def p_value(groups: Groups, tolerance: float, smallest: float, rng: np.random.Generator) -> float:
+    """Returns the p-value of one figure: see `p_values`."""
+    return p_values([(groups, tolerance)], smallest, rng)[0]
+
+
+def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:
+    """Returns (divisions, devices): 1 for the devices that a division would treat; all divisions are equally likely."""
+    drawn = rng.random((max(1, min(_BLOCK, _BLOCK_NUMBERS // devices)), devices))
+    last = np.partition(drawn, treated - 1, axis=1)[:, treated - 1, None]
+    return (drawn <= last).astype(float)
+
+
+def _sums(divisions: Floats, table: Floats) -> Floats:
+    """Returns (divisions, columns): each column's sum over the devices that a division would treat.
+
+    The slices are too small for the linear algebra library to use threads. Threads gain nothing here, and where
+    processes share few cores they wait for each other many times as long as the product takes.
+    """
+    rows = max(1, _SLICE // table.size)
+    return np.concatenate([divisions[start : start + rows] @ table for start in range(0, len(divisions), rows)])
+
+
+def _differences(sums: Floats, totals: Floats) -> Floats:
+    """Returns the weighted means of a part less those of the rest.
+
+    Args:
+        sums: (divisions, 2 * figures) weighted values of the part, then weights.
+        totals: (2 * figures,) of both groups together.
+
+    Returns:
+        (divisions, figures); NaN without a reporting device in one of the groups.
+    """
+    (part, weight), (rest, rest_weight) = np.split(sums, 2, axis=1), np.split(totals - sums, 2, axis=1)
+    least = _ROUNDING * np.split(totals, 2)[1]  # the rounding error of an empty group's weight
+    difference: Floats = part / _or_nan(weight, least) - rest / _or_nan(rest_weight, least)
+    return difference
+
+
+def _or_nan(weights: Floats, least: Floats) -> Floats:
+    return np.where(weights > least, weights, math.nan)
+
+
+def _mean(values: Floats, weights: Floats) -> float:
+    return float(np.average(values, weights=weights)) if values.size else math.nan
+
+
+_NORMAL = NormalDist()
+POWER = 0.9
+"""Probability with which a difference of the stated size is detected."""
+
+
+def standard_error(groups: Groups) -> float:
+    """Returns that of the difference of weighted means, from the spread within the groups; infinite below two each."""
+    values, weights, squares = adjusted(groups, 0.0), groups.weights, 0.0
+    for chosen in groups.stage_groups:
+        if chosen.sum() < 2:
+            return math.inf
+        weight = weights[chosen] / weights[chosen].sum()
+        away = values[chosen] - float(np.sum(weight * values[chosen]))
+        count = int(chosen.sum())
+        squares += float(np.sum((weight * away) ** 2)) * count / (count - 1)
+    return math.sqrt(squares)
+
+
+def spread_error(spread: float, treated: int, control: int) -> float:
+    """Predicts it from one standard deviation of the figure between devices and the sizes of the groups."""
+    return spread * math.sqrt(1 / treated + 1 / control) if treated and control else math.inf
+
+
+def smallest_seen(error: float, level: float, divisions: float = math.inf) -> float:
+    """Returns how far beyond the tolerance the true difference must be to be detected with probability `POWER`.
+
+    It uses the normal approximation, for predictions only: no decision to abort is based on it.
+
+    Args:
+        error: standard error of the difference.
+        level: p-value that decides.
+        divisions: number of divisions of the devices; if 1 / divisions is above the level, nothing can be detected.
+    """
+    if 1 / divisions > level or not math.isfinite(error):
+        return math.inf
+    return (_NORMAL.inv_cdf(1 - level) + _NORMAL.inv_cdf(POWER)) * error
+
+
+def divisions(treated: int, control: int) -> float:
+    """Returns in how many ways chance could have divided the devices."""
+    if not treated or not control:
+        return 1.0
+    log = math.lgamma(treated + control + 1) - math.lgamma(treated + 1) - math.lgamma(control + 1)
+    return math.exp(min(log, 700.0))
+
+
+LOOKS_PER_STAGE = 8
+"""Number of evaluations of a stage within its time; later ones follow at the same intervals."""
+
+
+def level(alpha: float, *, stages: int, figures: int, look: int) -> float:
+    """Returns the p-value at or below which one figure aborts at one evaluation.
+
+    Args:
+        alpha: the rollout's.
+        stages: of the rollout.
+        figures: that are tested.
+        look: 1 for a stage's first.
+    """
+    share = alpha / (stages * figures)
+    if look <= LOOKS_PER_STAGE:
+        return share / (2 * LOOKS_PER_STAGE)
+    later = look - LOOKS_PER_STAGE
+    return share / (2 * later * (later + 1))
