@@ -35,7 +35,6 @@ CONNECT_TIMEOUT_S = 2.0
 HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Everything that httpx raises when there is no usable answer."""
 
-_STALE_RETRIES = 2
 _FIRST_LINE_BYTES = 50
 # aiohttp warns above 1 MiB that one write blocks the event loop, so larger bodies are written in parts.
 _WHOLE_BODY_BYTES, _PART_BYTES = 1 << 20, 1 << 18
@@ -137,14 +136,15 @@ def link_error(error: Exception) -> LinkError:
         return RemoteTimeoutError("it did not answer in time")
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
         return LinkDownError(f"it cannot be reached ({detail})")
-    if isinstance(error, httpx.NetworkError) or _is_disconnection(error):
+    if _is_disconnection(error):
         return LinkDownError(f"it closed the connection ({detail})")
     return ProtocolError(f"it does not speak HTTP/1.1 ({detail})")
 
 
 def _is_disconnection(error: Exception) -> bool:
     # httpcore and h11 report a connection that ends before its answer as a fault of the protocol.
-    return isinstance(error, httpx.RemoteProtocolError) and ("disconnected" in str(error) or "closed" in str(error))
+    closed = isinstance(error, httpx.RemoteProtocolError) and ("disconnected" in str(error) or "closed" in str(error))
+    return closed or isinstance(error, httpx.NetworkError)
 
 
 class HttpReply(NamedTuple):
@@ -156,10 +156,16 @@ class HttpReply(NamedTuple):
 
 
 class _Progress:
-    """The progress of one try, reported by the transport's `trace` extension."""
+    """The progress of one try, reported by the transport's `trace` extension.
+
+    Attributes:
+        connecting: whether it needed a new connection.
+        sent: whether the head of the request was written.
+        answered: whether the head of an answer was read.
+    """
 
     def __init__(self) -> None:
-        self.connecting = self.sent = False
+        self.connecting = self.sent = self.answered = False
 
     async def __call__(self, event: str, _info: object) -> None:
         if event.endswith("connect_tcp.started"):
@@ -209,7 +215,10 @@ class HttpClient:
         *,
         count: Callable[[int, int], None] = _ignore,
     ) -> HttpReply:
-        """Sends a request and reads the answer; sends it again if the server had closed the idle connection.
+        """Sends a request and reads the answer.
+
+        A server may close an idle connection at the moment at which the request is written to it. Then the request is
+        sent once more. So it must be idempotent, or have an id by which the server recognizes it.
 
         Args:
             method: e.g. POST.
@@ -235,13 +244,12 @@ class HttpClient:
 
         try:
             async with asyncio.timeout(timeout_s):
-                for _ in range(_STALE_RETRIES):
-                    progress = _Progress()
-                    try:
-                        return await self._send(request(progress), len(body), progress, count)
-                    except (httpx.NetworkError, httpx.RemoteProtocolError):
-                        if progress.connecting:  # not an idle connection: the server is at fault
-                            raise
+                progress = _Progress()
+                try:
+                    return await self._send(request(progress), len(body), progress, count)
+                except HTTP_FAILURES as error:
+                    if progress.connecting or progress.answered or not _is_disconnection(error):
+                        raise
                 progress = _Progress()
                 return await self._send(request(progress), len(body), progress, count)
         except TimeoutError as error:
@@ -263,6 +271,7 @@ class HttpClient:
         finally:
             if progress.sent:  # bytes that were sent in vain count as well
                 count(_head_bytes(request.headers.raw) + body_bytes, 0)
+        progress.answered = True
         async with contextlib.aclosing(response):
             if response.status_code < 200:
                 raise ProtocolError(f"it does not speak HTTP/1.1 (status {response.status_code})")

@@ -36,8 +36,9 @@ def connect(request: pytest.FixtureRequest) -> Connect:
 
 
 class Server:
-    def __init__(self, says: Says) -> None:
+    def __init__(self, says: Says, ends_after: int | None = None) -> None:
         self._says = says
+        self._ends_after = ends_after
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.connections = self.ended = 0
@@ -58,6 +59,8 @@ class Server:
                     return
                 writer.write(said)
                 await writer.drain()
+                if count == self._ends_after:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -66,8 +69,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(connect: Connect, says: Says) -> AsyncIterator[tuple[Server, HttpClient]]:
-    server = Server(says)
+async def serving(
+    connect: Connect, says: Says, *, ends_after: int | None = None
+) -> AsyncIterator[tuple[Server, HttpClient]]:
+    server = Server(says, ends_after)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     client = connect(f"http://127.0.0.1:{port}/behind/")
@@ -175,6 +180,24 @@ async def test_half_an_answer_is_not_asked_for_again(connect: Connect) -> None:
         with pytest.raises(RemoteTimeoutError, match=r"within 0\.1 s"):
             await post(client, timeout_s=0.1)
         assert len(server.heads) == 2
+
+
+@pytest.mark.parametrize("cut", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhi", b"SMTP ready\r\n\r\n"])
+async def test_a_request_is_not_sent_again_after_part_of_an_answer(connect: Connect, cut: bytes) -> None:
+    async with serving(connect, lambda _, count: cut if count else OK, ends_after=2) as (server, client):
+        assert await post(client) == (200, b"hi")
+        with pytest.raises(LinkError):
+            await post(client)
+        assert len(server.heads) == 2
+
+
+async def test_a_request_is_sent_again_only_once(connect: Connect) -> None:
+    async with serving(connect, lambda _, count: None if count else OK) as (server, client):
+        assert await asyncio.gather(*(post(client) for _ in range(4))) == [(200, b"hi")] * 4
+        server.heads.clear()
+        with contextlib.suppress(LinkDownError):
+            await post(client)
+        assert len(server.heads) <= 2
 
 
 async def test_silence_is_cut_off_and_its_late_answer_is_not_the_next_ones(connect: Connect) -> None:
