@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 import threading
 import time
@@ -30,10 +29,18 @@ _COLLECTED_LEVELS = ("debug", "info")  # a process that crashes has written its 
 # Libraries with a line at `info` for each request or each start, of which Firstline's own lines report what matters.
 _VERBOSE_LIBRARIES = ("alembic", "httpx", "tuf")
 _PACKAGES = ("firstline_core", "firstline_edge", "firstline_gateway", "firstline")
-_QUOTED = re.compile(r"""[\s="']""")
 
 FACTS: ContextVar[Callable[[], Mapping[str, object]] | None] = ContextVar("facts", default=None)
 """Returns fields for every line of this context. It is called only when a line is written."""
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
 
 for _package in _PACKAGES:
     logging.getLogger(_package).addHandler(logging.NullHandler())
@@ -53,7 +60,7 @@ def _add_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     return event if read is None else {**read(), **event}
 
 
-_SHARED: list[Processor] = [
+_PROCESSORS: list[Processor] = [
     _add_facts,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
@@ -116,7 +123,7 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
         self.render = render
         self.setFormatter(
             structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=_SHARED,
+                foreign_pre_chain=_PROCESSORS,
                 processors=[
                     structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                     structlog.processors.format_exc_info,
@@ -126,27 +133,40 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
         )
 
 
-def _write(logger: WrappedLogger, method: str, event: EventDict) -> tuple[Any, ...]:
-    """Writes an event in a configured process; otherwise returns a sentence for the standard library's logger."""
+class _Logger(BoundLogger):
+    """structlog's logger, which copies the fields of a line once instead of four times: each request has a line."""
+
+    def _proxy_to_logger(self, method_name: str, event: str | None = None, *event_args: str, **fields: Any) -> Any:
+        """Writes a line; structlog leaves this method to classes like this one."""
+        logger = self._logger
+        if not logger.isEnabledFor(_LEVELS[method_name]):
+            return
+        line: EventDict = {**self._context, **fields} if self._context else fields
+        if event_args:
+            line["positional_args"] = event_args
+        line["event"] = event
+        for process in self._processors:
+            line = process(logger, method_name, line)  # type: ignore[assignment]
+        _write(logger, method_name, line)
+
+
+def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
+    """Writes an event in a configured process; otherwise hands a sentence to the standard library's logger."""
     for handler in logging.root.handlers:
         if not isinstance(handler, _LibraryHandler):
             continue
         if "exc_info" in event:
             event = structlog.processors.format_exc_info(logger, method, event)
-        rendered = handler.render(logger, method, event)
-        handler.buffer.write(str(rendered) + "\n")
+        handler.buffer.write(str(handler.render(logger, method, event)) + "\n")
         if method in _COLLECTED_LEVELS:
             handler.buffer.flush_soon()
         else:
             handler.buffer.flush()
-        raise structlog.DropEvent
+        return
     keywords: Mapping[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
     text = str(event.pop("event", ""))
     facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("level", "logger", "timestamp"))
-    return (f"{text} {facts}".rstrip(),), keywords
-
-
-_PROCESSORS: list[Processor] = [structlog.stdlib.filter_by_level, *_SHARED, _write]
+    getattr(logger, method)(f"{text} {facts}".rstrip(), **keywords)
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -154,15 +174,25 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """Renders as structlog's `ConsoleRenderer` without colours, in a third of its time: each request has a line."""
-    timestamp, level, name, text = (event.pop(key) for key in ("timestamp", "level", "logger", "event"))
-    below = [event.pop(key) for key in ("stack", "exception") if event.get(key)]
-    facts = [f"{key}={_quoted(event[key])}" for key in sorted(event)]
-    return "\n".join([" ".join([f"{timestamp} [{level:<9}] {text} [{name}]", *facts]), *below])
+    """Renders as structlog's `ConsoleRenderer` without colours, in a fraction of its time: each request has a line."""
+    pop = event.pop
+    head = f"{pop('timestamp')} [{pop('level'):<9}] {pop('event')} [{pop('logger')}]"
+    below = [pop(key) for key in ("stack", "exception") if event.get(key)]
+    fields = sorted(event.items())
+    if _needs_quotes("".join([value for _, value in fields if isinstance(value, str)])):
+        facts = [f"{key}={_quoted(value)}" for key, value in fields]
+    else:
+        facts = [f"{key}={value}" if isinstance(value, str) else f"{key}={value!r}" for key, value in fields]
+    return "\n".join([" ".join([head, *facts]), *below])
+
+
+def _needs_quotes(text: str) -> bool:
+    """Returns whether a text has white space, quotes or an equals sign."""
+    return "=" in text or '"' in text or "'" in text or (text != "" and text.split() != [text])
 
 
 def _quoted(value: object) -> str:
-    return value if isinstance(value, str) and not _QUOTED.search(value) else repr(value)
+    return value if isinstance(value, str) and not _needs_quotes(value) else repr(value)
 
 
 def configure(level: str = "info", format: Literal["text", "json"] = "text") -> None:  # noqa: A002
@@ -185,11 +215,4 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
 
 def logger(name: str) -> BoundLogger:
     """Returns a logger for calls such as `log.info("answered", request_id=..., tier=...)`."""
-    found: BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=_PROCESSORS,
-        wrapper_class=BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
-    return found
+    return _Logger(logging.getLogger(name), processors=_PROCESSORS, context={})

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -33,17 +34,18 @@ def configured(form: Literal["text", "json"], level: str = "info") -> Iterator[i
         root.setLevel(before)
 
 
-def test_text_line_equals_that_of_structlogs_console_renderer() -> None:
+@pytest.mark.parametrize("facts", [FACTS, {"outcome": "ok", "ms": 1.5, "none": None, "path": Path("a b"), "empty": ""}])
+def test_text_line_equals_that_of_structlogs_console_renderer(facts: dict[str, Any]) -> None:
     with configured("text") as stream:
-        logs.logger(NAME).info("answered", **FACTS)
+        logs.logger(NAME).info("answered", **facts)
         try:
             _fail(b"")
         except ZeroDivisionError:
-            logs.logger(NAME).exception("broken", **FACTS)
+            logs.logger(NAME).exception("broken", **facts)
     text = stream.getvalue()
     timestamp = text.partition(" ")[0]
     render = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0)
-    event = {"event": "answered", "level": "info", "logger": NAME, "timestamp": timestamp, **FACTS}
+    event = {"event": "answered", "level": "info", "logger": NAME, "timestamp": timestamp, **facts}
     first, second, traceback = text.split("\n", 2)
     assert first == render(None, "info", event)
     assert second.partition(" ")[2].startswith(f"[error    ] broken [{NAME}] ")
