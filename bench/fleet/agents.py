@@ -37,8 +37,8 @@ from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
 from firstline_edge.fleet.updates.state_machine import TrialLimits
 from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import hold
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 
@@ -92,7 +92,7 @@ class _Serving(AgentServing):
         super().__init__(*arguments, **named)
         self._agent = agent
 
-    async def exchange(self, name: str, prepared: HeldModel | None) -> None:
+    async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
         """See `Serving`."""
         self._agent.live()
         await super().exchange(name, prepared)
@@ -102,10 +102,10 @@ class _Serving(AgentServing):
 class _NoStandings:
     """Contracts are looked after by no process here: audits are drawn."""
 
-    def watch(self, held: HeldModel) -> None:
+    def watch(self, held: DeviceModel) -> None:
         """See `CertificateStates`."""
 
-    def unwatch(self, held: HeldModel) -> None:
+    def unwatch(self, held: DeviceModel) -> None:
         """See `CertificateStates`."""
 
 
@@ -148,7 +148,7 @@ class Agent:
         self._running = asyncio.get_running_loop().create_task(self._updater.run())
         self.expect_crash()
 
-    def _held(self) -> HeldModel:
+    def _held(self) -> DeviceModel:
         """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
         while (path := self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)) is not None:
             try:
@@ -182,7 +182,7 @@ class Agent:
             jitter_s=30.0,
         )
 
-    def _answered(self, held: HeldModel) -> tuple[int, int]:
+    def _answered(self, held: DeviceModel) -> tuple[int, int]:
         counted = self.habits.models.get(held.manifest.version)
         return (counted.rows, counted.errors) if counted is not None else (0, 0)
 

@@ -35,10 +35,10 @@ from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.delivery import Delivery
-from firstline_edge.requests.context import RequestContext
-from firstline_edge.requests.rows import Row, merge
+from firstline_edge.requests.context import RequestContext, Row
+from firstline_edge.requests.escalation import merge
 
 _OPTIONS = CascadeOptions(limit_bytes=8 << 20, reserve_s=0.02)  # the agent's defaults
 _MAX_AGE_S = 86_400.0
@@ -75,26 +75,32 @@ class Given:
 class NoContracts:
     """Nobody alarms, and nobody is told."""
 
-    def alarm_of(self, model: HeldModel) -> str:
+    def alarm_of(self, model: DeviceModel) -> str:
         return ""
 
-    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         pass
 
 
 class NoAudits:
     """Nobody looks: what audits find is measured in `alarm.py`."""
 
-    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
-    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
 
 @asynccontextmanager
 async def device(
-    model: HeldModel, router: Router, link: SimulatedLink, clock: Clock, seed: int, *, spending: Spending | None = None
+    model: DeviceModel,
+    router: Router,
+    link: SimulatedLink,
+    clock: Clock,
+    seed: int,
+    *,
+    spending: Spending | None = None,
 ) -> AsyncIterator[Device]:
     """A device that runs, until it is left."""
     rng = random.Random(seed)

@@ -19,7 +19,7 @@ from firstline_core.routing.confidence import entropy, score
 from firstline_core.routing.policy import Kind, Policy, PolicyState, RowEvidence, make_policy, value_of
 from firstline_core.types import Tier
 from firstline_edge.cascade.router import Router
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel
 
 KINDS: tuple[Kind, ...] = (
     "certified",
@@ -33,7 +33,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def router_of(kind: Kind, model: HeldModel, fitted: Pool, clock: Clock) -> Router:
+def router_of(kind: Kind, model: DeviceModel, fitted: Pool, clock: Clock) -> Router:
     """A router with this policy.
 
     What `value` asks for an escalation beyond the contract's, and the rate of `random`, are such that either would

@@ -32,8 +32,7 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel, EdgeModel
 
 NAME = "pair"
 DECLARED = 0.9
@@ -127,7 +126,7 @@ class _ReplayedModel:
         pass
 
 
-def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> HeldModel:
+def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> DeviceModel:
     """The bundle on a device that answers any row of the pool within `run_ms`; below 1 ms, at once."""
     model = manifest.edge[0]
     edge = EdgeModel(
@@ -140,7 +139,7 @@ def held_model(manifest: Manifest, pool: Pool, run_ms: float, clock: Clock) -> H
         certificate=model.certificate,
         value=manifest.policy.value,
     )
-    return HeldModel(Bundle(Path(), manifest), edge)
+    return DeviceModel(Bundle(Path(), manifest), edge)
 
 
 class ReplayedGateway:

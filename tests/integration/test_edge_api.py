@@ -27,8 +27,8 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_edge.models.held import Models
 from firstline_edge.models.loading import hold
+from firstline_edge.models.models import Models
 from firstline_edge.models.workers import Workers
 from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings

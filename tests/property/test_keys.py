@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from firstline_core.types import DATATYPES, Tensor
-from firstline_edge.requests.keys import content_digests, result_key
+from firstline_edge.requests.context import content_digests, result_key
 
 NUMERIC = [dtype for name, dtype in DATATYPES.items() if name != "BYTES"]
 

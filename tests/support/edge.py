@@ -49,12 +49,10 @@ from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
-from firstline_edge.requests.context import RequestContext
-from firstline_edge.requests.rows import Row
+from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.settings.settings import AuditSection
 
 THRESHOLD = 0.8
@@ -165,20 +163,20 @@ class FakePromises:
 class NoAudits:
     """Nobody looks."""
 
-    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
-    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
 
 class NoContracts:
     """For those who keep none."""
 
-    def alarm_of(self, model: HeldModel) -> str:
+    def alarm_of(self, model: DeviceModel) -> str:
         return ""
 
-    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         pass
 
 
@@ -222,7 +220,7 @@ class Scene:
             self.workers,
             certificate,
         )
-        self.held = HeldModel(Bundle(Path(), said), edge if loads else None)
+        self.held = DeviceModel(Bundle(Path(), said), edge if loads else None)
         self.cloud = FakeCloud(said.full_digest)
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
@@ -274,7 +272,7 @@ class Scene:
 
     def hold_also(self, name: str) -> None:
         """Another bundle, with the same edge model."""
-        other = HeldModel(Bundle(Path(), msgspec.structs.replace(self.held.manifest, name=name)), self.held.edge)
+        other = DeviceModel(Bundle(Path(), msgspec.structs.replace(self.held.manifest, name=name)), self.held.edge)
         self.models.put(other)
 
     async def infer(self, *values: float, **fields: Any) -> InferResponse:

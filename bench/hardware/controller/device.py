@@ -18,7 +18,7 @@ from firstline_core.hardware.readings import Measured
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.cloud.punctuality import Punctuality
-from firstline_edge.models.edge_model import Pace
+from firstline_edge.models.models import Pace
 
 _SAMPLE_S = 5.02  # the sampler waits for five seconds after each reading
 _ROW_BYTES = 2300

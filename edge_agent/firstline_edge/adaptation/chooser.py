@@ -9,7 +9,7 @@ from typing import TypeAlias
 from firstline_core.clock import Clock
 from firstline_core.types import InferRequest, Privacy, Route
 from firstline_edge.cloud.client import CloudClient
-from firstline_edge.models.held import VariantChoice, VariantSet
+from firstline_edge.models.models import VariantChoice, VariantSet
 
 EscalationCost: TypeAlias = Callable[[float], float]
 """Millijoules to escalate a row, by the row's bytes."""

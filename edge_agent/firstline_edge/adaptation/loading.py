@@ -23,8 +23,7 @@ from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.variants import Sources, Variants
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
@@ -88,7 +87,7 @@ def load_ladder(
     profile: Profile | None = None,
     *,
     options: AdaptationOptions,
-) -> HeldModel:
+) -> DeviceModel:
     """Returns the bundle with all variants that are useful here.
 
     If one variant is certified, only certified ones are held: stand-ins keep the contract of the best one.
@@ -126,13 +125,13 @@ def load_ladder(
         log.info("variant left out", model=bundle.manifest.name, variant=edge.loaded.model.id)
         edge.loaded.close()
     if len(kept) == 1:
-        return HeldModel(bundle, kept[0])
+        return DeviceModel(bundle, kept[0])
     by_id = {model.id: model for model in listed}
     controller = Controller(rungs, options.limits, options.timing)
     sources = [found[rung.variant][1] for rung in rungs]
     variants = Variants(rungs, controller, lambda variant: load(by_id[variant]), sources)
     for at, edge in enumerate(kept):
-        variants.put(at, HeldModel(bundle, edge, variants=variants))
+        variants.put(at, DeviceModel(bundle, edge, variants=variants))
     log.info("variants held", model=bundle.manifest.name, variants=[rung.variant for rung in rungs])
     return variants.current
 

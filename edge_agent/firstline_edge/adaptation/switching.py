@@ -18,7 +18,7 @@ from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.adaptation.variants import Variants
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
 
@@ -30,8 +30,8 @@ _NEVER_S = float("-inf")
 class CertificateWatch(Protocol):
     """Tests the certificates of loaded variants by field audits."""
 
-    def watch_one(self, model: HeldModel) -> None: ...
-    def unwatch_one(self, model: HeldModel) -> None: ...
+    def watch_one(self, model: DeviceModel) -> None: ...
+    def unwatch_one(self, model: DeviceModel) -> None: ...
 
 
 class VariantSwitcher:
@@ -75,7 +75,7 @@ class VariantSwitcher:
             task.cancel()
         await asyncio.gather(*self._loading.values(), return_exceptions=True)
 
-    def _update(self, held: HeldModel, variants: Variants, snapshot: Snapshot) -> None:
+    def _update(self, held: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
         before, reported = variants.position, variants.reported_place
         after = variants.update(snapshot)
         if variants.reported_place != reported:
@@ -109,7 +109,7 @@ class VariantSwitcher:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
                 asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
-    async def _load(self, held: HeldModel, variants: Variants, rung: int) -> None:
+    async def _load(self, held: DeviceModel, variants: Variants, rung: int) -> None:
         """Loads a variant again while requests use those that are loaded."""
         wanted = variants.rungs[rung].variant
         try:
@@ -122,13 +122,13 @@ class VariantSwitcher:
         if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
             edge.loaded.close()
             return
-        loaded = HeldModel(held.bundle, edge, variants=variants)
+        loaded = DeviceModel(held.bundle, edge, variants=variants)
         variants.put(rung, loaded)
         self._certificates.watch_one(loaded)
         self._models.put(variants.current)
         log.info("variant loaded again", model=held.manifest.name, variant=wanted)
 
-    def _report(self, held: HeldModel, variants: Variants, before: int) -> None:
+    def _report(self, held: DeviceModel, variants: Variants, before: int) -> None:
         position, last = variants.position, len(variants.rungs) - 1
         guard, reason = (position.verdict.guard, position.verdict.reason) if position.verdict is not None else ("", "")
         facts = {
@@ -165,5 +165,5 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
     )
 
 
-def _variant(held: HeldModel) -> str:
+def _variant(held: DeviceModel) -> str:
     return held.edge.loaded.model.id if held.edge is not None else ""

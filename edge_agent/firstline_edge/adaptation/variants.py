@@ -12,8 +12,7 @@ from firstline_core.adaptation.ladder import Rung
 from firstline_core.hardware.sensors.snapshot import Snapshot
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel, VariantChoice
+from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice
 
 Sources: TypeAlias = Mapping[str, str | None]
 """By figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown.
@@ -53,10 +52,10 @@ class Variants:
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)
         self._splitter = RequestSplitter()
-        self._held: list[HeldModel | None] = [None] * len(self.rungs)
+        self._held: list[DeviceModel | None] = [None] * len(self.rungs)
 
     @property
-    def loaded(self) -> tuple[HeldModel, ...]:
+    def loaded(self) -> tuple[DeviceModel, ...]:
         """The loaded variants, best first."""
         return tuple(held for held in self._held if held is not None)
 
@@ -66,7 +65,7 @@ class Variants:
         return self.position.rung + self.position.shedding + self.position.next_share
 
     @property
-    def current(self) -> HeldModel:
+    def current(self) -> DeviceModel:
         """The best variant that may be used and is loaded; the last rung is never unloaded."""
         return self._usable()[0]
 
@@ -75,7 +74,7 @@ class Variants:
         """The rung that may be used but is not loaded; None if it is loaded."""
         return self.position.rung if self._held[self.position.rung] is None else None
 
-    def put(self, rung: int, held: HeldModel) -> None:
+    def put(self, rung: int, held: DeviceModel) -> None:
         """Adds a loaded variant."""
         self._held[rung] = held
 
@@ -87,7 +86,7 @@ class Variants:
         """
         return self._load(self.rungs[rung].variant)
 
-    def unload_above(self) -> list[HeldModel]:
+    def unload_above(self) -> list[DeviceModel]:
         """Releases the variants above the rung in use; requests that were given one keep it."""
         released = [held for held in self._held[: self.position.rung] if held is not None]
         self._held[: self.position.rung] = [None] * self.position.rung
@@ -158,7 +157,7 @@ class Variants:
             ],
         }
 
-    def _prices(self, usable: Sequence[HeldModel], escalation_mj: float) -> EnergyPrices | None:
+    def _prices(self, usable: Sequence[DeviceModel], escalation_mj: float) -> EnergyPrices | None:
         """Returns None if the energy or the certificate of one variant is unknown."""
         run_mj: list[float] = []
         escalated: list[float] = []
@@ -170,11 +169,11 @@ class Variants:
             escalated.append(1 - edge.certificate.kept)
         return EnergyPrices(tuple(run_mj), tuple(escalated), escalation_mj) if run_mj else None
 
-    def _usable(self) -> list[HeldModel]:
+    def _usable(self) -> list[DeviceModel]:
         return [held for held in self._held[self.position.rung :] if held is not None]
 
 
-def _id(held: HeldModel) -> str:
+def _id(held: DeviceModel) -> str:
     return held.edge.loaded.model.id if held.edge is not None else ""
 
 

@@ -21,7 +21,7 @@ from firstline_edge.api.status import AgentStatus
 from firstline_edge.cascade.admission import AdmissionQueue
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cloud.links import Links
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.outbox.completions import Completions
 from firstline_edge.outbox.reopening import ReopeningOutbox
@@ -236,7 +236,7 @@ class EdgeDataPlane:
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)
 
-    def _held(self) -> list[HeldModel]:
+    def _held(self) -> list[DeviceModel]:
         return sorted(self._models.all, key=lambda held: (held.manifest.name, held.manifest.version))
 
     def short_metadata(self, model: str) -> ModelMetadata:

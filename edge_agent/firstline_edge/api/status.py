@@ -20,7 +20,7 @@ from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
 from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.state import StateDirectory
@@ -83,7 +83,7 @@ class AgentStatus:
             "fleet": self.fleet() if self.fleet is not None else None,
         }
 
-    def _describe_model(self, held: HeldModel) -> dict[str, object]:
+    def _describe_model(self, held: DeviceModel) -> dict[str, object]:
         complaint = self.complaints.of(held.manifest.name, held.version)
         return _described(held, self.router.threshold(held), complaint) | {
             "uncertified": self.router.uncertified(held) or None,
@@ -136,7 +136,7 @@ def _contract_of(watched: Watched | None) -> dict[str, object] | None:
     }
 
 
-def _identity(held: HeldModel) -> dict[str, object]:
+def _identity(held: DeviceModel) -> dict[str, object]:
     return {
         "name": held.manifest.name,
         "version": held.version,
@@ -145,7 +145,7 @@ def _identity(held: HeldModel) -> dict[str, object]:
     }
 
 
-def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, object]:
+def _described(held: DeviceModel, threshold: float, complaint: str) -> dict[str, object]:
     edge = held.edge
     return _identity(held) | {
         "edge": edge.loaded.model.id if edge is not None else None,
@@ -161,7 +161,7 @@ def _described(held: HeldModel, threshold: float, complaint: str) -> dict[str, o
     }
 
 
-def certificate_of(held: HeldModel) -> dict[str, object] | None:
+def certificate_of(held: DeviceModel) -> dict[str, object] | None:
     """Returns the certificate of the variant in use; None if it has none."""
     certificate = held.edge.certificate if held.edge is not None else None
     if certificate is None:

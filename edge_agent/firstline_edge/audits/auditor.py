@@ -37,11 +37,9 @@ from firstline_edge.audits.watched import Watched
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests import keys
+from firstline_edge.models.models import DeviceModel
+from firstline_edge.requests.context import ModelOutput, Row, result_key
 from firstline_edge.requests.escalation import checked
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
@@ -115,7 +113,7 @@ class Auditor:
         self._certifies = certifies
         self._share_until_s = -math.inf
 
-    def observe_decisions(self, request: InferRequest, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Looks at each row that the policy has judged by its score, before any of them is escalated.
 
         Counts the scores. Of the answers that the certificate speaks of (or the threshold to which an alarm tightened
@@ -146,7 +144,7 @@ class Auditor:
         if recalled:
             self.observe_escalations(model, recalled)
 
-    def observe_escalations(self, model: HeldModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Keeps a sample of answers that the full model gave anyhow, drawn as audits are, so that both can be joined.
 
         Args:
@@ -228,7 +226,7 @@ class Auditor:
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
             raise ModelMismatchError("The gateway does not say which model answered; let the link lead to a gateway.")
-        self._cache.put(keys.result_key(full.digest, audit.content), ModelOutput(full.probabilities[0]))
+        self._cache.put(result_key(full.digest, audit.content), ModelOutput(full.probabilities[0]))
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))

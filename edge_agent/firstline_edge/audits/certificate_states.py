@@ -39,7 +39,7 @@ from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.audits.watched import CLEAR, CertificateState, Watched
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
@@ -69,7 +69,7 @@ class CertificateStates:
     def __init__(
         self,
         path: Path,
-        models: Iterable[HeldModel],
+        models: Iterable[DeviceModel],
         samples: SampleLog,
         settings: AuditSection,
         clock: Clock,
@@ -86,7 +86,7 @@ class CertificateStates:
         self._lost = ""
         self._refusal = ""
         self._records = self._read()
-        self._watched: dict[HeldModel, Watched] = {}
+        self._watched: dict[DeviceModel, Watched] = {}
         for model in models:
             self.watch(model)
 
@@ -102,11 +102,11 @@ class CertificateStates:
         """Exchanges the settings: the effect of the next alarm, and at once the quota of the current one."""
         self._settings = settings
 
-    def find(self, model: HeldModel) -> Watched | None:
+    def find(self, model: DeviceModel) -> Watched | None:
         """Returns the model's certificate; None if audits can test none."""
         return self._watched.get(model)
 
-    def describe(self, model: HeldModel) -> dict[str, object] | None:
+    def describe(self, model: DeviceModel) -> dict[str, object] | None:
         """Returns the state of the model's certificate for `status`; None if audits can test none."""
         watched = self.find(model)
         if watched is None:
@@ -131,12 +131,12 @@ class CertificateStates:
             "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
         }
 
-    def of(self, model: HeldModel) -> CertificateState:
+    def of(self, model: DeviceModel) -> CertificateState:
         """Returns the state of the model's certificate."""
         watched = self._watched.get(model)
         return CLEAR if watched is None else watched.certificate_state
 
-    def grants(self, model: HeldModel) -> bool:
+    def grants(self, model: DeviceModel) -> bool:
         """Whether one more answer may be escalated that only an alarm escalates; uses up a bit of the quota."""
         watched = self.find(model)
         if watched is None or not watched.certificate_state.alarmed:
@@ -158,7 +158,7 @@ class CertificateStates:
         """The level of this device's own test; it never rises."""
         return watched.certificate.delta / max(self._settings.fleet_devices, watched.record.fleet_devices)
 
-    def alarm_of(self, model: HeldModel) -> str:
+    def alarm_of(self, model: DeviceModel) -> str:
         """The edge variant whose promise this device's own audits broke; "" for none, or where it was only told so."""
         watched = self.find(model)
         own = watched is not None and watched.record.alarmed and watched.record.cause not in (*_NO_EVIDENCE, _FLEET)
@@ -170,7 +170,7 @@ class CertificateStates:
             watched.record.fleet_devices = notice.devices
             self.save()
 
-    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         """Takes up the gateway's notice about the model's contract; its alarm counts like this device's own.
 
         A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
@@ -234,12 +234,12 @@ class CertificateStates:
         if self._watched:
             self._write(self._encoded())
 
-    def watch(self, model: HeldModel) -> None:
+    def watch(self, model: DeviceModel) -> None:
         """Starts or resumes testing the certificate of each loaded variant of a model."""
         for variant in model.every:
             self.watch_one(variant)
 
-    def watch_one(self, model: HeldModel) -> None:
+    def watch_one(self, model: DeviceModel) -> None:
         """Of this very variant, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None or certificate.audit_epsilon is None:
@@ -266,12 +266,12 @@ class CertificateStates:
         )
         self._watched[model] = watched
 
-    def unwatch(self, model: HeldModel) -> None:
+    def unwatch(self, model: DeviceModel) -> None:
         """Stops testing a model's certificates; the findings stay for when the model comes back."""
         for variant in {model, *model.every}:
             self.unwatch_one(variant)
 
-    def unwatch_one(self, model: HeldModel) -> None:
+    def unwatch_one(self, model: DeviceModel) -> None:
         """Of this very variant."""
         watched = self._watched.pop(model, None)
         if watched is not None and watched.scores is not None:

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from firstline_core.ids import new_request_id
 from firstline_core.types import AuditNote, InferRequest, Tensor
 from firstline_edge.audits.watched import Watched
+from firstline_edge.requests.context import ModelOutput, Row
 from firstline_edge.requests.escalation import escalation_of
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from firstline_core.routing import drift
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.drift import RecentCounts
 from firstline_edge.audits.records import Record
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel
 
 
 class CertificateState(NamedTuple):
@@ -40,7 +40,7 @@ class Watched:
         quota_at_s: when that was true.
     """
 
-    model: HeldModel
+    model: DeviceModel
     certificate: Certificate
     key: str
     epsilon: float
@@ -64,7 +64,7 @@ class Watched:
 
         Args:
             score: the edge model's; NaN if it has none.
-            group: of the answer, see `HeldModel.group`.
+            group: of the answer, see `DeviceModel.group`.
         """
         if score < self.threshold or score != score:  # noqa: PLR0124 (NaN)
             return False

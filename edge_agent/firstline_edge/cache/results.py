@@ -1,26 +1,20 @@
 """The result cache: model outputs for rows, in memory and on disk. It stores outputs, not decisions.
 
 The policy is applied again on every hit, so a tightened threshold also holds for stored outputs. A key names the
-model's digest (see `requests/keys.py`), so a new model never gets an old model's output. Only final outputs are stored.
+model's digest (see `result_key`), so a new model never gets an old model's output. Only final outputs are stored.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from collections import OrderedDict
 from pathlib import Path
 
-import numpy as np
 from msgspec import Struct
 
 from firstline_core.clock import Clock
 from firstline_edge.cache.disk import DiskCache
-from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.requests.context import ModelOutput
 
-_FORMAT = 1
-_HEAD = struct.Struct("<Bff")  # format, score, value
-_NUMBERS = np.dtype("<f4")
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
 
@@ -32,22 +26,6 @@ class _Entry(Struct, frozen=True, eq=False):
     output: ModelOutput
     private: bool
     size_bytes: int
-
-
-def encode(output: ModelOutput) -> bytes:
-    """Returns format (one byte), score, value (NaN if there is none) and probabilities; little-endian."""
-    score = math.nan if output.score is None else output.score
-    value = math.nan if output.value is None else output.value
-    return _HEAD.pack(_FORMAT, score, value) + output.probabilities.astype(_NUMBERS, copy=False).tobytes()
-
-
-def decode(stored: bytes) -> ModelOutput | None:
-    """Returns the output that `encode` wrote; None for another format or an impossible length."""
-    if len(stored) < _HEAD.size or stored[0] != _FORMAT or (len(stored) - _HEAD.size) % 4:
-        return None
-    _, score, value = _HEAD.unpack_from(stored)
-    probabilities = np.frombuffer(stored, _NUMBERS, offset=_HEAD.size)
-    return ModelOutput(probabilities, None if math.isnan(score) else score, None if math.isnan(value) else value)
 
 
 class ResultCache:
@@ -102,7 +80,7 @@ class ResultCache:
         if stored is None:
             return None
         value, left_s = stored
-        found = decode(value)
+        found = ModelOutput.decode(value)
         if found is not None:
             self._remember(key, found, left_s, private=False)
         return found
@@ -111,14 +89,14 @@ class ResultCache:
         """Stores a model output.
 
         Args:
-            key: from `requests.keys.result_key`.
+            key: from `requests.context.result_key`.
             output: its probabilities are copied, for they may be a view of a whole batch or message.
             private: whether the input is `local_only`: never on disk, never counted.
         """
         output = ModelOutput(output.probabilities.copy(), output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
-            self._disk.put(key, encode(output))
+            self._disk.put(key, output.encode())
 
     def expire(self) -> None:
         """Removes expired entries from the disk, in the background."""

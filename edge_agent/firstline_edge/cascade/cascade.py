@@ -39,12 +39,9 @@ from firstline_edge.cascade.provisional import Promises, ProvisionalAnswers
 from firstline_edge.cascade.router import Router
 from firstline_edge.cascade.runner import Runner, shedding_error
 from firstline_edge.cloud.client import CloudClient
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel, Models
-from firstline_edge.requests import keys
-from firstline_edge.requests.context import RequestContext, attempt
+from firstline_edge.models.models import DeviceModel, EdgeModel, Models
+from firstline_edge.requests.context import RequestContext, Row, attempt, content_digests, result_key
 from firstline_edge.requests.escalation import may_come, reason_for
-from firstline_edge.requests.rows import Row
 
 _NO_ROWS = ((), (0,))
 # Looking a member up in its enumeration takes as long as reading a clock.
@@ -150,7 +147,7 @@ class Cascade:
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
         context.rows = [
-            Row(position, content) for position, content in enumerate(keys.content_digests(model.tensor(request)))
+            Row(position, content) for position, content in enumerate(content_digests(model.tensor(request)))
         ]
 
         hedge: Hedge | None = None
@@ -173,7 +170,7 @@ class Cascade:
         finally:
             self._hedging.call_off(hedge)
 
-    def _variant_of(self, context: RequestContext, model: HeldModel) -> HeldModel:
+    def _variant_of(self, context: RequestContext, model: DeviceModel) -> DeviceModel:
         """Returns the model with the variant that answers this request."""
         context.decision_record = {}
         if model.variants is None:
@@ -183,7 +180,7 @@ class Cascade:
         return choice.model
 
     def _start_hedge(
-        self, context: RequestContext, model: HeldModel, edge: EdgeModel, missing: Sequence[Row]
+        self, context: RequestContext, model: DeviceModel, edge: EdgeModel, missing: Sequence[Row]
     ) -> Hedge | None:
         """Asks the full model early if the edge run may take too long and the budgets are ample."""
         if context.shedding or edge.quick(context.request):
@@ -214,7 +211,7 @@ class Cascade:
                 raise
 
     def _answered(
-        self, context: RequestContext, model: HeldModel, row: Row, decision: Decision | None, hedge: Hedge | None
+        self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None
     ) -> bool:
         """Decides one row, and answers it unless the full model has to be asked.
 
@@ -248,13 +245,13 @@ class Cascade:
             return True
         return False
 
-    def _recall_full(self, context: RequestContext, model: HeldModel, row: Row, hedge: Hedge | None) -> bool:
+    def _recall_full(self, context: RequestContext, model: DeviceModel, row: Row, hedge: Hedge | None) -> bool:
         """Answers the row with an output of the same full model, if one is known."""
         digest, attempts = model.manifest.full_digest, context.attempts
         if hedge is not None and hedge.take(row, attempts):
             return True
         started_s = self._clock.monotonic_s()
-        output = self._cache.get(keys.result_key(digest, row.content)) if digest else None
+        output = self._cache.get(result_key(digest, row.content)) if digest else None
         if output is None:
             return False
         row.accept_full(output, _CACHE, row.reason, digest)
@@ -274,7 +271,7 @@ class Cascade:
             context.denials[row.position] = denial
         return denial is not None
 
-    async def _escalate(self, context: RequestContext, model: HeldModel, escalated: list[Row]) -> InferResponse:
+    async def _escalate(self, context: RequestContext, model: DeviceModel, escalated: list[Row]) -> InferResponse:
         """Asks the full model about the escalated rows; falls back on the edge answer where there can be one."""
         request, deadline_s, edge = context.request, context.deadline_s, model.edge
         context.turn_to(_CLOUD, escalated[0].reason)

@@ -16,11 +16,8 @@ from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
 from firstline_edge.cloud.client import CloudClient
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.context import attempt
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
+from firstline_edge.models.models import DeviceModel, EdgeModel
+from firstline_edge.requests.context import ModelOutput, Row, attempt
 from firstline_edge.settings.settings import EdgeSettings
 
 # Looking a member up in its enumeration takes as long as reading a clock.
@@ -128,7 +125,7 @@ class Hedging:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     def start(
-        self, request: InferRequest, model: HeldModel, edge: EdgeModel, rows: Sequence[Row], deadline_s: float
+        self, request: InferRequest, model: DeviceModel, edge: EdgeModel, rows: Sequence[Row], deadline_s: float
     ) -> Hedge | None:
         """Asks early if that is allowed, likely to be needed, and the only way to be in time.
 

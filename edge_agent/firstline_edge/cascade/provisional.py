@@ -11,12 +11,10 @@ from firstline_core.errors import CapacityError
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, Status, Tier
 from firstline_edge.cascade.runner import Runner
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.requests.context import RequestContext
+from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.escalation import escalation_of
-from firstline_edge.requests.rows import Row
 
 log = logger(__name__)
 
@@ -62,7 +60,7 @@ class ProvisionalAnswers:
     async def give(
         self,
         context: RequestContext,
-        model: HeldModel,
+        model: DeviceModel,
         edge: EdgeModel,
         waiting: Sequence[Row],
         reason: Reason,

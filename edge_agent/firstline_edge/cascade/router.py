@@ -14,8 +14,8 @@ from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicySta
 from firstline_core.types import Reason, Tier
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.watched import CLEAR, CertificateState
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.rows import Row
+from firstline_edge.models.models import DeviceModel
+from firstline_edge.requests.context import Row
 from firstline_edge.settings.settings import PolicySection
 
 
@@ -74,16 +74,16 @@ class Router:
         self.policy, self._min_threshold = chosen, min_threshold
         self._terms.clear()
 
-    def threshold(self, model: HeldModel, group: str | None = None) -> float:
+    def threshold(self, model: DeviceModel, group: str | None = None) -> float:
         """Returns the score from which edge answers are accepted; the device can only raise it.
 
         Args:
             model: that answered.
-            group: of the answer, see `HeldModel.group`; None for the lowest threshold of any.
+            group: of the answer, see `DeviceModel.group`; None for the lowest threshold of any.
         """
         return self.terms(model, group).threshold
 
-    def verdict(self, model: HeldModel, row: Row) -> Decision:
+    def verdict(self, model: DeviceModel, row: Row) -> Decision:
         """Decides by the edge output; a row without one is too heavy for this device."""
         edge, said = model.edge, row.edge
         if said is None or edge is None:
@@ -99,18 +99,18 @@ class Router:
         )
         return self.policy.decide(seen, self._states[edge.digest])
 
-    def instead(self, model: HeldModel, row: Row, denied: Decision) -> Decision:
+    def instead(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
         """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
         confident = row.score >= self.threshold(model, model.group(row.edge))
         return _CONFIDENT if confident and not denied.demanded else _DENIED
 
-    def covers(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
+    def covers(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
         """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
         if verdict.reason is not _CONFIDENT.reason:
             return False
         return self.terms(model, model.group(row.edge)).covered
 
-    def uncertified(self, model: HeldModel) -> str:
+    def uncertified(self, model: DeviceModel) -> str:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
         if not self.policy.certifies:
             return f"policy.kind is {self.policy.kind}, which no certificate covers"
@@ -119,11 +119,11 @@ class Router:
             return f"an alarm voids its certificate: {watched.record.cause}"
         return model.edge.uncertified if model.edge is not None else ""
 
-    def record_of(self, model: HeldModel) -> Mapping[str, Any]:
+    def record_of(self, model: DeviceModel) -> Mapping[str, Any]:
         """Returns the thresholds of this model's answers for the decision log; JSON-able."""
         return self.terms(model).record
 
-    def grants(self, model: HeldModel, row: Row, verdict: Decision) -> bool:
+    def grants(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
         """Returns whether a row may be escalated.
 
         The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
@@ -134,7 +134,7 @@ class Router:
         kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
         return not kept_before or self._certificates.grants(model)
 
-    def terms(self, model: HeldModel, group: str | None = None) -> Terms:
+    def terms(self, model: DeviceModel, group: str | None = None) -> Terms:
         """Returns the current terms for answers of a model, or of one group.
 
         They are computed once, until the state of the certificate or the bundle changes.
@@ -165,7 +165,7 @@ class Router:
             known = self._terms[at] = Terms(manifest, certificate_state, threshold, covered, record)
         return known
 
-    def _without_alarm(self, model: HeldModel, group: str | None) -> float:
+    def _without_alarm(self, model: DeviceModel, group: str | None) -> float:
         certificate = model.edge.certificate if model.edge is not None else None
         return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
 

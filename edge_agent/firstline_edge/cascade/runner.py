@@ -10,11 +10,9 @@ from firstline_core.types import Privacy, Tier
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.hedging import Hedge
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.requests.context import RequestContext, attempt
+from firstline_edge.models.models import EdgeModel
+from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt
 from firstline_edge.requests.deadline import within
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
 from firstline_edge.requests.single_flight import SingleFlight
 
 # Looking a member up in its enumeration takes as long as reading a clock.

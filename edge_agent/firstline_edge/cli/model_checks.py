@@ -10,8 +10,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.models.loading import bundle_paths
-from firstline_edge.models.timing import quickest_ms
+from firstline_edge.models.loading import bundle_paths, quickest_ms
 from firstline_edge.settings.settings import EdgeSettings
 
 _RUNS = 20

@@ -27,13 +27,10 @@ from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.cloud.punctuality import Punctuality
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests import keys
-from firstline_edge.requests.context import attempt
+from firstline_edge.models.models import DeviceModel
+from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.escalation import FullAnswer, checked, checked_digest, escalation_of
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
 from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
@@ -44,11 +41,11 @@ _LATE = "The full model's answer did not come before the request's deadline."
 class Contracts(Protocol):
     """The state of this device's certificates; `audits/certificate_states.py` implements it."""
 
-    def alarm_of(self, model: HeldModel) -> str:
+    def alarm_of(self, model: DeviceModel) -> str:
         """Returns the edge variant whose certificate this device's own audits refuted; "" for none."""
         ...
 
-    def heed(self, model: HeldModel, notice: ContractNotice | None) -> None:
+    def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         """Applies the gateway's notice about the model's contract."""
         ...
 
@@ -96,7 +93,7 @@ class CloudClient:
         """Returns the seconds within which most requests with so many rows are answered; None if unknown."""
         return self._cloud.predicted_s(request.size_bytes * rows // request.rows) if self._cloud is not None else None
 
-    def check_time(self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float) -> None:
+    def check_time(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row], deadline_s: float) -> None:
         """Refuses rows that would probably be answered too late; rows already in progress may be awaited.
 
         Args:
@@ -119,7 +116,7 @@ class CloudClient:
             )
 
     async def answer_rows(
-        self, request: InferRequest, model: HeldModel, rows: Sequence[Row], deadline_s: float, attempts: list[Attempt]
+        self, request: InferRequest, model: DeviceModel, rows: Sequence[Row], deadline_s: float, attempts: list[Attempt]
     ) -> None:
         """Fills the rows with the full model's answers. Equal rows, of whichever request, travel once.
 
@@ -140,7 +137,7 @@ class CloudClient:
     async def ask(
         self,
         request: InferRequest,
-        model: HeldModel,
+        model: DeviceModel,
         rows: Sequence[Row],
         deadline_s: float,
         attempts: list[Attempt],
@@ -180,7 +177,7 @@ class CloudClient:
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:
                 for seat, output in zip(seats, outputs, strict=True):
-                    self._cache.put(keys.result_key(digest, rows[seat].content), output)
+                    self._cache.put(result_key(digest, rows[seat].content), output)
             return [(output, full.digest) for output in outputs]
 
         flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
@@ -222,7 +219,7 @@ class CloudClient:
         )
         return replace(response, model=request.model, id=request.id, answer=answer)
 
-    def _accepted(self, response: InferResponse, rows: int, model: HeldModel, attempts: list[Attempt]) -> FullAnswer:
+    def _accepted(self, response: InferResponse, rows: int, model: DeviceModel, attempts: list[Attempt]) -> FullAnswer:
         try:
             return checked(response, rows, len(model.manifest.labels), model.manifest.full_digest)
         except FirstlineError as error:
@@ -244,6 +241,6 @@ class CloudClient:
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 
 
-def _flight_keys(model: HeldModel, rows: Sequence[Row]) -> list[bytes]:
+def _flight_keys(model: DeviceModel, rows: Sequence[Row]) -> list[bytes]:
     manifest = model.manifest
-    return [keys.flight_key(manifest.name, model.version, manifest.full_digest, row.content) for row in rows]
+    return [flight_key(manifest.name, model.version, manifest.full_digest, row.content) for row in rows]

@@ -43,7 +43,7 @@ from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.profiling.gate import Gate, bounds_of
@@ -93,7 +93,7 @@ class FleetMember:
         *,
         models: Models,
         reloading: Reloading,
-        hold: Callable[[Path], HeldModel],
+        hold: Callable[[Path], DeviceModel],
         adoption: SettingsAdoption,
         counts: FleetCounts,
         recorder: Recorder,

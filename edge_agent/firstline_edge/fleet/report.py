@@ -19,7 +19,7 @@ from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, laten
 from firstline_core.fleet.twin import RunningModel
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.telemetry.recorder import AuditFinding
 
 _LIMIT = 64
@@ -34,7 +34,7 @@ def running_models(models: Models) -> tuple[RunningModel, ...]:
     return tuple(_running(held) for held in models.all[:_LIMIT])
 
 
-def _running(held: HeldModel) -> RunningModel:
+def _running(held: DeviceModel) -> RunningModel:
     edge = held.edge
     return RunningModel(
         held.manifest.name,
@@ -108,7 +108,7 @@ class FleetCounts:
         alarmed: returns whether a model's contract has an alarm.
     """
 
-    def __init__(self, models: Models, alarmed: Callable[[HeldModel], bool]) -> None:
+    def __init__(self, models: Models, alarmed: Callable[[DeviceModel], bool]) -> None:
         self._models = models
         self._alarmed = alarmed
         self._sums: dict[_Key, _Sums] = {}
@@ -148,7 +148,7 @@ class FleetCounts:
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
 
-    def answered_of(self, held: HeldModel) -> tuple[int, int]:
+    def answered_of(self, held: DeviceModel) -> tuple[int, int]:
         """Returns the rows of a version so far, and those of them without an answer."""
         sums = self._sums_of(held.manifest.name, held.version)
         return sums.rows, sums.errors
@@ -159,7 +159,7 @@ class FleetCounts:
         keys = sorted(self._sums, key=lambda key: key not in loaded)
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
-    def _counts_of(self, key: _Key, sums: _Sums, held: HeldModel | None) -> ModelCounts:
+    def _counts_of(self, key: _Key, sums: _Sums, held: DeviceModel | None) -> ModelCounts:
         return ModelCounts(
             key[0],
             int(key[1]),
@@ -199,7 +199,7 @@ def _is_client_error(error: FirstlineError) -> bool:
     return isinstance(error, RequestError) and not isinstance(error, ModelMismatchError | UnknownModelError)
 
 
-def _score_edges(held: HeldModel) -> tuple[float, ...] | None:
+def _score_edges(held: DeviceModel) -> tuple[float, ...] | None:
     """Returns the upper ends of the bins for scores; None without a histogram, or if several variants answer."""
     if held.variants is not None:
         return None

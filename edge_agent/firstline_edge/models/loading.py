@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -19,15 +22,14 @@ from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, lo
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
+from firstline_core.processing.trial import typical_row
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.edge_model import EdgeModel, Pace
-from firstline_edge.models.held import HeldModel, Models, Problem
-from firstline_edge.models.memory import own_bytes
+from firstline_edge.models.models import DeviceModel, EdgeModel, Models, Pace, Problem
 from firstline_edge.models.profiles import Profiles, fastest_options, known_point
-from firstline_edge.models.timing import quickest_ms
 from firstline_edge.models.workers import Workers
 
 log = logger(__name__)
@@ -43,14 +45,14 @@ class LadderLoader(Protocol):
 
     def __call__(
         self, bundle: Bundle, first: EdgeModel, load: Callable[[Model], EdgeModel], profile: Profile | None
-    ) -> HeldModel: ...
+    ) -> DeviceModel: ...
 
 
 def open_models(
     directories: Sequence[Path],
-    hold: Callable[[Path], HeldModel],
+    hold: Callable[[Path], DeviceModel],
     copies: BundleCopies | None = None,
-    installed: Sequence[HeldModel] = (),
+    installed: Sequence[DeviceModel] = (),
 ) -> Models:
     """Opens every bundle below `directories` and holds what of it runs here. Never raises for a bad bundle.
 
@@ -60,7 +62,7 @@ def open_models(
         copies: keeps one of each bundle that works, and has it for when its files are damaged.
         installed: held in place of bundles of the same name.
     """
-    held: list[HeldModel] = list(installed)
+    held: list[DeviceModel] = list(installed)
     theirs = {model.manifest.name for model in installed}
     problems: list[Problem] = []
     paths = bundle_paths(directories)
@@ -85,7 +87,7 @@ def open_models(
     return Models(held, problems)
 
 
-def _copy_of(path: Path, hold: Callable[[Path], HeldModel], copies: BundleCopies | None) -> HeldModel | None:
+def _copy_of(path: Path, hold: Callable[[Path], DeviceModel], copies: BundleCopies | None) -> DeviceModel | None:
     """The bundle as it was when it last worked; None where there is no such copy, or that is damaged too."""
     copy = copies.of(path) if copies is not None else None
     if copy is None:
@@ -124,7 +126,7 @@ def hold(
     profiles: Profiles | None = None,
     *,
     as_planned: bool = False,
-) -> HeldModel:
+) -> DeviceModel:
     """Opens one bundle and loads what of it runs here.
 
     Args:
@@ -145,9 +147,9 @@ def hold(
         edge = _measured(bundle, partial(load_edge, bundle, options, way), way, workers, profile)
     except FirstlineError as error:
         log.error("no edge variant runs here", model=bundle.manifest.name, error=error.message)
-        return HeldModel(bundle, None, error.message)
+        return DeviceModel(bundle, None, error.message)
     if load_ladder is None or len(bundle.manifest.edge) == 1:
-        return HeldModel(bundle, edge)
+        return DeviceModel(bundle, edge)
     return load_ladder(bundle, edge, partial(load_variant, bundle, way=way, workers=workers, profile=profile), profile)
 
 
@@ -212,3 +214,46 @@ def _evidence_digest(manifest: Manifest, loaded: LoadedModel) -> str:
     """A change of score or value makes old ones worthless, just as a change of the model does."""
     policy = manifest.policy
     return hashlib.sha256(msgspec.json.encode([loaded.digest, policy.score, policy.value])).hexdigest()
+
+
+_WARM_UP_RUNS = 2  # the first runs allocate and compile
+
+
+def quickest_ms(
+    manifest: Manifest, loaded: LoadedModel, run: Callable[[Tensor], object], runs: int
+) -> tuple[float, int] | None:
+    """Milliseconds of one row, and that row's bytes; None where no row is typical.
+
+    The shortest run counts, as with `timeit`: longer runs were delayed by other work of the machine.
+
+    Args:
+        manifest: of the bundle.
+        loaded: its model, whose input is taken.
+        run: the call to measure.
+        runs: of which the quickest counts.
+    """
+    tensor = sample_input(manifest, loaded)
+    if tensor is None:
+        return None
+    spent_ms: list[float] = []
+    for _ in range(_WARM_UP_RUNS + runs):
+        started_s = time.perf_counter()
+        run(tensor)
+        spent_ms.append((time.perf_counter() - started_s) * 1000)
+    return min(spent_ms[_WARM_UP_RUNS:]), InferRequest(manifest.name, (tensor,), "").size_bytes
+
+
+def sample_input(manifest: Manifest, loaded: LoadedModel) -> Tensor | None:
+    """One row as clients send it; None where the sizes are free, so that no size is typical."""
+    return typical_row(manifest.input, loaded.model.preprocess, loaded.input.shape)
+
+
+_STATM = Path("/proc/self/statm")
+
+
+def own_bytes() -> int:
+    """Resident, and of no file that could be read again; 0 where the system does not say (proc_pid_statm(5))."""
+    with suppress(OSError, ValueError, IndexError):
+        _, resident, shared = (int(pages) for pages in _STATM.read_text().split()[:3])
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    return 0

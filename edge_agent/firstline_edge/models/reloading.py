@@ -17,8 +17,8 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.held import HeldModel, Models
 from firstline_edge.models.loading import bundle_paths
+from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
 
@@ -30,10 +30,10 @@ _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hol
 class CertificateWatch(Protocol):
     """Follows the certificates of the models that answer; implemented by the audits."""
 
-    def watch(self, held: HeldModel) -> None:
+    def watch(self, held: DeviceModel) -> None:
         """Follows the certificates of a model from now on."""
 
-    def unwatch(self, held: HeldModel) -> None:
+    def unwatch(self, held: DeviceModel) -> None:
         """Stops following the certificates of a model."""
 
 
@@ -57,7 +57,7 @@ class Reloading:
         models: Models,
         watch: CertificateWatch,
         directories: Sequence[Path],
-        hold: Callable[[Path], HeldModel],
+        hold: Callable[[Path], DeviceModel],
         copies: BundleCopies,
         *,
         instead: Mapping[str, Path] = MappingProxyType({}),
@@ -116,7 +116,7 @@ class Reloading:
                 log.warning("requests still use an unloaded model", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
-    async def exchange(self, name: str, held: HeldModel | None, instead: Path | None) -> None:
+    async def exchange(self, name: str, held: DeviceModel | None, instead: Path | None) -> None:
         """Has one bundle answer for a name, and nothing else of that name; requests under way keep what they have.
 
         Args:
@@ -149,7 +149,7 @@ class Reloading:
         found = [(path, declared(path)) for path in paths]
         return [(path, said[1]) for path, said in found if said is not None and said[0] == name]
 
-    def _opened(self, path: Path) -> HeldModel:
+    def _opened(self, path: Path) -> DeviceModel:
         """A bundle that can be held.
 
         Raises:
@@ -163,19 +163,19 @@ class Reloading:
             self._copies.keep(held.bundle)
         return held
 
-    def _exchange(self, held: HeldModel) -> None:
+    def _exchange(self, held: DeviceModel) -> None:
         before = self._models.put(held)
         if before is not None:
             self._watch.unwatch(before)
         self._watch.watch(held)
 
-    def _let_go(self, held: HeldModel, why: str) -> None:
+    def _let_go(self, held: DeviceModel, why: str) -> None:
         self._models.take(held, why)
         self._watch.unwatch(held)
         log.info("model unloaded", model=held.manifest.name, version=held.version)
 
 
-def _end_of(held: HeldModel) -> asyncio.Event:
+def _end_of(held: DeviceModel) -> asyncio.Event:
     """Set once nothing uses the model any more: each request under way holds it, and so does nobody else."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     if held.edge is None:

@@ -11,12 +11,12 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import Contracts
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links
-from firstline_edge.models.held import Models
+from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery, OnCorrection
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.reopening import ReopeningOutbox
-from firstline_edge.requests.rows import merge
+from firstline_edge.requests.escalation import merge
 
 
 class Corrections:

@@ -17,7 +17,7 @@ from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import PointProcess
 from firstline_core.profile.profile import Point, Profile, Refused
 from firstline_core.telemetry.logs import logger
-from firstline_edge.models.held import Models
+from firstline_edge.models.models import Models
 from firstline_edge.profiling.gate import Cause, Report
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path

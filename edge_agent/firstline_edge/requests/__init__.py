@@ -1,11 +1,8 @@
 """The context and rows of a request, and the work that equal requests share.
 
 Files
-    context         the state of one request in the cascade
-    rows            the rows of a request, and the answer that they make together
-    keys            digests of a row, and the keys under which its answers are stored
-    model_output    what a model says about one row
-    escalation      what is sent to the gateway, and which of its answers are accepted
+    context         the state of one request in the cascade: its rows, their keys, and the answer that they make
+    escalation      what is sent to the gateway, which of its answers are accepted, and corrections
     deadline        waits for work until a deadline
     single_flight   computes equal work once
 """

@@ -1,21 +1,134 @@
-"""The context of one request between its arrival and its answer."""
+"""The context of one request between its arrival and its answer: its rows, their keys, and the models' outputs.
+
+Each row is decided separately; in order, the rows make the answer. Pure.
+
+A key names a computation, not a request: it holds no request id, no client id and no caller's preference, so that equal
+rows share their results. The content of a row is hashed once, in full width; every key begins with that digest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import hashlib
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from firstline_core.clock import Clock
 from firstline_core.routing.account import Denial
-from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Tier, Wait
-from firstline_edge.requests.rows import Row, respond
+from firstline_core.routing.policy import value_of
+from firstline_core.types import (
+    PROBABILITIES,
+    Answer,
+    Attempt,
+    InferRequest,
+    InferResponse,
+    Reason,
+    RowAnswer,
+    Status,
+    Tensor,
+    Tier,
+    Wait,
+)
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 # Looking a member up in its enumeration takes as long as reading a clock.
-_FIRST = Wait.FIRST
+_FIRST, _FINAL = Wait.FIRST, Status.FINAL
+# From the caller outwards: a batch names the farthest tier that answered one of its rows.
+_DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
 _NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
+
+_FORMAT = 1
+_HEAD = struct.Struct("<Bff")  # format, score, value
+_NUMBERS = np.dtype("<f4")
+
+
+class ModelOutput(Struct, frozen=True, eq=False):
+    """The output of one model for one row.
+
+    Args:
+        probabilities: FP32 (classes,).
+        score: the edge model's confidence; None for the full model.
+        value: P(edge wrong and full right), the value of asking the full model; None if the bundle learned none.
+    """
+
+    probabilities: NDArray[np.float32]
+    score: float | None = None
+    value: float | None = None
+
+    def encode(self) -> bytes:
+        """Returns format (one byte), score, value (NaN if there is none) and probabilities; little-endian."""
+        score = math.nan if self.score is None else self.score
+        value = math.nan if self.value is None else self.value
+        return _HEAD.pack(_FORMAT, score, value) + self.probabilities.astype(_NUMBERS, copy=False).tobytes()
+
+    @staticmethod
+    def decode(encoded: bytes) -> ModelOutput | None:
+        """Returns the output that `encode` wrote; None for another format or an impossible length."""
+        if len(encoded) < _HEAD.size or encoded[0] != _FORMAT or (len(encoded) - _HEAD.size) % 4:
+            return None
+        _, score, value = _HEAD.unpack_from(encoded)
+        probabilities = np.frombuffer(encoded, _NUMBERS, offset=_HEAD.size)
+        return ModelOutput(probabilities, None if math.isnan(score) else score, None if math.isnan(value) else value)
+
+
+class Row(Struct, eq=False):
+    """The state of one row while its request is in progress.
+
+    Args:
+        position: in the request.
+        content: sha256 of the row, from `content_digests`.
+        edge: the edge model's output, once it ran or was found in the cache.
+        edge_tier: CACHE if it was found there, EDGE if the model ran.
+        reason: the policy's, for the tier that it chose.
+        output: the output for the caller.
+        answer: which tier gave it, and why.
+    """
+
+    position: int
+    content: bytes
+    edge: ModelOutput | None = None
+    edge_tier: Tier = Tier.EDGE
+    reason: Reason = Reason.UNCERTAIN
+    output: ModelOutput | None = None
+    answer: RowAnswer | None = None
+
+    @property
+    def confidence(self) -> float | None:
+        return self.edge.score if self.edge is not None else None
+
+    @property
+    def score(self) -> float:
+        """The confidence for the policy; NaN if there is none."""
+        return math.nan if self.confidence is None else self.confidence
+
+    @property
+    def value(self) -> float:
+        """P(edge wrong and full right): the value of an escalation. 1 if the edge model has not run."""
+        edge = self.edge
+        if edge is None:
+            return 1.0
+        return value_of(edge.value, math.nan if edge.score is None else edge.score)
+
+    def accept_edge(
+        self, reason: Reason, digest: str, status: Status = Status.FINAL, *, certified: bool = False
+    ) -> None:
+        """Answers the row with the edge model's output."""
+        self.output = self.edge
+        self.answer = RowAnswer(self.edge_tier, reason, status, certified, self.confidence, digest)
+
+    def accept_full(self, output: ModelOutput, tier: Tier, reason: Reason, digest: str) -> None:
+        """Answers the row with the full model's output, which is certified if its digest is known."""
+        self.output = output
+        self.answer = RowAnswer(tier, reason, _FINAL, bool(digest), self.confidence, digest)
 
 
 class RequestContext(Struct, eq=False):
@@ -56,7 +169,18 @@ class RequestContext(Struct, eq=False):
             version: of the model that answered.
             durable: whether a correction was promised and stored.
         """
-        return respond(self.request, version, self.rows, self.attempts, durable=durable)
+        request = self.request
+        row_answers = [row.answer for row in self.rows if row.answer is not None]
+        outputs = [row.output.probabilities for row in self.rows if row.output is not None]
+        # Copied in any case: the cache holds them too, and the caller may do with them as they like.
+        together = outputs[0][None].copy() if len(outputs) == 1 else np.stack(outputs)
+        return InferResponse(
+            model=request.model,
+            version=version,
+            outputs=(Tensor(PROBABILITIES, together),),
+            id=request.id,
+            answer=summarise(request.request_id, row_answers, self.attempts, durable=durable),
+        )
 
     def log_record(self) -> Mapping[str, Any]:
         """Returns what the decision log records in addition to the answer; JSON-able."""
@@ -77,6 +201,99 @@ class RequestContext(Struct, eq=False):
 
 
 def attempt(clock: Clock, tier: Tier, outcome: str, started_s: float) -> Attempt:
-    """A try that ends now."""
+    """Returns a try that ends now."""
     # As round(..., 3) does it, in a third of its time.
     return Attempt(tier, outcome, int((clock.monotonic_s() - started_s) * 1e6 + 0.5) / 1000)
+
+
+def summarise(
+    request_id: str, row_answers: Sequence[RowAnswer], attempts: Sequence[Attempt], *, durable: bool
+) -> Answer:
+    """Returns the description of an answer of several rows.
+
+    The reason of several rows is that of a provisional one if there is one, because the caller must know it; otherwise
+    that of the farthest tier that answered.
+    """
+    if len(row_answers) == 1:
+        (only,) = row_answers
+        return Answer(
+            request_id,
+            only.status,
+            only.certified,
+            durable,
+            only.tier,
+            only.reason,
+            only.confidence,
+            only.model_digest,
+            tuple(attempts),
+        )
+    farthest = max(row_answers, key=lambda row: _DISTANCE[row.tier])
+    decisive = next((row for row in row_answers if row.status is not _FINAL), farthest)
+    scores = [row.confidence for row in row_answers if row.confidence is not None]
+    return Answer(
+        request_id=request_id,
+        status=decisive.status,
+        certified=all(row.certified for row in row_answers),
+        durable=durable,
+        tier=farthest.tier,
+        reason=decisive.reason,
+        confidence=min(scores) if scores else None,
+        model_digest=farthest.model_digest,
+        attempts=tuple(attempts),
+        rows=tuple(row_answers),
+    )
+
+
+def content_digests(tensor: Tensor) -> list[bytes]:
+    """Returns the sha256 of each row, over the input's name, datatype, row shape and content, which is not copied.
+
+    Every field is preceded by its length, so that two different rows never hash the same bytes.
+    """
+    array = tensor.array
+    if len(array) == 1:
+        return [_content_digest(tensor.name, array)]
+    # A slice, unlike an index, is an array whatever the number of axes.
+    return [_content_digest(tensor.name, array[position : position + 1]) for position in range(len(array))]
+
+
+def result_key(answering_digest: str, content: bytes) -> bytes:
+    """Returns the key under which a model's output for one row is cached.
+
+    Args:
+        answering_digest: of everything that computes the output: model, processing, and score if there is one.
+        content: the row's, from `content_digests`; always of one length, so that the two cannot be confused.
+    """
+    return content + answering_digest.encode()
+
+
+def flight_key(model: str, version: str, full_digest: str, content: bytes) -> bytes:
+    """Returns the key under which equal rows on their way to a full model share one call.
+
+    Args:
+        model: as the gateway is asked: a bundle that names no full model has no digest to tell it by.
+        version: as the gateway is asked.
+        full_digest: of the full model that the bundle names, or "".
+        content: the row's, from `content_digests`.
+    """
+    return content + _fields(model.encode(), version.encode(), full_digest.encode())
+
+
+def _content_digest(name: str, row: NDArray[Any]) -> bytes:
+    dtype = row.dtype
+    digest = _hashed_head(name, dtype, row.shape[1:]).copy()
+    if dtype.hasobject:
+        digest.update(_fields(*row.flat))
+    else:
+        digest.update(row if row.flags.c_contiguous else np.ascontiguousarray(row))  # type: ignore[arg-type]  # a buffer
+    return digest.digest()
+
+
+@functools.lru_cache(maxsize=64)
+def _hashed_head(name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> _Hash:
+    """Returns the hash of what all rows of an input begin with, to be copied."""
+    datatype = Tensor(name, np.empty(0, dtype)).datatype
+    return hashlib.sha256(_fields(name.encode(), datatype.encode(), str(row_shape).encode()))
+
+
+def _fields(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)

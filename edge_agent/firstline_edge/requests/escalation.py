@@ -1,4 +1,4 @@
-"""The requests that are sent to the gateway, the checks of its answers, and the reason after a failure. Pure."""
+"""The requests that are sent to the gateway, the checks of its answers, and corrections. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,22 @@ from firstline_core.errors import (
     InferenceError,
     LinkError,
     ModelMismatchError,
+    ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.types import PROBABILITIES, InferRequest, InferResponse, Reason, Route, Status, Wait
+from firstline_core.types import (
+    PROBABILITIES,
+    InferRequest,
+    InferResponse,
+    Reason,
+    Route,
+    RowAnswer,
+    Status,
+    Tensor,
+    Tier,
+    Wait,
+)
+from firstline_edge.requests.context import summarise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,3 +132,49 @@ def reason_for(error: FirstlineError) -> Reason:
 def may_come(error: FirstlineError) -> bool:
     """Whether the same escalation may be answered later: a refusal will be the same tomorrow, and spent is spent."""
     return isinstance(error, LinkError | CapacityError) and not isinstance(error, BudgetExceededError)
+
+
+def merge(
+    provisional: InferResponse, rows: tuple[int, ...], correction: InferResponse, digest: str = ""
+) -> InferResponse:
+    """Puts the full model's rows into a provisional answer, which makes it final.
+
+    The answer is `changed` where a corrected row's likeliest class is another than before. A corrected row's reason is
+    `uncertain`: why the full model answered. The decision log has the provisional answer with its original reason.
+
+    Args:
+        provisional: all rows, as they were first answered.
+        rows: positions, in the order of the correction's rows.
+        correction: the gateway's answer.
+        digest: of the full model that was asked for, "" where none was named.
+
+    Raises:
+        FirstlineError: the correction is refused, see `checked`.
+        ProtocolError: the provisional answer does not say how it came about.
+    """
+    first = provisional.answer
+    if first is None:
+        raise ProtocolError("The provisional answer does not say how it came about; it cannot be corrected.")
+    probabilities = np.array(provisional.output(PROBABILITIES))
+    full = checked(correction, len(rows), probabilities.shape[1], digest)
+    before = probabilities[list(rows)].argmax(axis=1)
+    changed = bool((before != full.probabilities.argmax(axis=1)).any())
+    probabilities[list(rows)] = full.probabilities
+    row_answers = list(first.rows) or [
+        RowAnswer(first.tier, first.reason, first.status, first.certified, first.confidence, first.model_digest)
+    ]
+    for position in rows:
+        row_answers[position] = replace(
+            row_answers[position],
+            tier=Tier.CLOUD,
+            reason=Reason.UNCERTAIN,
+            status=Status.FINAL,
+            certified=bool(full.digest),
+            model_digest=full.digest,
+        )
+    attempts = (*first.attempts, *(correction.answer.attempts if correction.answer is not None else ()))
+    return replace(
+        provisional,
+        outputs=(Tensor(PROBABILITIES, probabilities),),
+        answer=replace(summarise(first.request_id, row_answers, attempts, durable=first.durable), changed=changed),
+    )

@@ -28,13 +28,13 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.models.held import Models
+from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
-from firstline_edge.requests.rows import merge
+from firstline_edge.requests.escalation import merge
 from firstline_edge.settings.settings import OutboxSection
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Array, AuditNote, InferRequest, ModelKey, Tensor
-from firstline_edge.models.edge_model import EdgeModel
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_gateway.models.repository import Repository, ServedModel
 
 INPUT = "x"
@@ -79,7 +78,7 @@ class _Echo:
         pass
 
 
-def held(row_ms: float, clock: Clock) -> list[HeldModel]:
+def held(row_ms: float, clock: Clock) -> list[DeviceModel]:
     """The bundles as a device has them."""
     core = OneCore(row_ms, clock)
 
@@ -95,7 +94,7 @@ def held(row_ms: float, clock: Clock) -> list[HeldModel]:
             valid_certificate(manifest, manifest.edge[0]),
         )
 
-    return [HeldModel(Bundle(Path(), manifest), edge_of(manifest)) for manifest in MANIFESTS.values()]
+    return [DeviceModel(Bundle(Path(), manifest), edge_of(manifest)) for manifest in MANIFESTS.values()]
 
 
 def repeated(value: float, request_id: str, promised: bool) -> InferRequest:

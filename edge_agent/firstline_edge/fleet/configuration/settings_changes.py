@@ -19,7 +19,7 @@ from firstline_edge.budgets.from_settings import exchange
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cascade.router import Router, policy_from
 from firstline_edge.fleet.updates.trial import has_failed
-from firstline_edge.models.held import HeldModel, Models
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings, link_names
 
@@ -84,7 +84,7 @@ class SettingsAdoption:
         certificates: CertificateStates,
         auditor: Auditor,
         spending: Spending | None,
-        answered: Callable[[HeldModel], tuple[int, int]],
+        answered: Callable[[DeviceModel], tuple[int, int]],
     ) -> None:
         self._models = models
         self._router = router

@@ -25,7 +25,7 @@ from firstline_core.storage.files import set_aside
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.state_machine import Record, Slot
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel
 
 log = logger(__name__)
 
@@ -272,7 +272,7 @@ class ModelStore:
         self.settle(name)
 
 
-def hold_installed(store: ModelStore, hold: Callable[[Path], HeldModel], clock: Clock) -> dict[Path, HeldModel]:
+def hold_installed(store: ModelStore, hold: Callable[[Path], DeviceModel], clock: Clock) -> dict[Path, DeviceModel]:
     """Opens the models that run from a slot when the agent starts; one that cannot run is rolled back.
 
     Args:
@@ -283,7 +283,7 @@ def hold_installed(store: ModelStore, hold: Callable[[Path], HeldModel], clock: 
     Returns:
         The models by the folders of their bundles.
     """
-    opened: dict[Path, HeldModel] = {}
+    opened: dict[Path, DeviceModel] = {}
     for name in store.names:
         while (path := store.path(name, store.pointer(name).slot)) is not None:
             try:

@@ -14,7 +14,7 @@ from firstline_core.bundle.golden import deviation, read_golden, tensor_of
 from firstline_core.errors import FirstlineError, IntegrityError, SelfTestError
 from firstline_core.fleet.target import Hardware
 from firstline_core.processing.steps import InputSpec
-from firstline_edge.models.held import HeldModel
+from firstline_edge.models.models import DeviceModel
 from firstline_edge.models.reloading import Reloading
 
 SLOWDOWN_LIMIT = 10.0
@@ -66,10 +66,10 @@ class AgentServing:
     def __init__(
         self,
         reloading: Reloading,
-        hold: Callable[[Path], HeldModel],
+        hold: Callable[[Path], DeviceModel],
         *,
-        running: Callable[[str], HeldModel | None],
-        answered: Callable[[HeldModel], tuple[int, int]],
+        running: Callable[[str], DeviceModel | None],
+        answered: Callable[[DeviceModel], tuple[int, int]],
         hardware: Callable[[], Hardware],
     ) -> None:
         self._reloading = reloading
@@ -83,7 +83,7 @@ class AgentServing:
         """See `Serving`."""
         return self._reloading.place(name)
 
-    async def prepare(self, path: Path, *, trial: bool) -> HeldModel:
+    async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
         """See `Serving`."""
         held = await asyncio.to_thread(self._hold, path)
         if trial:
@@ -92,7 +92,7 @@ class AgentServing:
             raise SelfTestError(f"{held.manifest.name} version {held.version} does not run here: {held.problem}")
         return held
 
-    async def exchange(self, name: str, prepared: HeldModel | None) -> None:
+    async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
         """See `Serving`."""
         if prepared is not None:
             if prepared.manifest.name != name:
@@ -122,7 +122,7 @@ def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
     return rows >= LEAST_ROWS and errors > FAILED_SHARE * rows
 
 
-def self_test(held: HeldModel, running: HeldModel | None) -> None:
+def self_test(held: DeviceModel, running: DeviceModel | None) -> None:
     """Compares a model with its golden answers and with the running model; blocks for as long as some rows take.
 
     Args:

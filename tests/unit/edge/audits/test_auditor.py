@@ -18,7 +18,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.samples import read
 from firstline_edge.audits.watched import CertificateState
-from firstline_edge.requests import keys
+from firstline_edge.requests.context import result_key
 from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0)
@@ -169,7 +169,7 @@ async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> 
     response = await scene.infer(SURE)
     await ended(scene, 1)
     content = scene.findings[0].audit.content
-    kept = scene.cache.get(keys.result_key(scene.cloud.digest, content))
+    kept = scene.cache.get(result_key(scene.cloud.digest, content))
     assert kept is not None and kept.probabilities[1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 

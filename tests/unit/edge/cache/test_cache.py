@@ -9,8 +9,8 @@ import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_edge.cache.disk import DiskCache
-from firstline_edge.cache.results import ResultCache, decode, encode
-from firstline_edge.requests.model_output import ModelOutput
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.requests.context import ModelOutput
 
 
 def output(score: float | None = 0.5, classes: int = 3) -> ModelOutput:
@@ -25,7 +25,7 @@ def entry_bytes() -> int:
 
 @pytest.mark.parametrize("score", [None, 0.0, 0.25, 1.0])
 def test_the_encoded_form_comes_back(score: float | None) -> None:
-    found = decode(encode(output(score)))
+    found = ModelOutput.decode(output(score).encode())
     assert found is not None
     assert found.score == score
     np.testing.assert_array_equal(found.probabilities, output().probabilities)
@@ -33,8 +33,8 @@ def test_the_encoded_form_comes_back(score: float | None) -> None:
 
 def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
     learned = ModelOutput(np.zeros(3, np.float32), 0.5, 0.25)
-    assert (found := decode(encode(learned))) is not None and found.value == 0.25
-    assert (bare := decode(encode(output()))) is not None and bare.value is None
+    assert (found := ModelOutput.decode(learned.encode())) is not None and found.value == 0.25
+    assert (bare := ModelOutput.decode(output().encode())) is not None and bare.value is None
     for limit_bytes in (1 << 20, 0):
         disk = DiskCache(tmp_path / str(limit_bytes), limit_bytes=1 << 20, ttl_s=60)
         cache = ResultCache(limit_bytes=limit_bytes, ttl_s=60, disk=disk, clock=SimulatedClock())
@@ -43,9 +43,11 @@ def test_the_value_comes_back_from_memory_and_disk(tmp_path: Path) -> None:
         cache.close()
 
 
-@pytest.mark.parametrize("value", [b"", b"\x02", b"\x02\0\0\0", b"\x02" + encode(output())[1:], encode(output())[:-1]])
+@pytest.mark.parametrize(
+    "value", [b"", b"\x02", b"\x02\0\0\0", b"\x02" + output().encode()[1:], output().encode()[:-1]]
+)
 def test_what_this_version_did_not_write_is_nothing(value: bytes) -> None:
-    assert decode(value) is None
+    assert ModelOutput.decode(value) is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -132,7 +134,7 @@ class TestWithDisk:
 
     async def test_reading_from_disk_does_not_lengthen_a_life(self, tmp_path: Path) -> None:
         disk = DiskCache(tmp_path / "cache", limit_bytes=1 << 24, ttl_s=60)
-        disk.put(b"k", encode(output()))
+        disk.put(b"k", output().encode())
         stored = disk.get(b"k")
         assert stored is not None and stored[1] <= 60
         disk.close()

@@ -25,7 +25,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
 from firstline_edge.app import EdgeAgent
-from firstline_edge.requests import keys
+from firstline_edge.requests import context
 
 FEATURES = 1 << 16
 
@@ -74,8 +74,8 @@ def tier(response: InferResponse) -> Tier:
 
 async def test_the_input_is_hashed_once(agent: EdgeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[object] = []
-    digest = keys._digest
-    monkeypatch.setattr(keys, "_digest", lambda head, content: hashed.append(content) or digest(head, content))
+    digest = context._content_digest
+    monkeypatch.setattr(context, "_content_digest", lambda name, row: hashed.append(row) or digest(name, row))
     array = row(1.0)
     for expected in (Tier.EDGE, Tier.CACHE):
         hashed.clear()

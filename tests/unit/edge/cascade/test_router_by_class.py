@@ -15,15 +15,14 @@ from bench.support.bundles import with_certificate
 from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
 from firstline_edge.cascade.router import Router
-from firstline_edge.models.held import HeldModel
-from firstline_edge.requests.model_output import ModelOutput
-from firstline_edge.requests.rows import Row
+from firstline_edge.models.models import DeviceModel
+from firstline_edge.requests.context import ModelOutput, Row
 
 YES, NO = (0.75, 0.25), (0.25, 0.75)
 
 
 @pytest.fixture
-def held() -> Iterator[HeldModel]:
+def held() -> Iterator[DeviceModel]:
     """Certified by class: yes is kept from 0.6 on, of no nothing is proved."""
     held = Scene().held
     groups = {"yes": GroupCertificate(0.6, 300, 0.8, 0.04), "no": GroupCertificate(None, 20, 0.0, None)}
@@ -37,12 +36,12 @@ def row(probabilities: tuple[float, float], score: float) -> Row:
     return Row(0, b"", ModelOutput(np.array(probabilities, np.float32), score))
 
 
-def decided(router: Router, held: HeldModel, seen: Row) -> tuple[Tier, bool]:
+def decided(router: Router, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
     verdict = router.verdict(held, seen)
     return verdict.tier, router.covers(held, seen, verdict)
 
 
-def test_each_class_has_its_threshold(held: HeldModel) -> None:
+def test_each_class_has_its_threshold(held: DeviceModel) -> None:
     router = Router(min_threshold=0.0)
     assert decided(router, held, row(YES, 0.6)) == (Tier.EDGE, True)
     assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
@@ -51,13 +50,13 @@ def test_each_class_has_its_threshold(held: HeldModel) -> None:
     assert router.verdict(held, Row(0, b"")).reason is Reason.HEAVY
 
 
-def test_a_raised_threshold_covers_what_it_keeps(held: HeldModel) -> None:
+def test_a_raised_threshold_covers_what_it_keeps(held: DeviceModel) -> None:
     router = Router(min_threshold=0.7)
     assert decided(router, held, row(YES, 0.65)) == (Tier.CLOUD, False)
     assert decided(router, held, row(YES, 0.8)) == (Tier.EDGE, True)
 
 
-def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: HeldModel) -> None:
+def test_a_class_that_the_certificate_does_not_name_is_not_kept(held: DeviceModel) -> None:
     renamed = msgspec.structs.replace(held.manifest, labels=("yes", "maybe"))
     held = replace(held, bundle=replace(held.bundle, manifest=renamed))
     assert decided(Router(min_threshold=0.0), held, row(NO, 1.0)) == (Tier.CLOUD, False)

@@ -24,15 +24,13 @@ from firstline_core.routing import confidence
 from firstline_core.routing.confidence import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.models import timing
-from firstline_edge.models.edge_model import Pace
-from firstline_edge.models.held import HeldModel, Models
-from firstline_edge.models.loading import bundle_paths, hold, open_models
-from firstline_edge.models.timing import quickest_ms, sample_input
+from firstline_edge.models import loading
+from firstline_edge.models.loading import bundle_paths, hold, open_models, quickest_ms, sample_input
+from firstline_edge.models.models import DeviceModel, Models, Pace
 from firstline_edge.models.workers import Workers
 
 
-def here(workers: Workers) -> Callable[[Path], HeldModel]:
+def here(workers: Workers) -> Callable[[Path], DeviceModel]:
     return partial(hold, options=RuntimeOptions(), workers=workers)
 
 
@@ -99,7 +97,7 @@ def test_what_the_machine_does_beside_is_not_the_models_time(workers: Workers, m
     held = models.find("digits")
     assert held is not None and held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: now_s))
 
     def run(_tensor: Tensor) -> None:
         nonlocal now_s
@@ -186,7 +184,7 @@ def test_a_folder_without_bundles_is_a_problem(tmp_path: Path, workers: Workers)
 
 def test_the_newest_version_is_the_current_one() -> None:
     old, new = (msgspec.structs.replace(manifest(), version=version) for version in (9, 10))
-    models = Models([HeldModel(Bundle(Path(), said), None) for said in (new, old)])
+    models = Models([DeviceModel(Bundle(Path(), said), None) for said in (new, old)])
     current = models.find("m")
     assert current is not None and current.version == "10"
     assert models.find("m", "9") is not None

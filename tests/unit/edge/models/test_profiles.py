@@ -22,8 +22,8 @@ from firstline_core.profile.profile import Point, Profile, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.app import EdgeAgent
-from firstline_edge.models.edge_model import EdgeModel, Pace
 from firstline_edge.models.loading import hold
+from firstline_edge.models.models import EdgeModel, Pace
 from firstline_edge.models.profiles import Profiles, fastest_options
 from firstline_edge.models.workers import Workers
 from firstline_edge.state import device_profile_path

@@ -22,7 +22,7 @@ from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.outbox.rate import RateSettings
-from firstline_edge.requests import rows
+from firstline_edge.requests.escalation import merge
 
 DOWN = errors.LinkDownError("refused")
 AT_ONCE = RateSettings(begin_per_s=1e6, least_per_s=1e6)
@@ -91,7 +91,7 @@ class House:
         self.delivery = Delivery(
             self.outbox,
             self.chain,
-            rows.merge,
+            merge,
             self.clock,
             random.Random(2),
             on_correction=self.note,
@@ -532,7 +532,7 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), clock.wall_s()))
     chain = LinkChain([], [], clock)
-    delivery = Delivery(outbox, chain, rows.merge, clock, random.Random(1), max_age_s=60.0)
+    delivery = Delivery(outbox, chain, merge, clock, random.Random(1), max_age_s=60.0)
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
     found = (await outbox.answer(asked.request_id, "local")).answer

@@ -19,8 +19,8 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import IntegrityError, SelfTestError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_edge.fleet.updates.trial import self_test
-from firstline_edge.models.held import HeldModel
 from firstline_edge.models.loading import hold
+from firstline_edge.models.models import DeviceModel
 from firstline_edge.models.workers import Workers
 
 
@@ -31,7 +31,9 @@ def workers() -> Iterator[Workers]:
     made.close()
 
 
-def held_with(folder: Path, workers: Workers, outputs: tuple[float, float], shape: tuple[int, ...] = (4,)) -> HeldModel:
+def held_with(
+    folder: Path, workers: Workers, outputs: tuple[float, float], shape: tuple[int, ...] = (4,)
+) -> DeviceModel:
     """A model whose two classes are always as likely, and what its maker says of that."""
     bundle_at(folder, 1)
     answers = GoldenAnswers((np.zeros(4, np.float32).tobytes(),), {"edge": (outputs,)}, shape)
@@ -63,17 +65,17 @@ def test_what_is_much_slower_than_what_runs_does_not_pass(tmp_path: Path, worker
     assert held.edge is not None
     slow = dataclasses.replace(held.edge, row_ms=250.0)
     with pytest.raises(SelfTestError, match="takes 250 ms a row"):
-        self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
-    self_test(HeldModel(held.bundle, slow), HeldModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
+        self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=20.0)))
+    self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
 
 
 def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
 
-    def taking(**changes: object) -> HeldModel:
+    def taking(**changes: object) -> DeviceModel:
         spec = msgspec.structs.replace(held.manifest.input, **changes)
         manifest = msgspec.structs.replace(held.manifest, input=spec)
-        return HeldModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
+        return DeviceModel(dataclasses.replace(held.bundle, manifest=manifest), held.edge)
 
     for before in (taking(name="image"), taking(datatype="UINT8"), taking(shape=(-1, 5)), taking(shape=(-1, -1))):
         with pytest.raises(SelfTestError, match="another name"):
@@ -84,4 +86,4 @@ def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, w
 def test_a_bundle_of_which_nothing_runs_here_does_not(tmp_path: Path, workers: Workers) -> None:
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
     with pytest.raises(SelfTestError, match="does not run here: no runtime"):
-        self_test(HeldModel(held.bundle, None, "no runtime"), None)
+        self_test(DeviceModel(held.bundle, None, "no runtime"), None)

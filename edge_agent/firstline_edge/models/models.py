@@ -1,0 +1,357 @@
+"""The models of this device by name and version, their variants, and how long their runs take.
+
+`loading.py` opens them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from firstline_core.bundle.loading import LoadedModel, Scorer
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import InvalidTensorError
+from firstline_core.profile.profile import Distribution, Point
+from firstline_core.protocol.tensors import shown
+from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.confidence import Logistic, Probabilities
+from firstline_core.runtime.base import runs_on_loop
+from firstline_core.runtime.select import PLATFORMS
+from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor
+from firstline_edge.models.workers import Workers
+from firstline_edge.requests.context import ModelOutput
+
+_PACE_STEP, _PACE_LIMIT = 1.05, 1e6
+_SURE = 0.95
+_LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
+
+
+@dataclass(slots=True)
+class Pace:
+    """The recent run times of a model relative to its shortest run: follows their median and 95th percentile.
+
+    Both begin as a profile has them, where there is one, and each run moves them: after some dozens they are the
+    runs' own.
+
+    Attributes:
+        factor: the median.
+        late: the 95th percentile.
+    """
+
+    factor: float = 1.0
+    late: float = 1.0
+
+    @staticmethod
+    def of(profiled: Distribution) -> Pace:
+        """As it was measured before: the shortest run that was seen is the measure."""
+        quickest_ms = profiled.quantiles_ms[0]
+        return Pace(profiled.p50_ms / quickest_ms, profiled.quantile_ms(_SURE) / quickest_ms)
+
+    @property
+    def sure(self) -> float:
+        """Nineteen runs in twenty take no longer."""
+        return max(self.factor, self.late)
+
+    def ran(self, took_s: float, measured_s: float) -> None:
+        """A run ended: later or sooner than this pace has it?
+
+        Not than the pace had it when the run was asked for: of five hundred that wait, all asked for at the first
+        one's pace, each would be late for the same reason, and the pace no longer one of anything.
+        """
+        if took_s > self.factor * measured_s:
+            self.factor = min(_PACE_LIMIT, self.factor * _PACE_STEP)
+        elif self.factor > 1.0:
+            self.factor = max(1.0, self.factor / _PACE_STEP)
+        # Steps up and down are in balance where one in twenty is later (Robbins and Monro, 1951).
+        if took_s > self.late * measured_s:
+            self.late = min(_PACE_LIMIT, self.late * _PACE_STEP)
+        elif self.late > 1.0:
+            self.late = max(1.0, self.late / _LATE_STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeModel:
+    """An edge variant, ready to run.
+
+    Args:
+        loaded: model and processing.
+        score: the bundle's confidence function.
+        digest: of all that computes a row's evidence: model, processing and score.
+        row_ms: the quickest that was measured, for one row of `sample_bytes`, processing included.
+        sample_bytes: size of the measured row.
+        workers: for runs that would hold up the event loop.
+        certificate: the variant's, if it is valid for this bundle.
+        uncertified: why there is none, as part of a sentence; "" if there is one.
+        value: the bundle's learned value of an escalation; None if it has none.
+        bounded_score: whether the score lies in [0, 1]; otherwise it is not a probability.
+        memory_bytes: that loading and measuring added to the process; 0 if the system does not report it.
+        pace: of its runs since.
+        profiled: this device's earlier measurement, which provides its times; None if it was measured at load.
+
+    Attributes:
+        key: how its results' keys end, see `keys.result_key`.
+    """
+
+    loaded: LoadedModel
+    score: Scorer
+    digest: str
+    row_ms: float
+    sample_bytes: int
+    workers: Workers
+    certificate: Certificate | None = None
+    uncertified: str = "its bundle carries no certificate for it"
+    value: Logistic | None = None
+    bounded_score: bool = True
+    memory_bytes: int = 0
+    pace: Pace = field(default_factory=Pace, compare=False)
+    profiled: Point | None = field(default=None, compare=False)
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.digest.encode())
+
+    def expected_ms(self, request: InferRequest, rows: int) -> float:
+        """Returns the expected time of this many rows of the request; infinite if nothing was measured."""
+        return self.pace.factor * self.measured_ms(request, rows)
+
+    def sure_ms(self, request: InferRequest, rows: int) -> float:
+        """Returns the time that 95 % of such runs do not exceed, for deadlines."""
+        return self.pace.sure * self.measured_ms(request, rows)
+
+    def measured_ms(self, request: InferRequest, rows: int) -> float:
+        """Returns the shortest time of this many rows. Decoding grows with the bytes."""
+        return rows * self.row_measured_ms(request.size_bytes / request.rows)
+
+    def row_measured_ms(self, size_bytes: float) -> float:
+        """Returns the shortest time of one row of this many bytes."""
+        share = size_bytes / (self.sample_bytes or 1)
+        return self.row_ms * (share if share > 1 else 1.0)
+
+    def quick(self, request: InferRequest) -> bool:
+        """Returns whether the request runs on the event loop."""
+        return runs_on_loop(self.expected_ms(request, request.rows) / 1000)
+
+    def run(self, tensor: Tensor, measured_s: float = math.inf) -> list[ModelOutput]:
+        """Returns the model's output for each row.
+
+        Args:
+            tensor: the rows.
+            measured_s: see `measured_ms`; the pace follows how much longer it took.
+
+        Raises:
+            InvalidTensorError: a row that is not what the bundle takes; the message names it.
+            InferenceError: the runtime failed.
+        """
+        started_s = time.perf_counter()
+        probabilities, logits = self.loaded.predict_with_logits(tensor)
+        scores = self.score(probabilities, logits)
+        self.pace.ran(time.perf_counter() - started_s, measured_s)
+        return [
+            ModelOutput(row, score, value)
+            for row, score, value in zip(probabilities, scores.tolist(), self._values(probabilities), strict=True)
+        ]
+
+    def _values(self, probabilities: Probabilities) -> Sequence[float | None]:
+        """Returns the learned value of an escalation of each row; None if the score determines it."""
+        if self.value is not None:
+            learned: list[float] = self.value.losses(probabilities).tolist()
+            return learned
+        if self.bounded_score:
+            return [None] * len(probabilities)
+        supposed: list[float] = (1 - probabilities.max(axis=1)).tolist()
+        return supposed
+
+    async def run_in_thread(
+        self, tensor: Tensor, deadline_s: float = math.inf, measured_s: float = 0.0
+    ) -> list[ModelOutput]:
+        """Runs off the event loop; not at all if the deadline passes first. See `Workers.run`.
+
+        Raises:
+            QueueFullError: too many runs wait already.
+            DeadlineExceededError: its turn came too late.
+        """
+        return await self.workers.run(partial(self.run, measured_s=measured_s), tensor, deadline_s, measured_s)
+
+
+_NONE: Mapping[str, DeviceModel] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceModel:
+    """A bundle on this device, with one edge variant.
+
+    If several variants are held, there is one `DeviceModel` for each, and `Models` has the current one; a request keeps
+    the one that it was given (`VariantChoice`).
+
+    Args:
+        bundle: opened and checked.
+        edge: None if no variant runs here; `problem` says why.
+        problem: one sentence, or "".
+        variants: all that are held of the bundle, this one among them; None where it is alone.
+
+    Attributes:
+        manifest, version: the bundle's, at hand for every request.
+    """
+
+    bundle: Bundle
+    edge: EdgeModel | None
+    problem: str = ""
+    variants: VariantSet | None = None
+    manifest: Manifest = field(init=False)
+    version: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "manifest", self.bundle.manifest)
+        object.__setattr__(self, "version", str(self.manifest.version))
+
+    @property
+    def every(self) -> tuple[DeviceModel, ...]:
+        """Each variant of the bundle that is loaded."""
+        return (self,) if self.variants is None else self.variants.loaded
+
+    def group(self, output: ModelOutput | None) -> str | None:
+        """The predicted class, where the certificate promises by class; None where all answers are held alike."""
+        edge = self.edge
+        if edge is None or output is None or (certificate := edge.certificate) is None or not certificate.by:
+            return None
+        return self.manifest.labels[int(output.probabilities.argmax())]
+
+    def tensor(self, request: InferRequest) -> Tensor:
+        """The bundle's one input.
+
+        Raises:
+            InvalidTensorError: another input, or an output that there is not.
+        """
+        wanted = self.manifest.input.name
+        if len(request.inputs) != 1 or request.inputs[0].name != wanted:
+            given = ", ".join(shown(tensor.name) for tensor in request.inputs[:5])
+            raise InvalidTensorError(f"Model '{request.model}' takes one input, '{wanted}'; the request has: {given}.")
+        for output in request.outputs:
+            if output.name != PROBABILITIES:
+                raise InvalidTensorError(
+                    f"Model '{request.model}' has no output {shown(output.name)}; it has: {PROBABILITIES}."
+                )
+        return request.inputs[0]
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        return ModelMetadata(
+            name=self.manifest.name,
+            versions=(self.version,),
+            platform=PLATFORMS[self.edge.loaded.model.runtime] if self.edge else "firstline",
+            inputs=(self.manifest.input_spec,),
+            outputs=(self.manifest.output_spec,),
+            labels=self.manifest.labels,
+        )
+
+
+class VariantChoice(Struct, frozen=True, eq=False):
+    """The variant that a request was given; the request keeps it.
+
+    Attributes:
+        model: the bundle with this variant.
+        variant: id of the variant.
+        why: why it is not the best one; "" if it is.
+        sheds: why nothing is computed here now; "" if it is.
+    """
+
+    model: DeviceModel
+    variant: str
+    why: str = ""
+    sheds: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of the decision log."""
+        fields = {"variant": self.variant, "variant_why": self.why, "sheds": self.sheds}
+        return {key: value for key, value in fields.items() if value}
+
+
+class VariantSet(Protocol):
+    """Several variants of a bundle that are held at once; the agent's adaptation implements it."""
+
+    @property
+    def loaded(self) -> tuple[DeviceModel, ...]:
+        """The loaded variants, best first."""
+
+    @property
+    def depth(self) -> float:
+        """How far down its ladder the model stands."""
+
+    def choose(
+        self, request: InferRequest, left_ms: float, link_ms: float, escalation_mj: float = 0.0
+    ) -> VariantChoice:
+        """Chooses the variant that answers a request."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the JSON object for `status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A folder that should have been a bundle."""
+
+    path: Path
+    message: str
+
+
+class Models:
+    """All bundles of this device, by name and version; the newest version is the current one.
+
+    Attributes:
+        problems: folders that should have been bundles.
+        away: versions that are known and not held, each with the reason.
+    """
+
+    def __init__(self, held: Iterable[DeviceModel], problems: Iterable[Problem] = ()) -> None:
+        self._held: dict[str, dict[str, DeviceModel]] = {}
+        self._current: dict[str, DeviceModel] = {}
+        for model in sorted(held, key=lambda model: model.manifest.version):
+            self._held.setdefault(model.manifest.name, {})[model.version] = model
+            self._current[model.manifest.name] = model
+        self.problems = tuple(problems)
+        self.away: dict[tuple[str, int], str] = {}
+
+    def put(self, model: DeviceModel) -> DeviceModel | None:
+        """Adds or replaces a model; returns the model that had this version before."""
+        name, versions = model.manifest.name, dict(self._held.get(model.manifest.name, {}))
+        before = versions.get(model.version)
+        versions[model.version] = model
+        self._hold(name, dict(sorted(versions.items(), key=lambda each: int(each[0]))))
+        self.away.pop((name, model.manifest.version), None)
+        return before
+
+    def take(self, model: DeviceModel, why: str) -> None:
+        """Holds a model no more; requests under way keep it until they are answered."""
+        name = model.manifest.name
+        self._hold(name, {version: held for version, held in self._held[name].items() if held is not model})
+        self.away[name, model.manifest.version] = why
+
+    def find(self, name: str, version: str = "") -> DeviceModel | None:
+        """The model, or None where this device does not hold it in that version ("" is the current one)."""
+        return self._held.get(name, _NONE).get(version) if version else self._current.get(name)
+
+    def _hold(self, name: str, versions: dict[str, DeviceModel]) -> None:
+        if versions:
+            self._held[name], self._current[name] = versions, versions[next(reversed(versions))]
+        else:
+            del self._held[name], self._current[name]
+
+    @property
+    def all(self) -> tuple[DeviceModel, ...]:
+        return tuple(model for versions in self._held.values() for model in versions.values())
+
+    def close(self) -> None:
+        """Frees the runtimes; calling it twice is harmless."""
+        for model in [each for held in self.all for each in held.every]:
+            if model.edge is not None:
+                model.edge.loaded.close()
