@@ -27,7 +27,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings import settings
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 HOUR_S = 3600.0

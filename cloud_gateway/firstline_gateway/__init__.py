@@ -26,7 +26,7 @@ Inference
 Foundations
     broker/         the files of a Mosquitto broker, and how revoked devices leave it
     identity/       who may call: certificates, enrolment, revocation, API keys
-    audit_log/      who decided what about the fleet
+    audit_log       who decided what about the fleet
     store/          the database
     telemetry/      the log line of each request, and metrics
     settings/       the settings: read and checked

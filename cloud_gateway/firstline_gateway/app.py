@@ -19,10 +19,9 @@ from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import mqtt
-from firstline_gateway.api.bodies import BodyBudget
-from firstline_gateway.api.overload import OVERLOADED
+from firstline_gateway.api.overload import OVERLOADED, BodyBudget
 from firstline_gateway.api.server import http_server, listen, open_grpc
-from firstline_gateway.audit_log.audit_log import AuditLog
+from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.broker.keeper import BrokerKeeper
@@ -34,12 +33,9 @@ from firstline_gateway.executors.engine import check_engine, open_engine
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity import identity
-from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.jobs.endings import Endings
 from firstline_gateway.jobs.jobs import Jobs
-from firstline_gateway.jobs.metrics import jobs_counter
-from firstline_gateway.jobs.runner import JobRunner
 from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import load_full, load_repository, named
 from firstline_gateway.models.repository import Repository
@@ -61,7 +57,7 @@ from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
@@ -123,7 +119,15 @@ class Gateway:
         self.identity = Identity(settings, self.database, self.writer, clock=clock)
         self._readers = Readers(self.database)
         self._build_serving(service, load)
-        self._build_jobs(service)
+        self.jobs = Jobs(
+            self.plane,
+            self._readers,
+            self.writer,
+            settings.jobs,
+            metrics=self.metrics,
+            clock=clock,
+            service=service,
+        )
         self._build_broker()
         self._build_fleet(service, must_be_whole=load is not None)
 
@@ -190,31 +194,6 @@ class Gateway:
             clock=clock,
             limits=settings.limits,
             looks_after_fleet=bool(settings.registry.blobs),
-        )
-
-    def _build_jobs(self, service: ServiceClock) -> None:
-        settings, clock = self.settings.jobs, self.clock
-        endings = Endings(self._readers, clock, settings.waiting_limit)
-        counter = jobs_counter(self.metrics)
-        self._job_runner = JobRunner(
-            self.plane,
-            self._readers,
-            self.writer,
-            settings,
-            endings=endings,
-            counter=counter,
-            clock=clock,
-            service=service,
-        )
-        self.jobs = Jobs(
-            self._readers,
-            self.writer,
-            settings,
-            clock=clock,
-            service=service,
-            endings=endings,
-            counter=counter,
-            on_new=self._job_runner.wake,
         )
 
     def _build_broker(self) -> None:
@@ -299,8 +278,7 @@ class Gateway:
         maintenance = None
         if settings.blobs:
             # Imported here: a gateway without a registry does not load python-tuf.
-            from firstline_gateway.registry.maintenance import RegistryMaintenance
-            from firstline_gateway.registry.registry import open_registry
+            from firstline_gateway.registry.registry import RegistryMaintenance, open_registry
             from firstline_gateway.rollouts.full_models import FullModels
 
             self.registry = open_registry(
@@ -338,7 +316,7 @@ class Gateway:
         await self._executor.start()
         await self.residency.start()
         await self.identity.start()
-        await self._job_runner.start()
+        await self.jobs.start()
         if self._broker is not None:
             self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
         if self._mqtt is not None:
@@ -356,8 +334,7 @@ class Gateway:
 
         Running jobs are left to another replica or the next process.
         """
-        await self.jobs.endings.close()
-        await self._job_runner.close()
+        await self.jobs.close()
         try:
             async with asyncio.timeout(timeout_s):
                 if self._mqtt is not None:
@@ -397,8 +374,7 @@ class Gateway:
             await self.full_models.close()
         if self._broker is not None:
             await self._broker.close()
-        await self.jobs.endings.close()
-        await self._job_runner.close()
+        await self.jobs.close()
         await self.identity.close()
         await self.residency.close()
         self.contracts.close()

@@ -23,7 +23,7 @@ from firstline_edge.outbox import answers, promises
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.outbox import Outbox
 from firstline_gateway.serving.scheduling.admission import Shares
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -14,8 +14,7 @@ from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_gateway.broker import keeper
-from firstline_gateway.broker.keeper import BrokerKeeper
-from firstline_gateway.broker.sessions import end_sessions
+from firstline_gateway.broker.keeper import BrokerKeeper, end_sessions
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.credentials import Revoked
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER

@@ -30,7 +30,7 @@ from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, S
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_gateway.app import open_gateway
-from firstline_gateway.contracts.device_alarms import DeviceAlarms
+from firstline_gateway.contracts.devices import DeviceAlarms
 from firstline_gateway.settings.load import load
 
 DEVICES = 4

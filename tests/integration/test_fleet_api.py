@@ -20,8 +20,8 @@ from firstline_core.fleet.profiles import ProfileAsked, own_profile_path, profil
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_core.profile.profile import encode
+from firstline_gateway import audit_log
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.audit_log import records as audit_log
 from firstline_gateway.fleet import totals
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store

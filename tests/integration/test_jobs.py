@@ -27,7 +27,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.jobs import records, runner
-from firstline_gateway.jobs.tables import JOBS
+from firstline_gateway.jobs.records import JOBS
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
 
@@ -196,7 +196,7 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
     settings = settings_of(tmp_path)
     async with running(settings, GatedExecutor()) as (gateway, client):
         jobs = [await submit(client), await submit(client)]
-        await gateway._job_runner.close()
+        await gateway.jobs._runner.close()
         with gateway.database.begin() as connection:
             for job, attempts in zip(jobs, (1, runner._ATTEMPTS), strict=True):
                 connection.execute(
@@ -213,14 +213,14 @@ async def test_what_a_killed_gateway_worked_on_is_taken_up_and_given_up_after_fi
 async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: Path) -> None:
     executor = GatedExecutor(slots=4)
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
-        await gateway._job_runner.close()
+        await gateway.jobs._runner.close()
         jobs = [await submit(client) for _ in range(3)]
         with gateway.database.begin() as connection:
             connection.execute(update(JOBS).values(attempts=1))
         fresh = [await submit(client), await submit(client)]
-        await gateway._job_runner.start()
+        await gateway.jobs._runner.start()
         await until(lambda: executor.held == 3)
-        await gateway._job_runner._take_up()
+        await gateway.jobs._runner._claim()
         with gateway.database.reading() as connection:
             begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
             assert [job for (job,) in begun] == [jobs[0], *fresh]
@@ -230,9 +230,9 @@ async def test_jobs_that_a_gateway_may_have_died_of_run_one_at_a_time(tmp_path: 
 async def test_a_deadline_counts_from_when_a_job_was_handed_in(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
-        await gateway._job_runner.close()
+        await gateway.jobs._runner.close()
         late = await submit(client, ROW | {"parameters": {"timeout": 1}})
-        await gateway._job_runner.start()
+        await gateway.jobs._runner.start()
         reply = await fetch(client, late)
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
 
@@ -280,7 +280,7 @@ async def test_an_answer_that_could_not_be_kept_is_worked_out_again_beside_other
                 raise StoreUnavailableError("The disk is full.")
 
             outage.setattr(records, "end", refuse)
-            outage.setattr(records, "put_back", refuse)
+            outage.setattr(records, "release", refuse)
             executor.release()
             await until(lambda: len(refused) >= 2)
         await until(lambda: executor.held == 2)  # the other runs on, and its lease is renewed
@@ -295,12 +295,12 @@ async def test_who_asks_may_wait_and_is_answered_when_the_job_ends(tmp_path: Pat
             reply = await client.get(address, headers={"Prefer": preference})
             assert (reply.status_code, reply.headers.get("Preference-Applied")) == (202, applied), preference
         waiting = asyncio.create_task(client.get(address, headers={"Prefer": "handling=strict, wait=99999"}))
-        await until(lambda: bool(gateway.jobs.endings._waiting) and executor.held > 0)
+        await until(lambda: bool(gateway.jobs.waiters._waiting) and executor.held > 0)
         executor.release()
         reply = await waiting
         assert (reply.status_code, reply.headers["Preference-Applied"]) == (200, "wait=60")
         assert reply.json()["request_id"] == job
-        assert not gateway.jobs.endings._waiting
+        assert not gateway.jobs.waiters._waiting
         unknown = await client.get("/firstline/v1/answers/nobody", headers={"Prefer": "wait=60"})
         assert unknown.status_code == 404
 
@@ -310,7 +310,7 @@ async def test_a_job_that_is_deleted_keeps_nobody_waiting(tmp_path: Path) -> Non
     async with running(settings_of(tmp_path), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
         waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
-        await until(lambda: bool(gateway.jobs.endings._waiting) and executor.held > 0)
+        await until(lambda: bool(gateway.jobs.waiters._waiting) and executor.held > 0)
         assert (await client.delete(address)).status_code == 200
         assert (await waiting).status_code == 404
         executor.release()
@@ -330,7 +330,7 @@ async def test_what_comes_of_a_job_is_told_as_an_event(tmp_path: Path) -> None:
         first, data = said.removesuffix("\n\n").split("\n")
         assert first == "id: 2"
         assert json.loads(data.removeprefix("data: "))["parameters"]["request_id"] == job
-        assert not gateway.jobs.endings._waiting
+        assert not gateway.jobs.waiters._waiting
         assert (await client.get(address)).text.startswith('id: 2\ndata: {"request_id"')
         assert (await client.get(address, headers={"Last-Event-ID": "2"})).status_code == 204
         assert (await client.get(address, headers={"Last-Event-ID": "3"})).status_code == 400
@@ -349,7 +349,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
             revoke_key(settings.store, "anna")
             async with asyncio.timeout(10):  # less than a heartbeat
                 assert [piece async for piece in pieces] == []
-        assert not gateway.jobs.endings._waiting
+        assert not gateway.jobs.waiters._waiting
         executor.release()
 
 
@@ -361,7 +361,7 @@ async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> N
         for key in (anna, bob):
             address = f"/firstline/v1/answers/{await submit(client, **key)}"
             asked.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
-        await until(lambda: gateway.jobs.endings._waits_of.total() == 2)
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2)
         revoke_key(settings.store, "anna")
         async with asyncio.timeout(10):  # less than the wait
             refused = await asked[0]
@@ -371,7 +371,7 @@ async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> N
                 executor.release()
             await asyncio.sleep(0.001)
         assert (await asked[1]).status_code == 200  # nobody else is
-        assert not gateway.jobs.endings._waiting
+        assert not gateway.jobs.waiters._waiting
 
 
 async def test_who_left_waits_no_more(tmp_path: Path) -> None:
@@ -379,9 +379,9 @@ async def test_who_left_waits_no_more(tmp_path: Path) -> None:
     async with running(settings, executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
         asked = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
-        await until(lambda: bool(gateway.jobs.endings._waiting))
+        await until(lambda: bool(gateway.jobs.waiters._waiting))
         asked.cancel()
-        await until(lambda: not gateway.jobs.endings._waiting)
+        await until(lambda: not gateway.jobs.waiters._waiting)
         await until(lambda: executor.held > 0)
         executor.release()
 
@@ -396,7 +396,7 @@ async def test_clients_follow_a_job_to_its_answer_or_its_refusal(tmp_path: Path)
             with pytest.raises(DeadlineExceededError):
                 [told async for told in firstline.events(late, patience_s=60)]
             assert (await firstline.result(good)).output("probabilities").shape == (1, 10)
-        assert not gateway.jobs.endings._waiting
+        assert not gateway.jobs.waiters._waiting
 
 
 async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path: Path) -> None:
@@ -410,16 +410,16 @@ async def test_so_many_may_wait_and_an_end_of_the_gateway_lets_them_go(tmp_path:
 
         waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
         streaming = asyncio.create_task(streamed())
-        await until(lambda: gateway.jobs.endings._waits_of.total() == 2)
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2)
         for path, headers in ((address, {"Prefer": "wait=60"}), (f"{address}/events", {})):
             refused = await client.get(path, headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
             assert "half of jobs.waiting_limit" in refused.json()["error"]
         with ExitStack() as others:
             for principal in ("one", "another"):
-                others.enter_context(gateway.jobs.endings.watched("job", principal))
+                others.enter_context(gateway.jobs.waiters.watch("job", principal))
             with pytest.raises(QueueFullError, match="4 callers wait"):
-                others.enter_context(gateway.jobs.endings.watched("job", "a third"))
+                others.enter_context(gateway.jobs.waiters.watch("job", "a third"))
         assert (await client.get(address)).status_code == 202
         await gateway.drain(5)
         assert (await waiting).status_code == 202
@@ -445,7 +445,7 @@ async def test_replicas_share_jobs_and_take_over_from_one_that_died(
     held = GatedExecutor()
     async with running(first, held) as (dying, client), running(second) as (_, other):
         jobs = [await submit(client) for _ in range(20)]
-        await dying._job_runner._tasks[1].close()  # it renews no lease any more, nor ends what it holds
+        await dying.jobs._runner._tasks[1].close()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200

@@ -45,9 +45,9 @@ from firstline_core.errors import (
 )
 from firstline_core.fleet.registry import REGISTRY_PATH
 from firstline_core.fleet.target import ExtraNeeds, files_for, find_bundle, listed_bundles
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
+from firstline_gateway.registry.records import SIGNED
 from firstline_gateway.registry.signing import ONLINE_LIFE
-from firstline_gateway.registry.tables import SIGNED
 
 BLOBS = REGISTRY_PATH + "/blobs/"
 

@@ -20,7 +20,7 @@ from firstline.cli.app import app
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.audit_log.tables import ENTRIES
+from firstline_gateway.audit_log import ENTRIES
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
 

@@ -18,7 +18,7 @@ from bench.fleet.population import NEW
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts import engine, records
 from firstline_gateway.rollouts.commands import Command
@@ -29,7 +29,7 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 DEVICES = 12

@@ -21,7 +21,7 @@ from firstline_core.protocol.enrolment import parse_join_token
 from firstline_gateway.api.app import create_app
 from firstline_gateway.identity import ca, keys
 from firstline_gateway.identity.enrolment import next_version
-from firstline_gateway.identity.scopes import Scope
+from firstline_gateway.identity.principals import Scope
 from firstline_gateway.identity.tables import CERTIFICATES
 
 DOCUMENT = "security-matrix.md"

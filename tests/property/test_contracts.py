@@ -20,7 +20,7 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 IDS = [f"01890a5d-ac96-774b-bcce-b302099a80{number:02d}" for number in range(12)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection
 
 from firstline_gateway.identity import keys
-from firstline_gateway.identity.scopes import SCOPES, Scope
+from firstline_gateway.identity.principals import SCOPES, Scope
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 

@@ -10,8 +10,8 @@ from sqlalchemy import select, text
 from support.faulty_disk import Recording, run_on
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.contracts import store
-from firstline_gateway.contracts.tables import AUDITS
+from firstline_gateway.contracts import records as contract_records
+from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey
@@ -34,7 +34,7 @@ from support.pools import KEY, pool_of
 from support.store_faults import FILE
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Status
-from firstline_gateway.contracts import store
+from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
@@ -42,7 +42,7 @@ from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 rng = random.Random(int(sys.argv[2]))
@@ -82,9 +82,9 @@ async def main():
 
         def audit(name):
             def operation(on):
-                before = store.locked(on, KEY)
+                before = records.locked(on, KEY)
                 pool = pool_of(before.state.audits + 1 if before else 1)
-                assert store.put(on, pool, "cam", name, disagrees=True)
+                assert records.put(on, pool, "cam", name, disagrees=True)
             return operation
 
         for _ in range(steps):
@@ -155,7 +155,9 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
             assert enrolled == set(connection.execute(used).scalars())
             counted = set(connection.execute(select(AUDITS.c.request_id)).scalars())
             assert names["counted"] <= counted
-            assert sum(pool.state.audits for pool in store.pools(connection)) == len(counted), "counted twice, or not"
+            assert sum(pool.state.audits for pool in contract_records.pools(connection)) == len(counted), (
+                "counted twice, or not"
+            )
         with database.begin() as connection:  # it takes new ones
             connection.execute(text("UPDATE service_clock SET seconds = seconds + 1"))
     finally:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from firstline_core.protocol.openapi import MODEL, PRIORITY, TIMEOUT, VERSION, file_infer, refusals, v2_infer
 from firstline_gateway import __version__
-from firstline_gateway.api import contracts, control, errors, executors, identity, jobs, openapi, store
-from firstline_gateway.api.fleet import audit, blobs, configurations, devices, profiles, registry, rollouts, twins
+from firstline_gateway.api import contracts, control, errors, identity, jobs
+from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.infer import InferenceApp, infer_routes
 
@@ -18,7 +21,7 @@ def create_asgi(gateway: Gateway) -> ASGIApp:
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """Returns the framework's application with every route; `GET /openapi.json` describes it."""
+    """Returns the framework's application with every route; `GET /json` describes it."""
     app = FastAPI(
         title="Firstline gateway",
         version=__version__,
@@ -37,22 +40,66 @@ def create_app(gateway: Gateway) -> FastAPI:
         contracts.router,
         identity.enrolment,
         identity.fleet,
-        store.router,
-        executors.router,
         jobs.router,
-        blobs.reading,
-        blobs.writing,
         registry.reading,
         registry.keeping,
-        configurations.router,
-        twins.router,
         devices.router,
+        devices.twins,
         rollouts.router,
         profiles.router,
         profiles.own,
-        audit.router,
+        rollouts.audit_log,
     ):
         app.include_router(router)
     errors.install(app, gateway.metrics.error)
-    openapi.describe(app)
+    describe(app)
     return app
+
+
+_PENDING = {
+    "202": {"description": "The job was accepted and is not answered yet.", "content": {"application/json": {}}}
+}
+_PREFER = {
+    "name": "Prefer",
+    "in": "header",
+    "schema": {"enum": ["respond-async"]},
+    "description": "Store the request as a job and answer 202; the answer is fetched by id (RFC 7240).",
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Adds the inference routes, and the errors of every route, to the application's description."""
+    framework = app.openapi
+
+    def whole() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = framework()
+            for operation in (each for methods in schema["paths"].values() for each in methods.values()):
+                operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
+                operation["responses"] |= refusals()
+            schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING
+            schema["paths"] |= {
+                "/v2/models/{model}/infer": {"post": v2_infer("Run the current version.", MODEL)},
+                "/v2/models/{model}/versions/{version}/infer": {"post": v2_infer("Run a version.", MODEL, VERSION)},
+                "/firstline/v1/models/{model}/infer": {
+                    "post": file_infer(
+                        route={"enum": ["auto", "cloud"]},
+                        privacy={"enum": ["any"]},
+                        wait={"enum": ["final", "first"]},
+                        timeout=TIMEOUT,
+                        priority=PRIORITY,
+                    )
+                },
+            }
+            for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+                _take_jobs(schema["paths"][path]["post"])
+            _take_jobs(schema["paths"]["/firstline/v1/models/{model}/infer"]["post"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = whole  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+
+
+def _take_jobs(operation: dict[str, Any]) -> None:
+    operation["parameters"] = [*operation["parameters"], _PREFER]
+    operation["responses"] |= _PENDING

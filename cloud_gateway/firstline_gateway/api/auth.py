@@ -5,16 +5,20 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated, cast
 
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_principal
 from firstline_core.protocol.http_server import request_info
+from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.scopes import SCOPES
+from firstline_gateway.identity.principals import SCOPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +158,25 @@ async def presented_by(identity: Identity, scope: Scope) -> Presented | None:
         )
     presented: Presented | None = request_info(scope).peer
     return presented
+
+
+def gateway_of(request: Request) -> Gateway:
+    return cast(Gateway, request.app.state.gateway)
+
+
+async def require_infer(
+    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
+) -> None:
+    """Requires the scope 'infer', and sets `request.state.principal`."""
+    request.state.principal = (await authorize(gateway_of(request).identity, request, "infer")).principal
+
+
+async def require_fleet(
+    request: Request,
+    _documented: Annotated[
+        object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
+    ],
+) -> None:
+    """Requires the scope 'fleet', and sets `request.state.principal`."""
+    caller = await authorize(gateway_of(request).identity, request, "fleet")
+    request.state.principal = caller.principal or "anybody"

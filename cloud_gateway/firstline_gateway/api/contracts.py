@@ -18,11 +18,10 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import authorize
-from firstline_gateway.api.dependencies import gateway_of
+from firstline_gateway.api.auth import authorize, gateway_of
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.contracts.device_alarms import DeviceAlarm
+from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.

@@ -9,9 +9,9 @@ from firstline_core.errors import ForbiddenError
 from firstline_core.protocol import extensions, http, http_body
 from firstline_core.protocol.enrolment import device_of_principal
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import authenticate
-from firstline_gateway.api.dependencies import gateway_of, require_fleet, require_infer
+from firstline_gateway.api.auth import authenticate, gateway_of, require_fleet, require_infer
 from firstline_gateway.api.errors import response_of
+from firstline_gateway.executors.base import ExecutorReport
 
 # Bodies of requests about models.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
@@ -138,3 +138,45 @@ async def list_models(request: Request) -> Response:
             }
         )
     )
+
+
+@operation.get(
+    "/firstline/v1/executors",
+    tags=["executors"],
+    summary="The executors, if there are several: their state, shares and speeds.",
+)
+async def list_executors(request: Request) -> Response:
+    return response_of(http.json_reply({"executors": [_executor(each) for each in gateway_of(request).executors]}))
+
+
+def _executor(found: ExecutorReport) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "up": not found.problem,
+        "problem": found.problem,
+        "slots": found.slots,
+        "under_way": found.under_way,
+        "batches": dict(found.batches),
+        "paces": [
+            {
+                "model": key.name,
+                "version": str(key.version),
+                "pace": round(each.pace, 3),
+                "oldest_s": round(each.oldest_s, 3),
+                "problem": each.problem,
+                "mind": each.mind,
+            }
+            for key, each in sorted(found.models.items())
+        ],
+        "energy_j": round(found.energy_j, 3),
+        "energy_sources": sorted(found.energy_sources),
+    }
+
+
+@operation.get(
+    "/firstline/v1/store", tags=["store"], summary="The database, and the reason if it accepts no writes at the moment."
+)
+async def read_store(request: Request) -> Response:
+    gateway = gateway_of(request)
+    problem = gateway.writer.trouble
+    return response_of(http.json_reply({"database": gateway.database.shown, "up": not problem, "problem": problem}))

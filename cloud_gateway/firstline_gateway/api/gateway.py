@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.protocol.http_server import OverloadGuard
-from firstline_gateway.api.bodies import BodyBudget
-from firstline_gateway.audit_log.audit_log import AuditLog
+from firstline_gateway.api.overload import BodyBudget
+from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.fleet.fleet import Fleet

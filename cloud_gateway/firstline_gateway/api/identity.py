@@ -16,8 +16,7 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
 )
 from firstline_core.protocol.limits import MIB, Limits
-from firstline_gateway.api.auth import address_of, presented_by
-from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.auth import address_of, gateway_of, presented_by, require_fleet
 from firstline_gateway.api.fleet.shared import answer, body_of, body_schema, name_of
 
 _STRANGERS = Limits(body_bytes=16 * 1024)

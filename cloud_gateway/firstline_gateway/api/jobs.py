@@ -22,8 +22,7 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import authorize, is_still_authorized
-from firstline_gateway.api.dependencies import gateway_of, require_infer
+from firstline_gateway.api.auth import authorize, gateway_of, is_still_authorized, require_infer
 from firstline_gateway.api.errors import response_of
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.jobs.records import RUNNING, Job
@@ -103,7 +102,7 @@ async def follow(request: Request, request_id: str) -> Response:
     gateway, form, principal = gateway_of(request), _form(request), request.state.principal
     seen = events.last_event_id(request.headers)
     with ExitStack() as held:
-        ending = held.enter_context(gateway.jobs.endings.watched(request_id, principal))
+        ending = held.enter_context(gateway.jobs.waiters.watch(request_id, principal))
         job = await gateway.jobs.find(request_id, principal)
         if seen == events.LAST_ID:
             return Response(status_code=204)  # a browser's EventSource does not reconnect after it
@@ -135,7 +134,7 @@ async def _wait_for(gateway: Gateway, request: Request, job_id: str, wait_s: flo
         FirstlineError: as `Jobs.find`.
     """
     principal = request.state.principal
-    with gateway.jobs.endings.watched(job_id, principal) as ending:
+    with gateway.jobs.waiters.watch(job_id, principal) as ending:
         job = await gateway.jobs.find(job_id, principal)
         if job.status != RUNNING:
             return job

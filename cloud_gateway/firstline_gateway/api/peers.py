@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firstline_core.protocol.http_server import Connection
 from firstline_gateway.identity.client_certificate import Presented, read_presented
-from firstline_gateway.identity.sessions import Sessions
+from firstline_gateway.identity.gatekeeper import Sessions
 
 
 class Peers:

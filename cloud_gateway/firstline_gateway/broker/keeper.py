@@ -1,19 +1,64 @@
-"""Keeps a broker in step with what the gateway knows: revocations, authorities, the broker's own certificate."""
+"""How a revoked device leaves the broker.
+
+Mosquitto looks at revocations when a connection is made. An open connection continues: with the new access list it can
+neither write nor receive, but it stays open. A broker ends the older of two sessions of one client id
+(MQTT 5, section 3.1.4), and on the gateways' listener client ids are free: so the gateway takes the device's, and
+leaves at once. The device cannot come back, for its certificate is on the list by then.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol.mqtt import MqttSettings
+from firstline_core.protocol.mqtt import Message, MqttSettings
+from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker.files import BrokerFolder
-from firstline_gateway.broker.sessions import end_sessions
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.credentials import Revoked
+
+log = logger(__name__)
+
+
+async def end_sessions(settings: MqttSettings, devices: Iterable[str]) -> list[str]:
+    """Ends the sessions of devices, one after the other up to the first that fails, and what the broker kept for them.
+
+    Args:
+        settings: of the gateway's own connection.
+        devices: their names, which are their client ids.
+
+    Returns:
+        Those of which the broker did not say so.
+    """
+    left = list(devices)
+    while left:
+        device = left[0]
+        connection = Connection(
+            replace(settings.renewed(), client_id=device),
+            will=None,
+            clean_start=True,
+            session_expiry_s=0,
+            on_message=_ignore,
+        )
+        try:
+            await connection.open()
+        except FirstlineError as error:
+            log.warning("revoked devices' MQTT sessions not ended", devices=len(left), error=error.message)
+            return left
+        finally:
+            await connection.close()
+        del left[0]
+    return left
+
+
+def _ignore(message: Message) -> None:
+    message.ack()
+
 
 # Mosquitto sees to a signal within a tenth of a second; `run.sh` looks once a second.
 _RELOAD_S = 1.5

@@ -35,8 +35,8 @@ def add_commands(commands: Any) -> None:
 
 def _write(arguments: argparse.Namespace) -> int:
     from firstline_gateway.broker.files import broker_folder
+    from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.identity.credentials import Known, read_changes
-    from firstline_gateway.identity.folder import AuthorityFolder
     from firstline_gateway.store.database import open_database
 
     overrides: dict[str, object] = {"broker.hosts": arguments.host}

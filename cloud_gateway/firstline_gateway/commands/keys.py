@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.commands.base import add_command, settings_of, show
-from firstline_gateway.identity.scopes import SCOPES
+from firstline_gateway.identity.principals import SCOPES
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

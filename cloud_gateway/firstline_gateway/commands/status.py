@@ -98,7 +98,7 @@ def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
 
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Where the gateway with these settings listens, and whom to believe about it."""
-    from firstline_gateway.settings.check import is_loopback
+    from firstline_gateway.settings.load import is_loopback
 
     found = settings_of(arguments)
     local, hosts = found.api.host if is_loopback(found.api.host) else "127.0.0.1", found.tls.hosts

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from firstline_core.routing import audit
 from firstline_core.types import ModelKey
-from firstline_gateway.contracts.device_alarms import DeviceAlarm
+from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 

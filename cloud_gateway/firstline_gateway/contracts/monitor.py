@@ -24,19 +24,16 @@ from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
-from firstline_gateway.contracts import store
-from firstline_gateway.contracts.audits import Audit, Counted, Skipped, count
-from firstline_gateway.contracts.device_activity import Fleet
-from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
+from firstline_gateway.contracts import records
+from firstline_gateway.contracts.devices import DeviceAlarm, DeviceAlarms, Fleet, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promise_of, promises
-from firstline_gateway.contracts.quota import share_per_hour
-from firstline_gateway.contracts.store import Contribution
+from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
 from firstline_gateway.identity.principals import ANYBODY, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import Database
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
@@ -79,10 +76,10 @@ class ContractMonitor:
         self._clock = clock
         self._service = service
         with database.reading() as connection:
-            self._pools = {pool.key: pool for pool in store.pools(connection)}
-            self._quotas = store.quotas(connection)
-            self._contributors = store.devices(connection)
-            contributed = {key: store.contributions(connection, key) for key in self._pools}
+            self._pools = {pool.key: pool for pool in records.pools(connection)}
+            self._quotas = records.quotas(connection)
+            self._contributors = records.devices(connection)
+            contributed = {key: records.contributions(connection, key) for key in self._pools}
         self._alarms: dict[ModelKey, set[str]] = {}  # the edge variants of each version that alarms
         self._fleet = Fleet()
         self._told: set[tuple[ModelKey, Skipped]] = set()  # what the log says already
@@ -106,7 +103,7 @@ class ContractMonitor:
         """Takes up what other replicas counted, alarmed, ended or set; or CapacityError: the store refuses."""
 
         def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
-            return store.pools(connection), store.quotas(connection), store.devices(connection)
+            return records.pools(connection), records.quotas(connection), records.devices(connection)
 
         return self._writer.submit_then(read, self._take_up, writes=False)
 
@@ -129,7 +126,7 @@ class ContractMonitor:
             CapacityError: the store refuses.
         """
         with self._database.reading() as connection:
-            return {key: store.contributions(connection, key, limit) for key in keys}
+            return {key: records.contributions(connection, key, limit) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """How many devices asked for a version within the last hour."""
@@ -207,8 +204,8 @@ class ContractMonitor:
         """
 
         def end(connection: Connection) -> list[PoolKey]:
-            ended = [pool.key for pool in store.pools(connection) if model_of(pool.key) == model]
-            store.give_up(connection, ended)
+            ended = [pool.key for pool in records.pools(connection) if model_of(pool.key) == model]
+            records.give_up(connection, ended)
             return ended
 
         return self._writer.submit_then(end, self._forget)
@@ -224,7 +221,7 @@ class ContractMonitor:
             others = {key: quota for key, quota in self._quotas.items() if key != model}
             self._quotas = others if per_hour is None else others | {model: per_hour}
 
-        return self._writer.submit_then(lambda connection: store.set_quota(connection, model, per_hour), note)
+        return self._writer.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:

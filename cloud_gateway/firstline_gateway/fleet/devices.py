@@ -13,8 +13,8 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
-from firstline_gateway.store import statements
-from firstline_gateway.store.statements import batched
+from firstline_gateway.store import schema
+from firstline_gateway.store.schema import batched
 
 _HEEDED = 2**52  # a device that says more would leave no numbers to go on with
 _EARLIER = 8  # sessions whose late words are known as late
@@ -270,7 +270,7 @@ def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | No
         }
         for name in names
     ]
-    connection.execute(statements.insert(connection, DEVICES).on_conflict_do_nothing(), rows)
+    connection.execute(schema.insert(connection, DEVICES).on_conflict_do_nothing(), rows)
 
 
 def _query() -> Select[Any]:

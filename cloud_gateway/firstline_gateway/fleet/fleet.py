@@ -19,7 +19,7 @@ from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.settings import settings

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, func, select
 from firstline_core.fleet.rest import TierCounts, TierHistory
 from firstline_gateway.fleet.tables import TIERS
 from firstline_gateway.fleet.totals import KEPT_HOURS, Totals
-from firstline_gateway.store import statements
+from firstline_gateway.store import schema
 
 BUCKET_S = 300.0
 _MOST = 256  # models' versions in a bucket: their names are the devices' word
@@ -84,7 +84,7 @@ def keep(connection: Connection, counted: Mapping[Key, Counts]) -> None:
     """Adds it to what is in the store; in one order, so that replicas do not wait for each other in a circle."""
     for key, (kept, escalated, errors) in sorted(counted.items()):
         row = {**key._asdict(), "kept": kept, "escalated": escalated, "errors": errors}
-        added = statements.insert(connection, TIERS).values(row)
+        added = schema.insert(connection, TIERS).values(row)
         connection.execute(
             added.on_conflict_do_update(
                 index_elements=["bucket", "model", "version"],

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, select
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet.tables import COUNTS, HISTORY
-from firstline_gateway.store import statements
+from firstline_gateway.store import schema
 
 _HOUR_S = 3600.0
 # A device may say what it likes; what it said must be readable again, and not grow without end.
@@ -153,10 +153,10 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
         "totals": msgspec.json.encode(after).decode(),
         "at_s": now_s,
     }
-    kept = statements.insert(connection, COUNTS).values(row)
+    kept = schema.insert(connection, COUNTS).values(row)
     connection.execute(kept.on_conflict_do_update(index_elements=["device"], set_=row))
     past = {"device": device, "hour": int(now_s // _HOUR_S), "at_s": now_s, "totals": row["totals"]}
-    connection.execute(statements.insert(connection, HISTORY).values(past).on_conflict_do_nothing())
+    connection.execute(schema.insert(connection, HISTORY).values(past).on_conflict_do_nothing())
     return Counted(totals, after)
 
 

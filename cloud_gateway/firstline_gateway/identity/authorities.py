@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from cryptography import x509
 
+from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
@@ -290,3 +292,37 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class AuthorityFolder:
+    """The authorities of one gateway; threads may share it, and everything here blocks.
+
+    Args:
+        directory: where they are, or will be.
+        clock: dates certificates.
+    """
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self.directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._found: Authorities | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether an authority was made or imported."""
+        return (self.directory / BUNDLE_FILE).exists()
+
+    def open(self) -> Authorities:
+        """Returns the authorities; creates the first one if missing.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        with self._lock:
+            present = signature(self.directory)
+            while self._found is None or self._seen != present:  # again where a command changed it meanwhile
+                self._found = open_authorities(self.directory, self._clock.wall_s())
+                self._seen, present = present, signature(self.directory)
+            return self._found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, select
 
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, VERSION
-from firstline_gateway.store import service
+from firstline_gateway.store import service_clock
 
 _INDEX_CHARACTERS = 16
 
@@ -68,7 +68,7 @@ class Changes:
 def read_changes(connection: Connection, since: int) -> Changes:
     """Returns the changes after version `since`; 0 returns everything."""
     version = connection.execute(select(VERSION.c.version)).scalar_one()
-    service_s = service.read(connection)
+    service_s = service_clock.read(connection)
     if version == since:
         return Changes(version, service_s)
 

@@ -27,12 +27,10 @@ from firstline_core.protocol.enrolment import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, enrolment
-from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.buckets import Buckets
+from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.enrolment import Issue, Issued
-from firstline_gateway.identity.folder import AuthorityFolder
-from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper
+from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Buckets, Gatekeeper
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter

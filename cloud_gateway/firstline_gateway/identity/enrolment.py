@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, upda
 
 from firstline_core.protocol.enrolment import DeviceState
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
-from firstline_gateway.store import service
+from firstline_gateway.store import service_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def forget_expired(connection: Connection, now_s: float, kept_s: float) -> None:
     """
     ended = (
         CERTIFICATES.c.not_after_s < now_s - kept_s,
-        CERTIFICATES.c.kept_service_s < service.read(connection) - kept_s,
+        CERTIFICATES.c.kept_service_s < service_clock.read(connection) - kept_s,
     )
     connection.execute(delete(CERTIFICATES).where(*ended))
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s - kept_s))
@@ -225,7 +225,7 @@ def _keep(connection: Connection, device: str, issued: Issued, version: int, now
             device=device,
             issued_s=now_s,
             not_after_s=issued.not_after_s,
-            kept_service_s=service.read(connection) + issued.not_after_s - now_s,
+            kept_service_s=service_clock.read(connection) + issued.not_after_s - now_s,
             changed=version,
         )
     )

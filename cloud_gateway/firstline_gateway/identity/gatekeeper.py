@@ -1,28 +1,96 @@
-"""Authentication: judges certificates and API keys by what is known, and keeps that knowledge fresh.
-
-Requests are judged from memory. Every `auth.refresh_s` it reads the changes in the store, by any writer:
-this gateway, another replica, or a command; a certificate revoked since then has its connections closed. An unknown
-credential is looked up in the store before it is refused, so that a device may call one replica after it has enrolled
-with another.
-"""
+"""Token buckets: a rate limit with room for a burst."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import Protocol
 
 from sqlalchemy import Connection
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, RateLimitedError, UnauthorizedError
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity.buckets import Buckets
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.credentials import ApiKey, Changes, Known, read_changes
 from firstline_gateway.identity.keys import key_hash
-from firstline_gateway.identity.sessions import Sessions
 from firstline_gateway.store.readers import Readers
+
+# Whoever comes beyond it makes the one that was heard of longest ago start with a full bucket.
+_KEYS_LIMIT = 65_536
+
+
+class Buckets:
+    """One bucket for each key (an address, a principal), made full when the key is first seen."""
+
+    def __init__(self) -> None:
+        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: str, now_s: float, *, per_s: float, burst: float) -> float:
+        """Takes one from a key's bucket.
+
+        Args:
+            key: whose bucket.
+            now_s: monotonic time.
+            per_s: tokens added each second.
+            burst: capacity in tokens; at least 1.
+
+        Returns:
+            0 where there was one; otherwise the seconds until there is, and nothing was taken.
+        """
+        level, when_s = self._levels.get(key, (burst, now_s))
+        level = min(burst, level + (now_s - when_s) * per_s)
+        if level < 1:
+            return (1 - level) / per_s
+        self._levels[key] = level - 1, now_s
+        self._levels.move_to_end(key)
+        if len(self._levels) > _KEYS_LIMIT:
+            self._levels.popitem(last=False)
+        return 0.0
+
+    def give_back(self, key: str) -> None:
+        """Returns what `take` took."""
+        if key in self._levels:
+            level, when_s = self._levels[key]
+            self._levels[key] = level + 1, when_s
+
+
+class Session(Protocol):
+    """One connection."""
+
+    def abort(self) -> None:
+        """Closes it at once, whatever is on the way."""
+        ...
+
+
+class Sessions:
+    """All of them; used on the event loop alone."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, set[Session]] = {}
+
+    def add(self, serial: str, session: Session) -> None:
+        self._open.setdefault(serial, set()).add(session)
+
+    def remove(self, serial: str, session: Session) -> None:
+        sessions = self._open.get(serial, set())
+        sessions.discard(session)
+        if not sessions:
+            self._open.pop(serial, None)
+
+    def end(self, serials: Iterable[str]) -> int:
+        """Closes the connections that these certificates opened.
+
+        Returns:
+            How many there were.
+        """
+        ended = [session for serial in serials for session in self._open.get(serial, ())]
+        for session in ended:
+            session.abort()
+        return len(ended)
+
 
 # How often strangers may have the store looked through, all together.
 _SPACING_S = 0.1

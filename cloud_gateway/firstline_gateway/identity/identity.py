@@ -11,10 +11,10 @@ from firstline_core.clock import Clock
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity import authorities, ca, proxy, tls
+from firstline_gateway.identity import authorities, ca, client_certificate, tls
+from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.devices import Devices
-from firstline_gateway.identity.folder import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings.settings import Settings
@@ -45,8 +45,8 @@ class Identity:
         auth, found = settings.auth, settings.identity
         self.required = auth.mode != "off"
         self.proxy_header = auth.proxy_certificate_header.lower()
-        self._trusted = proxy.networks(auth.trusted_proxies)
-        self._certificates = proxy.ProxyCertificates()
+        self._trusted = client_certificate.networks(auth.trusted_proxies)
+        self._certificates = client_certificate.ProxyCertificates()
         self.folder = AuthorityFolder(Path(found.directory), clock)
         self.readers = Readers(database)
         self.gatekeeper = Gatekeeper(
@@ -84,7 +84,7 @@ class Identity:
 
     def trusts(self, address: str) -> bool:
         """Returns whether a connection from this address may forward a client's certificate."""
-        return proxy.is_trusted(address, self._trusted)
+        return client_certificate.is_trusted(address, self._trusted)
 
     async def presented_by_proxy(self, values: Sequence[str]) -> Presented | None:
         """The certificate that a trusted proxy names.
@@ -110,7 +110,7 @@ def check_files(settings: Settings) -> None:
     Raises:
         ConfigError: a certificate, its key or its authority, or a proxy's address is invalid.
     """
-    proxy.networks(settings.auth.trusted_proxies)
+    client_certificate.networks(settings.auth.trusted_proxies)
     _server_authority(settings.tls.ca_file)
     tls.check(settings.tls)
     directory = Path(settings.identity.directory)

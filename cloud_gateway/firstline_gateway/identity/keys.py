@@ -16,7 +16,7 @@ from sqlalchemy import Connection, insert, select, update
 from firstline_core.errors import ConfigError
 from firstline_core.types import Name
 from firstline_gateway.identity.enrolment import next_version
-from firstline_gateway.identity.scopes import SCOPES, Scope
+from firstline_gateway.identity.principals import SCOPES, Scope
 from firstline_gateway.identity.tables import API_KEYS
 
 Kind = Literal["application", "device"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, get_args
 
 from firstline_core.protocol.enrolment import device_of_principal
 
@@ -14,3 +15,13 @@ ANYBODY = "anybody"
 def device_of(principal: str) -> str | None:
     """The device's name; None for applications."""
     return device_of_principal(principal) if principal else ANYBODY
+
+
+Scope = Literal["infer", "fleet", "admin"]
+"""The permissions:
+
+infer: ask models. fleet: load and unload them; invite, list and revoke devices; read contracts. admin: change
+contracts.
+"""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -16,7 +16,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities
-from firstline_gateway.identity.folder import AuthorityFolder
+from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.settings import settings
 
 # x509_vfy.h; Python's `ssl.VerifyFlags` has no name for it.

@@ -1,4 +1,4 @@
-"""Jobs as callers know them: handed in, looked up, given up.
+"""Jobs as callers see them: submitted, looked up and deleted.
 
 A job is stored before it is acknowledged, so it outlives this process; with PostgreSQL any replica may run it and
 return its result.
@@ -11,133 +11,156 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
-from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import IntegrityError, PayloadTooLargeError, StoreUnavailableError, UnknownAnswerError
+from firstline_core.errors import IntegrityError, PayloadTooLargeError, UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.jobs import records
-from firstline_gateway.jobs.endings import Endings
-from firstline_gateway.jobs.records import RUNNING, Job, Room
+from firstline_gateway.jobs.records import RUNNING, Job, JobLimits
+from firstline_gateway.jobs.runner import JobRunner
+from firstline_gateway.jobs.waiters import JobWaiters
+from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
+from firstline_gateway.telemetry.metrics import GatewayMetrics
+
+_DEFAULT_PRIORITY = 2
 
 T = TypeVar("T")
 
 
 class Jobs:
-    """Asked on one event loop.
+    """The jobs of one gateway. Used on one event loop.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
-        settings: how many are kept, and for how long.
+        plane: answers jobs as it answers callers that wait.
+        readers: reads the store.
+        writer: writes to the store.
+        settings: limits on stored and running jobs.
+        metrics: gains the counter of jobs.
         clock: measures deadlines.
-        service: by which jobs age.
-        endings: the callers that wait for jobs.
-        counter: counts jobs by event.
-        on_new: told that there is one more.
+        service: measures the age of jobs.
+
+    Attributes:
+        waiters: the callers that wait for jobs.
     """
 
     def __init__(
         self,
+        plane: GatewayDataPlane,
         readers: Readers,
         writer: StoreWriter,
         settings: JobSettings,
         *,
+        metrics: GatewayMetrics,
         clock: Clock,
         service: ServiceClock,
-        endings: Endings,
-        counter: Counter,
-        on_new: Callable[[], None],
     ) -> None:
         self._readers = readers
         self._writer = writer
         self._settings = settings
         self._clock = clock
         self._service = service
-        self.endings = endings
-        self._counter = counter
-        self._on_new = on_new
+        self._counter = metrics.counter("jobs_total", "Jobs, by what became of them.", ("event",))
+        self.waiters = JobWaiters(readers, clock, settings.waiting_limit)
+        self._runner = JobRunner(
+            plane,
+            readers,
+            writer,
+            settings,
+            waiters=self.waiters,
+            counter=self._counter,
+            clock=clock,
+            service=service,
+        )
+
+    async def start(self) -> None:
+        """Starts to run waiting jobs, including those that the previous process left."""
+        await self._runner.start()
+
+    async def close(self) -> None:
+        """Wakes the callers that wait, stops running jobs, and releases unfinished ones."""
+        await self.waiters.close()
+        await self._runner.close()
 
     async def submit(self, request: InferRequest) -> None:
-        """Keeps a request under its id, to be run when there is room.
+        """Stores a request under its id, to be run when there is room.
 
         Raises:
             PayloadTooLargeError: there will never be room for it.
-            QueueFullError: too many are kept already.
-            StoreUnavailableError: it cannot be kept; it may or may not be run.
-            InvalidTensorError: its inputs cannot be kept as they are.
+            QueueFullError: too many jobs are stored already.
+            StoreUnavailableError: the store refuses or does not answer; the job may or may not be run.
+            InvalidTensorError: its inputs cannot be stored as they are.
         """
         service_s = self._service.now_s()
         due_service_s = None
         if request.deadline_s is not None:
             due_service_s = service_s + request.deadline_s - self._clock.monotonic_s()
-        kept = replace(request, deadline_s=None, wait=Wait.FINAL, priority=LOWEST_PRIORITY, audit=None, promised=False)
-        encoded = encode_request(kept, traced=True)
-        job = Job(
-            request.request_id,
-            request.principal,
-            request.model,
-            request.version,
-            RUNNING,
-            encoded.body,
-            encoded.header_length,
-            due_service_s,
-            service_s,
+        stored = replace(
+            request, deadline_s=None, wait=Wait.FINAL, priority=LOWEST_PRIORITY, audit=None, promised=False
         )
-        room = Room(self._settings.limit, self._settings.bytes_limit)
-        if 2 * len(job.content) > room.size_bytes:  # see `records.add`
+        encoded = encode_request(stored, traced=True)
+        job = Job(
+            job_id=request.request_id,
+            principal=request.principal,
+            model=request.model,
+            version=request.version,
+            status=RUNNING,
+            content=encoded.body,
+            header=encoded.header_length,
+            due_service_s=due_service_s,
+            service_s=service_s,
+        )
+        limits = JobLimits(self._settings.limit, self._settings.bytes_limit)
+        if 2 * len(job.content) > limits.size_bytes:  # see `records.add`
             raise PayloadTooLargeError(
-                f"The request has {len(job.content)} bytes, and a job may have {room.size_bytes // 2}, half of "
+                f"The request has {len(job.content)} bytes, and a job may have {limits.size_bytes // 2}, half of "
                 "jobs.bytes_limit; send it without Prefer: respond-async."
             )
-        refused = await self._write(lambda connection: records.add(connection, job, request.priority or 2, room))
-        if refused is not None:
-            raise refused
+        priority = request.priority or _DEFAULT_PRIORITY
+        refusal = await self._write(lambda connection: records.add(connection, job, priority, limits))
+        if refusal is not None:
+            raise refusal
         self._counter.labels("submitted").inc()
-        self._on_new()
+        self._runner.wake()
 
     async def find(self, job_id: str, principal: str) -> Job:
-        """A principal's job, whichever replica took it.
+        """Returns a principal's job, whichever replica accepted it.
 
         Raises:
-            UnknownAnswerError: there is none under this id, for this principal; or it is forgotten.
-            StoreUnavailableError: the store cannot be asked.
+            UnknownAnswerError: this principal has no job of this id, or its content is damaged.
+            StoreUnavailableError: the store refuses or does not answer.
         """
         try:
-            found = await self._readers.ask(lambda connection: records.find(connection, job_id, principal))
+            job = await self._readers.ask(lambda connection: records.find(connection, job_id, principal))
         except IntegrityError as error:
             raise UnknownAnswerError(f"What was kept under {shown(job_id)} cannot be read: {error.message}") from error
-        if found is None:
+        if job is None:
             raise _unknown(job_id)
-        return found
+        return job
 
     async def remove(self, job_id: str, principal: str) -> None:
-        """Forgets a principal's job, and does not run it if that has not begun.
+        """Deletes a principal's job; a job that waits is not run.
 
         Raises:
-            UnknownAnswerError: there is none under this id, for this principal.
-            StoreUnavailableError: the store refuses.
+            UnknownAnswerError: this principal has no job of this id.
+            StoreUnavailableError: the store refuses or does not answer.
         """
         if not await self._write(lambda connection: records.remove(connection, job_id, principal)):
             raise _unknown(job_id)
-        self.endings.tell(job_id)
+        self.waiters.notify(job_id)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await asyncio.wrap_future(self._writer.submit(operation))
+                return await self._writer.write(operation)
         except TimeoutError as error:
-            raise self._silent() from error
-
-    def _silent(self) -> StoreUnavailableError:
-        return silent(self._readers.database)
+            raise silent(self._readers.database) from error
 
 
 def _unknown(job_id: str) -> UnknownAnswerError:

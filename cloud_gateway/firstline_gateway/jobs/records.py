@@ -1,29 +1,86 @@
-"""Jobs in the store, within a caller's transaction.
+"""Jobs in the store, and how much each principal stores; within a caller's transaction.
 
-A job's content is sealed, as deliveries' answers are: SQLite does not see that a disk has changed a byte.
+The content of a job is sealed, as the answers of deliveries are: SQLite does not detect that a disk changed a byte.
+
+The usage is the sum of its changes, because counting the jobs would take longer the more there are. Changes are only
+added, because two replicas that update the same rows could deadlock. Many rows are combined into one per principal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Select, delete, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    UniqueConstraint,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
-from firstline_gateway.jobs import usage
-from firstline_gateway.jobs.tables import JOBS
+from firstline_gateway.store.schema import METADATA, SEQUENCE
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("job_id", Text, nullable=False),  # the request's id
+    Column("principal", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("status", Integer, nullable=False),  # 0 while the job waits or runs, then the HTTP status
+    Column("priority", Integer, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),  # of the content
+    Column("content", LargeBinary, nullable=False),  # sealed: the request, then the answer
+    Column("header", Integer),  # bytes of JSON at its start; NULL if all of it is JSON
+    Column("due_service_s", Double),  # when the job expires; NULL for never
+    Column("service_s", Double, nullable=False),  # when it was submitted, then when it ended
+    Column("holder", Text, nullable=False),  # the replica that runs it
+    Column("lease_service_s", Double, nullable=False),  # when that replica's lease expires
+    Column("attempts", Integer, nullable=False),
+    UniqueConstraint("job_id"),
+    Index(None, "status", "priority", "sequence"),
+    Index(None, "service_s"),
+)
+
+USAGE = Table(
+    "jobs_kept",
+    METADATA,
+    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("principal", Text, nullable=False),
+    Column("jobs", Integer, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+"""Changes of what each principal stores; the usage is their sum."""
 
 RUNNING = 0
-"""The status of a job that is not answered yet; later it is HTTP's."""
+"""The status of a job that has no answer yet; later it is the HTTP status."""
+
+UNCOMBINED_ROWS = 64
+"""Rows of `USAGE`, beyond two per principal, that are not combined yet."""
 
 _SEAL = ChecksumSeal()
 _RETRY_S = 5.0
-_C = JOBS.c
+_C, _U = JOBS.c, USAGE.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +90,13 @@ class Job:
     Args:
         job_id: the request's id.
         principal: the owner.
-        model: as it was asked for, and `version` too.
-        status: `RUNNING`, or HTTP's.
-        content: the request as V2 has it; of one that has ended the answer's body, an error's too.
-        header: bytes of JSON at its start; None where all is JSON.
+        model, version: as requested.
+        status: `RUNNING`, or the HTTP status.
+        content: the V2 request; once the job has ended, the body of the answer or error.
+        header: bytes of JSON at its start; None if all of it is JSON.
         due_service_s: when it expires; None for never.
-        service_s: when it came; of one that has ended, when that was.
-        attempts: how often work on it was begun.
+        service_s: when it was submitted; once it has ended, when it ended.
+        attempts: how often a replica started to run it.
     """
 
     job_id: str
@@ -54,56 +111,55 @@ class Job:
     attempts: int = 0
 
 
-class Ended(NamedTuple):
-    """The result of a job: an HTTP status, a body, and the bytes of JSON at its start where not all of it is."""
+class JobResult(NamedTuple):
+    """The result of a job: an HTTP status, a body, and the bytes of JSON at its start; None if all of it is JSON."""
 
     status: int
     content: bytes
     header: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How many jobs, ended ones included, and how many bytes are kept."""
+class JobLimits(NamedTuple):
+    """The largest number of stored jobs, ended ones included, and of their bytes."""
 
     jobs: int
     size_bytes: int
 
 
-def add(connection: Connection, job: Job, priority: int, room: Room) -> QueueFullError | None:
-    """Keeps a new job, where there is room. One principal's may take as much as is left free.
+class Usage(NamedTuple):
+    """The stored jobs in total, and those of a principal."""
+
+    jobs: int
+    size_bytes: int
+    own_jobs: int
+    own_bytes: int
+
+
+def add(connection: Connection, job: Job, priority: int, limits: JobLimits) -> QueueFullError | None:
+    """Stores a new job if there is room. One principal may take as much as it leaves free.
 
     Returns:
-        Why it is not kept. Raised, it would undo what is written in the same transaction for others.
+        The reason for which the job is not stored. Raised, it would undo what others write in the same transaction.
     """
     size_bytes = len(job.content)
-    jobs, taken, mine, mine_bytes = usage.amounts(connection, job.principal)
-    if mine >= room.jobs - jobs or mine_bytes + size_bytes > room.size_bytes - taken - size_bytes:
+    stored = usage(connection, job.principal)
+    free_jobs, free_bytes = limits.jobs - stored.jobs, limits.size_bytes - stored.size_bytes
+    if stored.own_jobs >= free_jobs or stored.own_bytes + size_bytes > free_bytes - size_bytes:
         return QueueFullError(
-            f"{mine} jobs of yours, with {mine_bytes} bytes, are kept here; {room.jobs - jobs} more, with "
-            f"{room.size_bytes - taken} bytes, are free, and one client may take no more than it leaves free. Delete "
+            f"{stored.own_jobs} jobs of yours, with {stored.own_bytes} bytes, are kept here; {free_jobs} more, with "
+            f"{free_bytes} bytes, are free, and one client may take no more than it leaves free. Delete "
             "answers that you have fetched, or come back later.",
             retry_after_s=_RETRY_S,
         )
-    connection.execute(
-        insert(JOBS).values(
-            job_id=job.job_id,
-            principal=job.principal,
-            model=job.model,
-            version=job.version,
-            status=RUNNING,
-            priority=priority,
-            size_bytes=size_bytes,
-            content=_SEAL.close(job.content, _about(job.job_id, RUNNING, job.header)),
-            header=job.header,
-            due_service_s=job.due_service_s,
-            service_s=job.service_s,
-            holder="",
-            lease_service_s=0.0,
-            attempts=0,
-        )
-    )
-    usage.change(connection, job.principal, 1, size_bytes)
+    row = {name: getattr(job, name) for name in _FIELDS} | {
+        "content": _SEAL.close(job.content, _sealed_with(job.job_id, job.status, job.header)),
+        "priority": priority,
+        "size_bytes": size_bytes,
+        "holder": "",
+        "lease_service_s": 0.0,
+    }
+    connection.execute(insert(JOBS).values(row))
+    change_usage(connection, job.principal, 1, size_bytes)
     return None
 
 
@@ -111,16 +167,22 @@ def find(connection: Connection, job_id: str, principal: str) -> Job | None:
     """Returns a principal's job; None for an unknown id.
 
     Raises:
-        IntegrityError: the disk has damaged it.
+        IntegrityError: the content is damaged.
     """
     query = select(*_COLUMNS).where(_C.job_id == job_id, _C.principal == principal)
     row = connection.execute(query).first()
     return None if row is None else _job(row)
 
 
-def any_waits(connection: Connection, service_s: float, came_by_s: float) -> bool:
-    """Returns whether an unclaimed job had been submitted by a time of service."""
-    return connection.execute(_waiting(service_s, came_by_s).limit(1)).first() is not None
+def running(connection: Connection, job_ids: Collection[str]) -> set[str]:
+    """Returns those of these jobs that have not ended."""
+    query = select(_C.job_id).where(_C.job_id.in_(job_ids), _C.status == RUNNING)
+    return set(connection.execute(query).scalars())
+
+
+def any_unclaimed(connection: Connection, service_s: float, submitted_by_s: float) -> bool:
+    """Returns whether there is an unclaimed job that had been submitted by a time of service."""
+    return connection.execute(_unclaimed(service_s, submitted_by_s).limit(1)).first() is not None
 
 
 def claim(
@@ -130,7 +192,7 @@ def claim(
     suspects: int,
     *,
     service_s: float,
-    came_by_s: float,
+    submitted_by_s: float,
     lease_s: float,
 ) -> list[Job | str]:
     """Claims up to `count` unclaimed jobs, urgent and old ones first; skips jobs that others are claiming.
@@ -138,140 +200,162 @@ def claim(
     Args:
         connection: to the store.
         holder: the replica.
-        count: how many at most.
-        suspects: the most jobs among them whose earlier attempts ended without a result.
+        count: largest number of jobs.
+        suspects: largest number of jobs among them whose earlier attempts ended without a result.
         service_s: now.
-        came_by_s: when those had come that may be taken.
-        lease_s: for how long.
+        submitted_by_s: only jobs that had been submitted by this time are claimed.
+        lease_s: duration of the claim.
 
     Returns:
-        The jobs; of one that the disk has damaged its id alone.
+        The jobs; for a job whose content is damaged only its id.
     """
-    taken: list[int] = []
+    claimed: list[int] = []
     for begun, limit in ((_C.attempts > 0, suspects), (_C.attempts == 0, count)):
-        free = (
-            _waiting(service_s, came_by_s)
+        unclaimed = (
+            _unclaimed(service_s, submitted_by_s)
             .where(begun)
             .order_by(_C.priority, _C.sequence)
-            .limit(min(limit, count - len(taken)))
-            .with_for_update(skip_locked=True)  # SQLite's transactions that write are alone anyway
+            .limit(min(limit, count - len(claimed)))
+            .with_for_update(skip_locked=True)  # SQLite's transactions that write exclude each other anyway
         )
-        taken += connection.execute(free).scalars()
-    if not taken:
+        claimed += connection.execute(unclaimed).scalars()
+    if not claimed:
         return []
-    mine = _C.sequence.in_(taken)
+    mine = _C.sequence.in_(claimed)
     connection.execute(
         update(JOBS).where(mine).values(holder=holder, lease_service_s=service_s + lease_s, attempts=_C.attempts + 1)
     )
-    found: list[Job | str] = []
+    jobs: list[Job | str] = []
     for row in connection.execute(select(*_COLUMNS).where(mine).order_by(_C.priority, _C.sequence)):
         try:
-            found.append(_job(row))
+            jobs.append(_job(row))
         except IntegrityError:
-            found.append(row[0])
-    return found
+            jobs.append(row.job_id)
+    return jobs
 
 
-def _waiting(service_s: float, came_by_s: float) -> Select[int]:
-    return select(_C.sequence).where(_C.status == RUNNING, _C.lease_service_s < service_s, _C.service_s <= came_by_s)
+def _unclaimed(service_s: float, submitted_by_s: float) -> Select[int]:
+    return select(_C.sequence).where(
+        _C.status == RUNNING, _C.lease_service_s < service_s, _C.service_s <= submitted_by_s
+    )
 
 
 def renew(connection: Connection, holder: str, job_ids: list[str], service_s: float, lease_s: float) -> None:
-    """Has jobs that a replica runs believed to be worked on for longer."""
-    connection.execute(
-        update(JOBS)
-        .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
-        .values(lease_service_s=service_s + lease_s)
-    )
+    """Extends the leases of jobs that a replica runs."""
+    connection.execute(_held(holder, _C.job_id.in_(job_ids)).values(lease_service_s=service_s + lease_s))
 
 
-def put_back(connection: Connection, holder: str, job_ids: list[str], until_service_s: float) -> None:
-    """Releases jobs for another attempt, from a time of service on; this attempt does not count."""
-    connection.execute(
-        update(JOBS)
-        .where(_C.holder == holder, _C.job_id.in_(job_ids), _C.status == RUNNING)
-        .values(holder="", lease_service_s=until_service_s, attempts=_C.attempts - 1)
-    )
+def release(connection: Connection, holder: str, job_id: str | None = None, until_service_s: float = 0.0) -> None:
+    """Releases a job for another attempt, from a time of service on; this attempt does not count.
+
+    Args:
+        connection: to the store.
+        holder: the replica that claimed it.
+        job_id: the job; None for all jobs of this replica, including claims whose confirmation it lost.
+        until_service_s: time of service from which it can be claimed again.
+    """
+    which = () if job_id is None else (_C.job_id == job_id,)
+    released = _held(holder, *which)
+    connection.execute(released.values(holder="", lease_service_s=until_service_s, attempts=_C.attempts - 1))
 
 
-def leave(connection: Connection, holder: str) -> None:
-    """Releases all jobs that a replica has claimed, including claims whose confirmation it lost."""
-    connection.execute(
-        update(JOBS)
-        .where(_C.holder == holder, _C.status == RUNNING)
-        .values(holder="", lease_service_s=0.0, attempts=_C.attempts - 1)
-    )
-
-
-def put_back_all(connection: Connection) -> None:
-    """Releases every job: where there is but one gateway, and it has just begun."""
+def release_all(connection: Connection) -> None:
+    """Releases every job: for the only gateway of a store, which has just started."""
     connection.execute(update(JOBS).where(_C.status == RUNNING).values(holder="", lease_service_s=0.0))
 
 
-def end(connection: Connection, job_id: str, ended: Ended, service_s: float) -> bool:
-    """Keeps what came of a job in place of what was asked; the first who says so is right.
+def _held(holder: str, *which: ColumnElement[bool]) -> Any:
+    return update(JOBS).where(_C.holder == holder, _C.status == RUNNING, *which)
+
+
+def end(connection: Connection, job_id: str, result: JobResult, service_s: float) -> bool:
+    """Replaces the request of a job by its result; the first result is kept.
 
     Returns:
-        False where it had ended before, or was deleted.
+        False if the job had ended before, or was deleted.
     """
-    status, content, header = ended
-    asked = connection.execute(
-        select(_C.principal, _C.size_bytes).where(_C.job_id == job_id, _C.status == RUNNING)
-    ).first()
-    if asked is None:
+    status, content, header = result
+    unfinished = (_C.job_id == job_id, _C.status == RUNNING)
+    before = connection.execute(select(_C.principal, _C.size_bytes).where(*unfinished)).first()
+    if before is None:
         return False
-    changed = connection.execute(
-        update(JOBS)
-        .where(_C.job_id == job_id, _C.status == RUNNING)
-        .values(
-            status=status,
-            size_bytes=len(content),
-            content=_SEAL.close(content, _about(job_id, status, header)),
-            header=header,
-            service_s=service_s,
-            holder="",
-            lease_service_s=0.0,
-        )
-    )
-    if not changed.rowcount:
+    values = {
+        "status": status,
+        "size_bytes": len(content),
+        "content": _SEAL.close(content, _sealed_with(job_id, status, header)),
+        "header": header,
+        "service_s": service_s,
+        "holder": "",
+        "lease_service_s": 0.0,
+    }
+    if not connection.execute(update(JOBS).where(*unfinished).values(values)).rowcount:
         return False
-    usage.change(connection, asked.principal, 0, len(content) - asked.size_bytes)
+    change_usage(connection, before.principal, 0, len(content) - before.size_bytes)
     return True
 
 
 def remove(connection: Connection, job_id: str, principal: str) -> bool:
-    """Forgets a principal's job, whether or not it has ended; False where there was none."""
-    return _forgotten(connection, _C.job_id == job_id, _C.principal == principal)
+    """Deletes a principal's job, ended or not; returns False if there was none."""
+    return _delete(connection, _C.job_id == job_id, _C.principal == principal)
 
 
-def forget(connection: Connection, before_s: float) -> None:
-    """Forgets the jobs that ended before a time of service."""
-    _forgotten(connection, _C.status != RUNNING, _C.service_s < before_s)
+def remove_ended(connection: Connection, before_s: float) -> None:
+    """Deletes the jobs that ended before a time of service."""
+    _delete(connection, _C.status != RUNNING, _C.service_s < before_s)
 
 
-def _forgotten(connection: Connection, *which: ColumnElement[bool]) -> bool:
-    """Deletes jobs; whether there were any."""
-    gone = connection.execute(delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
-    jobs, sizes = Counter(principal for principal, _ in gone), Counter[str]()
-    for principal, size_bytes in gone:
+def _delete(connection: Connection, *which: ColumnElement[bool]) -> bool:
+    """Deletes jobs; returns whether there were any."""
+    deleted = connection.execute(delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
+    _change_usages(connection, ((principal, -1, -size_bytes) for principal, size_bytes in deleted))
+    return bool(deleted)
+
+
+def usage(connection: Connection, principal: str) -> Usage:
+    """Returns the current usage."""
+    own = _U.principal == principal
+    sums = [func.coalesce(func.sum(column), 0) for column in (_U.jobs, _U.size_bytes)]
+    sums += [func.coalesce(func.sum(case((own, column), else_=0)), 0) for column in (_U.jobs, _U.size_bytes)]
+    *amounts, rows, principals = connection.execute(
+        select(*sums, func.count(), func.count(_U.principal.distinct())).select_from(USAGE)
+    ).one()
+    if rows > UNCOMBINED_ROWS + 2 * principals:
+        _combine_usage(connection)
+    return Usage(*map(int, amounts))
+
+
+def change_usage(connection: Connection, principal: str, jobs: int, size_bytes: int) -> None:
+    """Adds to what a principal stores; negative numbers subtract."""
+    connection.execute(insert(USAGE).values(principal=principal, jobs=jobs, size_bytes=size_bytes))
+
+
+def _combine_usage(connection: Connection) -> None:
+    free = select(_U.sequence).with_for_update(skip_locked=True)  # another replica may be combining the others
+    rows = delete(USAGE).where(_U.sequence.in_(free)).returning(_U.principal, _U.jobs, _U.size_bytes)
+    _change_usages(connection, connection.execute(rows).all())
+
+
+def _change_usages(connection: Connection, changes: Iterable[Any]) -> None:
+    """Adds changes, combined into one per principal."""
+    jobs, sizes = Counter[str](), Counter[str]()
+    for principal, count, size_bytes in changes:
+        jobs[principal] += count
         sizes[principal] += size_bytes
-    for principal, count in jobs.items():
-        usage.change(connection, principal, -count, -sizes[principal])
-    return bool(gone)
+    for principal in jobs:
+        if jobs[principal] or sizes[principal]:
+            change_usage(connection, principal, jobs[principal], sizes[principal])
 
 
-_COLUMNS = (
-    *(_C.job_id, _C.principal, _C.model, _C.version, _C.status, _C.content, _C.header),
-    *(_C.due_service_s, _C.service_s, _C.attempts),
-)
+_FIELDS = tuple(Job.__dataclass_fields__)
+_COLUMNS = tuple(_C[name] for name in _FIELDS)
 
 
-def _job(row: Sequence[Any]) -> Job:
-    job_id, principal, model, version, status, sealed, header, *times = row
-    content = _SEAL.open(sealed, _about(job_id, status, header))
-    return Job(job_id, principal, model, version, status, content, header, *times)
+def _job(row: Any) -> Job:
+    values = dict(zip(_FIELDS, row, strict=True))
+    sealed_with = _sealed_with(values["job_id"], values["status"], values["header"])
+    return Job(**values | {"content": _SEAL.open(values["content"], sealed_with)})
 
 
-def _about(job_id: str, status: int, header: int | None) -> bytes:
+def _sealed_with(job_id: str, status: int, header: int | None) -> bytes:
     """Returns what a seal covers in addition to the content."""
     return orjson.dumps((job_id, status, header))

@@ -1,8 +1,8 @@
-"""Runs jobs when there is room: each is claimed for a while, run as the least urgent request, and its answer kept.
+"""Runs jobs when there is room: claims each with a lease, runs it with the lowest priority, and stores its result.
 
-Replicas on one store share the jobs. A claim is a lease that its holder renews; jobs of a holder that died are claimed
-by another replica when the lease expires, or at once by a gateway that has its store alone. Of two who run a
-job all the same, the first to say what came of it is right.
+Replicas on one store share the jobs. The holder of a lease renews it. If it dies, another replica claims its jobs when
+the leases expire; a gateway that has its store alone claims them when it starts. If two replicas run one job all the
+same, the first result is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 from prometheus_client import Counter
@@ -27,13 +26,13 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.jobs import records, usage
-from firstline_gateway.jobs.endings import Endings
-from firstline_gateway.jobs.records import Ended, Job
+from firstline_gateway.jobs import records
+from firstline_gateway.jobs.records import Job, JobResult
+from firstline_gateway.jobs.waiters import JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 log = logger("firstline_gateway.jobs")
@@ -41,25 +40,23 @@ log = logger("firstline_gateway.jobs")
 _LEASE_S = 30.0
 _RENEW_S = 5.0
 _LOOK_S = 2.0
-# Whoever began so often and said nothing died of it, more likely than beside it.
+# A job that was begun so often without a result has probably ended the gateways that ran it.
 _ATTEMPTS = 5
-_BACK_S = 1.0
-
-T = TypeVar("T")
+_RETRY_S = 1.0
 
 
 class JobRunner:
-    """Belongs to one event loop.
+    """Runs the jobs of one gateway. Belongs to one event loop.
 
     Args:
-        plane: answers, as it does for those who wait.
-        readers: of the store.
-        writer: writes to it.
-        settings: how many run at the same moment, and how long answers are kept.
-        endings: wakes the callers that wait for a job.
+        plane: answers jobs as it answers callers that wait.
+        readers: reads the store.
+        writer: writes to the store.
+        settings: how many jobs run at the same moment, and how long results are stored.
+        waiters: wakes the callers that wait for a job.
         counter: counts jobs by event.
-        clock: its monotonic time.
-        service: by which leases run out.
+        clock: measures deadlines.
+        service: measures leases and the age of jobs.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class JobRunner:
         writer: StoreWriter,
         settings: JobSettings,
         *,
-        endings: Endings,
+        waiters: JobWaiters,
         counter: Counter,
         clock: Clock,
         service: ServiceClock,
@@ -78,31 +75,31 @@ class JobRunner:
         self._readers = readers
         self._writer = writer
         self._settings = settings
-        self._endings = endings
+        self._waiters = waiters
         self._counter = counter
         self._clock = clock
         self._service = service
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
-        # Begun before, and not heard of: one at a time, so that one that ends gateways is not given up with others.
+        # Jobs whose earlier attempt had no result. One runs at a time, so that a job that crashes gateways is the only
+        # one that is given up.
         self._suspects: set[str] = set()
         self._wake = asyncio.Event()
         self._tasks = (
-            PeriodicTask("jobs", self._take_up, interval_s=_LOOK_S, clock=clock, wake=self._wake),
-            PeriodicTask("job leases", self._keep, interval_s=_RENEW_S, clock=clock),
+            PeriodicTask("jobs", self._claim, interval_s=_LOOK_S, clock=clock, wake=self._wake),
+            PeriodicTask("job leases", self._renew, interval_s=_RENEW_S, clock=clock),
         )
-        self._recounted = False
         self._started = False
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Looks for jobs at once."""
         self._wake.set()
 
     async def start(self) -> None:
         """Starts to run waiting jobs, including those that the previous process left."""
-        if self._readers.database.dialect == "sqlite":  # nobody else works on it
-            with contextlib.suppress(CapacityError):  # told by the writer; then the leases run out
-                await self._writer.write(records.put_back_all)
+        if self._readers.database.dialect == "sqlite":  # no other gateway uses this store
+            with contextlib.suppress(CapacityError):  # the writer logs it; the jobs' leases expire later
+                await self._writer.write(records.release_all)
         for task in self._tasks:
             task.start()
         self._started = True
@@ -118,16 +115,17 @@ class JobRunner:
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):
-                await self._writer.write(lambda connection: records.leave(connection, self._holder))
+                await self._writer.write(partial(records.release, holder=self._holder))
 
-    async def _take_up(self) -> None:
+    async def _claim(self) -> None:
+        """Claims as many jobs as may run now, and starts them."""
         free = self._settings.in_flight - len(self._running)
         if free <= 0:
             return
         now_s = self._service.now_s()
-        # Of a gateway that can run nothing those are ended, with the reason, that have waited for too long.
-        came_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
-        if not await self._readers.ask(partial(records.any_waits, service_s=now_s, came_by_s=came_by_s)):
+        # A gateway that cannot run models ends the jobs that have waited for too long, with the reason.
+        submitted_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
+        if not await self._readers.ask(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
             return
         claim = partial(
             records.claim,
@@ -135,62 +133,66 @@ class JobRunner:
             count=free,
             suspects=0 if self._suspects else 1,
             service_s=now_s,
-            came_by_s=came_by_s,
+            submitted_by_s=submitted_by_s,
             lease_s=_LEASE_S,
         )
-        claimed = await self._writer.write(claim)
-        for found in claimed:
-            if isinstance(found, str):
-                error = FirstlineError("The disk has damaged what was asked; hand it in again.")
-                await self._end(found, _refused(error))
-            elif found.job_id not in self._running:
-                task = asyncio.create_task(self._answer(found))
-                self._running[found.job_id] = task
-                if found.attempts > 1:
-                    self._suspects.add(found.job_id)
-                task.add_done_callback(partial(self._ended, found.job_id))
+        for job in await self._writer.write(claim):
+            if isinstance(job, str):
+                await self._end(job, _failed(FirstlineError("The disk has damaged what was asked; hand it in again.")))
+            elif job.job_id not in self._running:
+                task = asyncio.create_task(self._run(job))
+                self._running[job.job_id] = task
+                if job.attempts > 1:
+                    self._suspects.add(job.job_id)
+                task.add_done_callback(partial(self._done, job.job_id))
 
-    def _ended(self, job_id: str, _task: asyncio.Task[None]) -> None:
+    def _done(self, job_id: str, _task: asyncio.Task[None]) -> None:
         del self._running[job_id]
         self._suspects.discard(job_id)
         self.wake()
 
-    async def _answer(self, job: Job) -> None:
-        """Runs one job to its end; where that cannot be kept, the lease runs out and it is run again."""
+    async def _run(self, job: Job) -> None:
+        """Runs one job and stores its result; if the store refuses, the lease expires and the job is run again."""
         try:
-            try:
-                request, response = await self._ran(job)
-                encoded = encode_response(request, response, class_labels(self._plane, request, response))
-                ended = Ended(200, encoded.body, encoded.header_length)
-            except DeadlineExceededError as error:
-                if job.due_service_s is None:  # it had to wait for too long, and may wait longer
-                    raise
-                ended = _refused(error)
-            except (CapacityError, LinkError):
-                raise
-            except FirstlineError as error:
-                error.request_id = job.job_id
-                ended = _refused(error)
-            await self._end(job.job_id, ended)
+            await self._end(job.job_id, await self._result(job))
+            return
         except (CapacityError, LinkError) as error:
-            if self._service.now_s() - job.service_s >= self._settings.age_s:
+            now_s = self._service.now_s()
+            if now_s - job.service_s < self._settings.age_s:
+                until_service_s = now_s + max(_RETRY_S, error.retry_after_s or 0.0)
                 with contextlib.suppress(CapacityError):
-                    await self._end(job.job_id, _refused(self._too_old(error)))
-                return
-            wait_s = max(_BACK_S, error.retry_after_s or 0.0)
-            with contextlib.suppress(CapacityError):
-                await self._writer.write(
-                    lambda connection: records.put_back(
-                        connection, self._holder, [job.job_id], self._service.now_s() + wait_s
+                    await self._writer.write(
+                        lambda connection: records.release(connection, self._holder, job.job_id, until_service_s)
                     )
-                )
+                return
+            failure: FirstlineError = DeadlineExceededError(
+                f"The job could not be run within {self._settings.age_s:g} s (jobs.age_s). {error.message}"
+            )
         except Exception:  # the outermost loop of a job
             log.exception("job failed unexpectedly", request_id=job.job_id)
-            failed = FirstlineError(f"The gateway failed on this job; its log has the reason under {job.job_id}.")
-            with contextlib.suppress(CapacityError):
-                await self._end(job.job_id, _refused(failed))
+            failure = FirstlineError(f"The gateway failed on this job; its log has the reason under {job.job_id}.")
+        with contextlib.suppress(CapacityError):
+            await self._end(job.job_id, _failed(failure))
 
-    async def _ran(self, job: Job) -> tuple[InferRequest, InferResponse]:
+    async def _result(self, job: Job) -> JobResult:
+        """Returns the answer, or an error that another attempt would not change.
+
+        Raises:
+            CapacityError, LinkError: the job could not be run now; it may be run later.
+        """
+        try:
+            request, response = await self._infer(job)
+            encoded = encode_response(request, response, class_labels(self._plane, request, response))
+            return JobResult(200, encoded.body, encoded.header_length)
+        except (CapacityError, LinkError) as error:
+            if isinstance(error, DeadlineExceededError) and job.due_service_s is not None:
+                return _failed(error)
+            raise
+        except FirstlineError as error:
+            error.request_id = job.job_id
+            return _failed(error)
+
+    async def _infer(self, job: Job) -> tuple[InferRequest, InferResponse]:
         """Returns the request and its response.
 
         Raises:
@@ -216,31 +218,23 @@ class JobRunner:
             request = replace(request, deadline_s=self._clock.monotonic_s() + left_s)
         return request, await self._plane.infer(request)
 
-    def _too_old(self, error: FirstlineError) -> FirstlineError:
-        return DeadlineExceededError(
-            f"The job could not be run within {self._settings.age_s:g} s (jobs.age_s). {error.message}"
-        )
-
-    async def _end(self, job_id: str, ended: Ended) -> None:
+    async def _end(self, job_id: str, result: JobResult) -> None:
         service_s = self._service.now_s()
-        if await self._writer.write(lambda connection: records.end(connection, job_id, ended, service_s)):
-            self._counter.labels("answered" if ended.status == 200 else "failed").inc()
-            log.info("job ended", request_id=job_id, status=ended.status)
-        self._endings.tell(job_id)
+        if await self._writer.write(lambda connection: records.end(connection, job_id, result, service_s)):
+            self._counter.labels("answered" if result.status == 200 else "failed").inc()
+            log.info("job ended", request_id=job_id, status=result.status)
+        self._waiters.notify(job_id)
 
-    async def _keep(self) -> None:
-        """Counts what is kept, then renews the leases, and forgets what is old."""
-        if not self._recounted:
-            await self._writer.write(usage.recount)
-            self._recounted = True
+    async def _renew(self) -> None:
+        """Renews the leases of running jobs, and deletes old results."""
         await self._writer.write(partial(self._renewed, list(self._running)))
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
         now_s = self._service.now_s()
         if running:
             records.renew(connection, self._holder, running, now_s, _LEASE_S)
-        records.forget(connection, now_s - self._settings.age_s)
+        records.remove_ended(connection, now_s - self._settings.age_s)
 
 
-def _refused(error: FirstlineError) -> Ended:
-    return Ended(status_of(error), error_body(error), None)
+def _failed(error: FirstlineError) -> JobResult:
+    return JobResult(status_of(error), error_body(error), None)

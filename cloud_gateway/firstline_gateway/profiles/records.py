@@ -24,7 +24,7 @@ from sqlalchemy import (
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
 from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.protocol.enrolment import device_principal
-from firstline_gateway.store import statements
+from firstline_gateway.store import schema
 from firstline_gateway.store.schema import METADATA
 
 _RECENT = 64
@@ -193,7 +193,7 @@ def delete_device(connection: Connection, device: str) -> None:
 def _upsert(connection: Connection, table: Table, values: dict[str, object]) -> None:
     keys = [column.name for column in table.primary_key]
     replaced = {name: value for name, value in values.items() if name not in keys}
-    added = statements.insert(connection, table).values(values)
+    added = schema.insert(connection, table).values(values)
     connection.execute(added.on_conflict_do_update(index_elements=keys, set_=replaced))
 
 

@@ -15,7 +15,7 @@ from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, ProfileR
 from firstline_core.fleet.twin import REQUESTS, Desired, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import Device
 from firstline_gateway.profiles import records

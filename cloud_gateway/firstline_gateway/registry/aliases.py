@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.registry import records
 from firstline_gateway.registry.catalogue import Catalogue
 from firstline_gateway.store.readers import Readers

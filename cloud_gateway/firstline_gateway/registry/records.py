@@ -1,13 +1,51 @@
-"""Signed metadata and aliases in the store, within a caller's transaction."""
+"""Signed metadata, and what aliases stood for."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    LargeBinary,
+    Select,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+)
 
 from firstline_core.fleet.registry import AliasChange
-from firstline_gateway.registry.tables import ALIASES, SIGNED
+from firstline_gateway.store.schema import METADATA, SEQUENCE
+
+SIGNED = Table(
+    "registry_metadata",
+    METADATA,
+    Column("role", String(16), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),  # as it was signed; devices verify it, so it needs no seal
+    Column("expires_s", Double, nullable=False),
+)
+
+ALIASES = Table(
+    "registry_aliases",
+    METADATA,
+    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("model", String(64), nullable=False),
+    Column("alias", String(64), nullable=False),
+    Column("version", BigInteger),  # NULL: for nothing any more
+    Column("changed_by", String(80), nullable=False),
+    Column("changed_s", Double, nullable=False),
+    Index(None, "model", "alias", "sequence"),
+)
+"""Each change is a row; the newest holds."""
+
 
 # A device that began to fetch may ask for what was current then.
 _VERSIONS_KEPT = 20

@@ -8,7 +8,7 @@ a model itself. It checks metadata so that the publisher gets the error, instead
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import TypeVar
 
@@ -20,16 +20,25 @@ from firstline_core.errors import (
     NotFoundError,
     NotReadyError,
 )
-from firstline_core.fleet.registry import AUTHORITY, OnlineKey, RegistryStatus, RoleState, expiry_warnings
-from firstline_gateway.audit_log import records as audit_log
-from firstline_gateway.identity.folder import AuthorityFolder
-from firstline_gateway.registry import online, records, signing
+from firstline_core.fleet.registry import (
+    AUTHORITY,
+    DAY_S,
+    HOUR_S,
+    OnlineKey,
+    RegistryStatus,
+    RoleState,
+    expiry_warnings,
+)
+from firstline_core.telemetry.logs import logger
+from firstline_gateway import audit_log
+from firstline_gateway.identity.authorities import AuthorityFolder
+from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
-from firstline_gateway.registry.bundles import Bundles
-from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, names
+from firstline_gateway.registry.catalogue import Bundles, Catalogue, catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Files, open_blobs
 from firstline_gateway.registry.records import Document
+from firstline_gateway.registry.signing import ONLINE_LIFE
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
@@ -117,7 +126,7 @@ class Registry:
         await asyncio.to_thread(check_listed, new)
         before = await self.bundles.catalogue()
         await self.files.check(new.files, before.files)
-        signer = await asyncio.to_thread(online.signer_for, self._folder.directory, signing.online_keys(accepted.root))
+        signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, signing.online_keys(accepted.root))
         kept, said, had = set(new.bundles), names(new), names(before)
         gone = _versions(before) - _versions(new)
 
@@ -168,7 +177,7 @@ class Registry:
             return False
         root = await self._ask(lambda connection: records.newest(connection, "root"))
         keyids = signing.online_keys(signing.root_of(root.content)) if root is not None else set()
-        signer = await asyncio.to_thread(online.signer_for, self._folder.directory, keyids)
+        signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, keyids)
 
         def put(connection: Connection) -> bool:
             records.lock(connection)
@@ -190,7 +199,7 @@ class Registry:
         """The public key that a root is to name for snapshot and timestamp; `fresh` for one that is not in use yet."""
         root = await self._ask(lambda connection: records.newest(connection, "root"))
         used = signing.online_keys(signing.root_of(root.content)) if root is not None else set()
-        return await asyncio.to_thread(online.offered, self._folder.directory, fresh=fresh, used=used)
+        return await asyncio.to_thread(signing.offered, self._folder.directory, fresh=fresh, used=used)
 
     async def expiries(self) -> dict[str, float]:
         """When each role's metadata, and the devices' authority, end (wall time, seconds)."""
@@ -209,7 +218,7 @@ class Registry:
         if root is not None:
             try:
                 keyids = signing.online_keys(signing.root_of(root.content))
-                signer = await asyncio.to_thread(online.signer_for, self._folder.directory, keyids)
+                signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, keyids)
                 keyid = signer.public_key.keyid
             except NotReadyError:
                 pass
@@ -257,3 +266,52 @@ def open_registry(
     blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
     files = Files(blobs, settings, clock=clock)
     return Registry(readers, writer, files, Bundles(readers), folder, in_use=in_use, clock=clock)
+
+
+# Half of their life: a gateway that is away for less than the other half leaves no gap.
+_RENEW_BEFORE_S = ONLINE_LIFE.total_seconds() / 2
+# A push may take a day over a slow link before it lists what it has sent.
+_UNLISTED_S = DAY_S
+_SWEEP_INTERVAL_S = HOUR_S
+
+log = logger(__name__)
+
+
+class RegistryMaintenance:
+    """Maintains one registry; `run` is called every minute.
+
+    Args:
+        registry: the registry.
+        clock: decides what is due.
+
+    Attributes:
+        expiries: by role, when its metadata or the devices' authority expires, as last seen (wall time, seconds).
+    """
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self._registry = registry
+        self._clock = clock
+        self.expiries: Mapping[str, float] = {}
+        self._warned_s: dict[str, float] = {}
+        self._swept_s = clock.monotonic_s()
+
+    async def run(self) -> None:
+        """Renews what expires soon, and warns once a day of what cannot be renewed here.
+
+        Raises:
+            FirstlineError: the store or the online key is away.
+        """
+        try:
+            if await self._registry.renew(_RENEW_BEFORE_S):
+                log.info("snapshot and timestamp renewed")
+        finally:
+            self.expiries = await self._registry.expiries()
+            now_s = self._clock.wall_s()
+            for role, sentence in expiry_warnings(self.expiries, now_s).items():
+                if now_s - self._warned_s.get(role, 0.0) >= DAY_S:
+                    self._warned_s[role] = now_s
+                    log.warning("registry expiry", role=role, warning=sentence)
+        if self._clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:
+            self._swept_s = self._clock.monotonic_s()
+            if deleted := await self._registry.sweep(_UNLISTED_S):
+                log.info("unlisted files deleted", files=deleted)

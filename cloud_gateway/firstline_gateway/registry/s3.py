@@ -15,7 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from firstline_core.errors import ConfigError, NotFoundError, StoreUnavailableError
-from firstline_gateway.registry.blobs import PART_BYTES, Blob
+from firstline_gateway.registry.files import PART_BYTES, Blob
 
 if TYPE_CHECKING:
     from obstore.store import S3Config

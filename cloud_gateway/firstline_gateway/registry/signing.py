@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
 from firstline_core.bundle.trust import LIMITS_BYTES, duplicate_key
 from firstline_core.errors import (
+    ConfigError,
     ConflictError,
     MetadataExpiredError,
+    NotReadyError,
     PayloadTooLargeError,
     RequestError,
     SignatureError,
 )
+from firstline_core.fleet.registry import OnlineKey
 from firstline_core.storage.artefact import SignedFile
+from firstline_gateway.identity import authorities
 from firstline_gateway.registry.records import Document
 
 ONLINE_LIFE = timedelta(days=1)
@@ -219,3 +227,69 @@ def _verify(root: Root, role: str, found: Metadata[Any], sentence: str) -> None:
 
 def _document(found: Metadata[Any], content: bytes) -> Document:
     return Document(found.signed.type, found.signed.version, content, found.signed.expires.timestamp())
+
+
+_PREFIX, _SUFFIX = "registry-", ".key"
+_ID_LETTERS = 16
+
+
+def signers(directory: Path) -> list[CryptoSigner]:
+    """The keys that are there, the newest last.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not such a key.
+    """
+    if not directory.exists():
+        return []
+    files = sorted(directory.glob(f"{_PREFIX}*{_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
+    return [_load(file) for file in files]
+
+
+def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
+    """The key that the root names.
+
+    Raises:
+        NotReadyError: it is not here.
+        ConfigError: a file cannot be read, or is not such a key.
+    """
+    for signer in signers(directory):
+        if signer.public_key.keyid in keyids:
+            return signer
+    raise NotReadyError(
+        f"This gateway has none of the online keys that the root metadata names, in {directory}: bring the file from "
+        "the gateway that has it, or name this one's key (`firstline keys rotate online --gateway URL`)."
+    )
+
+
+def offered(directory: Path, *, fresh: bool, used: set[str]) -> OnlineKey:
+    """Returns the public half of the key that a root is to name; creates the key if missing.
+
+    Args:
+        directory: the identity folder.
+        fresh: for a rotation: one that is not in use.
+        used: the ids that the current root names.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    with authorities.locked(directory):
+        known = [signer for signer in signers(directory) if not (fresh and signer.public_key.keyid in used)]
+        signer = known[-1] if known else _make(directory)
+    return OnlineKey(signer.public_key.keyid, signer.public_key.to_dict())
+
+
+def _make(directory: Path) -> CryptoSigner:
+    signer = CryptoSigner.generate_ed25519()
+    file = directory / f"{_PREFIX}{signer.public_key.keyid[:_ID_LETTERS]}{_SUFFIX}"
+    authorities.write(file, signer.private_bytes, private=True)
+    return signer
+
+
+def _load(file: Path) -> CryptoSigner:
+    try:
+        key = load_pem_private_key(authorities.read(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} holds no private key: {error}. Restore it from a backup.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{file} holds no Ed25519 key; restore it from a backup.")
+    return CryptoSigner(key)

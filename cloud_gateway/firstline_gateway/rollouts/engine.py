@@ -23,7 +23,7 @@ from firstline_gateway.rollouts.late_joiners import in_force, join_changes
 from firstline_gateway.rollouts.state import Assignment, Rollout
 from firstline_gateway.rollouts.step import step
 from firstline_gateway.store.database import Database
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 log = logger(__name__)

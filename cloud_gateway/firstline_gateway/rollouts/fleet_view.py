@@ -23,7 +23,7 @@ from firstline_gateway.rollouts.definition import Definition
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.state import Assignment
-from firstline_gateway.store.statements import batched
+from firstline_gateway.store.schema import batched
 
 _C = DEVICES.c
 

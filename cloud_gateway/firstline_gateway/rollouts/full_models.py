@@ -28,7 +28,7 @@ from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import read_bundle
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.orders import Orders
-from firstline_gateway.registry.bundles import Bundles
+from firstline_gateway.registry.catalogue import Bundles
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.store.readers import Readers

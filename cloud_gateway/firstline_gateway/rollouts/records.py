@@ -27,16 +27,15 @@ from sqlalchemy import (
 )
 
 from firstline_core.fleet.rollout import Look
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.changes import Changes
 from firstline_gateway.rollouts.device_progress import with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.state import LIVE, Assignment, Rollout, RolloutState
-from firstline_gateway.store import statements
-from firstline_gateway.store.schema import METADATA
-from firstline_gateway.store.statements import batched
+from firstline_gateway.store import schema
+from firstline_gateway.store.schema import METADATA, batched
 
 ROLLOUTS = Table(
     "rollouts",
@@ -91,7 +90,7 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
         "idempotency": idempotency,
         "record": msgspec.json.encode(rollout).decode(),
     }
-    connection.execute(statements.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
+    connection.execute(schema.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
     if idempotency is None:
         return rollout
     return _rollout(connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one())
@@ -213,7 +212,7 @@ def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment
     ]
     if not rows:
         return
-    added = statements.insert(connection, ASSIGNMENTS)
+    added = schema.insert(connection, ASSIGNMENTS)
     newer = {name: added.excluded[name] for name in ("state", "record")}
     connection.execute(added.on_conflict_do_update(index_elements=["rollout", "device"], set_=newer), rows)
 
@@ -274,7 +273,7 @@ def lease(connection: Connection, holder: str, service_s: float, for_s: float) -
     """Takes or renews the right to drive rollouts; returns False if another replica has it."""
     row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
     connection.execute(
-        statements.insert(connection, LEASE).values(row | {"until_service_s": service_s - 1.0}).on_conflict_do_nothing()
+        schema.insert(connection, LEASE).values(row | {"until_service_s": service_s - 1.0}).on_conflict_do_nothing()
     )
     free = or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
     return connection.execute(update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0

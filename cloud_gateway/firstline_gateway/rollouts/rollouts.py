@@ -16,7 +16,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet.rollout import Look, LookList, Plan, RolloutPage, RolloutSummary
 from firstline_core.ids import new_request_id
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
@@ -27,7 +27,7 @@ from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView
 from firstline_gateway.rollouts.plan import no_device_warning, plan
 from firstline_gateway.rollouts.state import DeviceState, Rollout, RolloutState
 from firstline_gateway.store.readers import Readers
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
 
 _LOOKS = 200  # a page of them

@@ -1,20 +1,18 @@
-"""From one TOML file, `FIRSTLINE_GATEWAY_SECTION__KEY` variables and flags to the gateway's settings.
-
-Fills in defaults that depend on other settings: where relative paths start, how a broker of the gateway's own is
-reached.
-"""
+"""Checks combinations of settings before anything is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
 from firstline_core.storage import settings as sources
-from firstline_gateway.settings.check import check, check_hosts
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
@@ -22,6 +20,197 @@ from firstline_gateway.settings.settings import (
     Mqtt,
     Settings,
 )
+
+if TYPE_CHECKING:
+    from firstline_gateway.settings.settings import Settings
+
+# A name of DNS, perhaps with a star for its first part.
+_HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
+
+
+def check(found: Settings) -> None:
+    """Whether the settings make sense as they were read.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if found.auth.mode == "off" and not is_loopback(found.api.host):
+        raise ConfigError(
+            f'auth.mode = "off" would let anybody who reaches {found.api.host} run the models; '
+            'set auth.mode = "tokens", or api.host = "127.0.0.1".'
+        )
+    _check_tls(found)
+    _check_engine(found)
+    if found.mqtt.password_file and not found.mqtt.username:
+        raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
+    if found.mqtt.enabled and not found.mqtt.host:
+        raise ConfigError("mqtt.host is empty; name the broker, or set mqtt.enabled = false.")
+    if found.registry.full_models and not found.registry.blobs:
+        raise ConfigError(
+            "registry.full_models is set, but registry.blobs is empty, so that there is nothing to fetch; set that too."
+        )
+    if found.api.bodies_limit_bytes < 2 * found.api.body_limit_bytes:
+        raise ConfigError(
+            f"api.bodies_limit_bytes is {found.api.bodies_limit_bytes}, too little for a body of "
+            f"{found.api.body_limit_bytes} bytes (api.body_limit_bytes) and as much beside it; raise the one or lower "
+            "the other."
+        )
+
+
+def _check_engine(found: Settings) -> None:
+    """Whether the engine has somewhere to run models.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    _check_executors(found)
+    if any(each.engine == "oip" and not (each.endpoints or found.oip.endpoints) for each in found.engines.values()):
+        raise ConfigError(
+            'oip.endpoints is empty; name the servers that run the models, such as ["https://gpu-1.example.com:8000"], '
+            'or set execution.engine = "local".'
+        )
+    if found.ray.address != "auto" and not _is_ray_head(found.ray.address):
+        raise ConfigError(
+            f'ray.address is {found.ray.address!a}; write it as "HOST:PORT" of the cluster\'s head, or "auto" on a '
+            "machine that is a node of it."
+        )
+    if found.ray.replicas_max < found.ray.replicas_min:
+        raise ConfigError(
+            f"ray.replicas_max is {found.ray.replicas_max}, less than the {found.ray.replicas_min} of "
+            "ray.replicas_min; raise the one or lower the other."
+        )
+    _check_endpoints("oip.endpoints", found.oip.endpoints)
+    for name, each in found.executors.items():
+        _check_endpoints(f"executors.{name}.endpoints", each.endpoints)
+
+
+def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
+    """Whether these are servers, each named once.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    for endpoint in endpoints:
+        if not _is_endpoint(endpoint):
+            raise ConfigError(
+                f"{setting} has {_without_user(endpoint)!a}; write a server as http://HOST:PORT or "
+                "https://HOST:PORT, and its token into oip.token_file."
+            )
+    if len({endpoint.rstrip("/") for endpoint in endpoints}) < len(endpoints):
+        raise ConfigError(f"{setting} names a server twice; its failures would count for two.")
+
+
+def _check_executors(found: Settings) -> None:
+    """Checks the settings of several executors.
+
+    Raises:
+        ConfigError: they are not, or cannot.
+    """
+    for name, each in found.executors.items():
+        if each.energy_budget_w and not (each.power_w or each.profiles):
+            raise ConfigError(
+                f"executors.{name}.energy_budget_w is set without executors.{name}.power_w or profiles; state what a "
+                "batch draws while it runs, or name a profile that says it."
+            )
+        if each.providers and each.engine != "local":
+            raise ConfigError(f'executors.{name}.providers is for engine = "local"; this one is "{each.engine}".')
+        if each.endpoints and each.engine != "oip":
+            raise ConfigError(f'executors.{name}.endpoints is for engine = "oip"; this one is "{each.engine}".')
+    if sum(each.engine == "ray" for each in found.executors.values()) > 1:
+        raise ConfigError("executors has two of Ray; a gateway joins one cluster.")
+    if found.executors and found.execution.engine != "local":
+        raise ConfigError(
+            f'execution.engine = "{found.execution.engine}" and executors are both set; the executors name their own '
+            "engines, so leave execution.engine out."
+        )
+    for model, names in found.models.executors_of.items():
+        if unknown := set(names).difference(found.executors):
+            raise ConfigError(
+                f"models.executors_of sends {model!a} to {min(unknown)!a}; there is no such executor: "
+                f"{', '.join(found.executors) or 'executors is empty'}."
+            )
+        if not names:
+            raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")
+
+
+def _without_user(url: str) -> str:
+    """There may be a password in it."""
+    scheme, _, rest = url.rpartition("//")
+    return f"{scheme}//...@{rest.rpartition('@')[2]}" if "@" in rest else url
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url
+    named = parts.hostname is not None and _is_host(parts.hostname) and parts.username is None and port != 0
+    return plain and parts.scheme in {"http", "https"} and named and not parts.query and not parts.fragment
+
+
+def _is_ray_head(address: str) -> bool:
+    return "/" not in address and _is_endpoint(f"http://{address}") and urlsplit(f"http://{address}").port is not None
+
+
+def _check_tls(found: Settings) -> None:
+    """Whether what is served can be trusted by whom it is served to.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    api, tls, auth = found.api, found.tls, found.auth
+    if not (tls.enabled or api.plain_http or is_loopback(api.host)):
+        raise ConfigError(
+            f'api.host = "{api.host}" would send API keys and pictures over the network unencrypted; set tls.enabled = '
+            "true and tls.hosts, or api.plain_http = true where something else protects that network."
+        )
+    if bool(tls.certificate_file) != bool(tls.key_file):
+        raise ConfigError("Of tls.certificate_file and tls.key_file one is set; set both, or neither.")
+    if tls.enabled and not (tls.hosts or tls.certificate_file):
+        raise ConfigError(
+            'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
+            '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
+        )
+    if found.grpc.client_certificates and not tls.enabled:
+        raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")
+    check_hosts("tls.hosts", tls.hosts)
+    if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
+        raise ConfigError(
+            "Of auth.proxy_certificate_header and auth.trusted_proxies one is set; a header counts from named proxies "
+            "alone, so set both, or neither."
+        )
+
+
+def check_hosts(key: str, hosts: Iterable[str]) -> None:
+    """Whether a certificate can bear these names and addresses.
+
+    Raises:
+        ConfigError: one is neither.
+    """
+    for host in hosts:
+        if not _is_host(host):
+            raise ConfigError(f"{key} has {host!a}, which is no host name and no address.")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
 
 ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
 _SQLITE = "sqlite:///"

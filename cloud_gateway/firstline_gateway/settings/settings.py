@@ -1,7 +1,9 @@
-"""The settings of the gateway. Every field has a default; `gateway.toml` shows them all, `load.py` reads it."""
+"""How many cores this process may use."""
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +11,22 @@ from msgspec import Meta, Struct, field
 
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.types import Name
-from firstline_gateway.settings.cores import usable_cores
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores that this process may use: a container's cpuset, and its quota of time, make them fewer.
+
+    Args:
+        cgroup: where a container sees its own control group (version 2).
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        # "QUOTA PERIOD", in microseconds, or "max PERIOD": docs.kernel.org/admin-guide/cgroup-v2.html
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+    except (OSError, ValueError):
+        return cores
+    return max(1, min(cores, math.ceil(quota / period))) if period else cores
+
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]

@@ -5,7 +5,12 @@ The tables describe the schema after the newest migration; `store/migrations` cr
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, MetaData
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar, cast
+
+from sqlalchemy import BigInteger, Connection, Integer, MetaData, Table
+from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA = MetaData(
     naming_convention={
@@ -19,3 +24,22 @@ METADATA = MetaData(
 # SQLite numbers rows by itself where the primary key is an INTEGER, and nowhere else.
 SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 """The type of a primary key that the database counts up."""
+
+
+_MANY = 5000  # names in one statement: databases take some tens of thousands
+
+_T = TypeVar("_T")
+
+
+def insert(connection: Connection, table: Table) -> sqlite.Insert:
+    """Returns an INSERT that can handle a row that exists already."""
+    if connection.dialect.name == "postgresql":
+        return cast(sqlite.Insert, postgresql.insert(table))  # the same methods
+    return sqlite.insert(table)
+
+
+def batched(names: Iterable[_T]) -> Iterator[list[_T]]:
+    """Yields lists of at most as many names as a statement may have."""
+    left = iter(names)
+    while some := list(islice(left, _MANY)):
+        yield some

@@ -19,9 +19,9 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import InferRequest, InferResponse, ModelKey, Tensor
-from firstline_gateway.contracts import store
+from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.tables import AUDITS
+from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.residency.residency import Residency
@@ -32,7 +32,7 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import open_database
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 from firstline_gateway.telemetry.statistics import Statistics
@@ -193,7 +193,7 @@ class Cloud:
         """The ids of those that are known as counted, and how many count in the pools."""
         with self._database.reading() as connection:
             known = set(connection.execute(select(AUDITS.c.request_id)).scalars())
-            return known, sum(pool.state.audits for pool in store.pools(connection))
+            return known, sum(pool.state.audits for pool in records.pools(connection))
 
     def _ended(self, work: asyncio.Task[InferResponse]) -> None:
         self._tasks.discard(work)

@@ -40,7 +40,6 @@ MAPPED = (
     "firstline_gateway.rollouts.judgement",
     "firstline_gateway.settings",
     "firstline_gateway.telemetry",
-    "firstline_gateway.audit_log",
     "firstline.console",
     "firstline.release",
     "firstline.workbench",

@@ -1,17 +1,9 @@
 """The REST API of the fleet below /fleet/v1, for commands, applications, the console and devices.
 
-Shared by all routes
-    problems        errors as `application/problem+json` (RFC 9457)
-    shared          authentication, bodies, names, pages, and conditional answers
-    ranges          range requests for files
-
-Routes
-    twins           for devices: the desired and the reported state
-    devices         for operators: devices, tags, the limit on escalations
-    rollouts        for operators: rollouts of models and configurations
+Modules
+    devices         for operators: devices, tags, the limit on escalations; for devices: desired and reported state
+    rollouts        for operators: rollouts of models and configurations, and the audit log
     profiles        measured costs of models by machine
-    audit           for operators: the audit log
-    blobs           files of bundles: upload and download
-    registry        signed metadata, bundles, aliases, state of the registry
-    configurations  signed configurations
+    registry        files of bundles, signed metadata, bundles, configurations and aliases
+    shared          bodies, names, pages, conditional answers and range requests of these routes
 """

@@ -12,8 +12,10 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rest
-from firstline_core.fleet.twin import Brake
-from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
+from firstline_core.protocol.limits import Limits
+from firstline_gateway.api.auth import gateway_of, require_fleet
 from firstline_gateway.api.fleet.shared import (
     PAGE,
     answer,
@@ -22,6 +24,7 @@ from firstline_gateway.api.fleet.shared import (
     check_unchanged,
     conditional_answer,
     name_of,
+    require_device,
 )
 from firstline_gateway.fleet.selector import parse_selector
 
@@ -105,3 +108,28 @@ def _etag(device: rest.FleetDevice) -> str:
     """Returns the ETag of what operators change and the device reports, without the time when it was last seen."""
     said = msgspec.structs.replace(device, last_seen_age_s=None)
     return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:32]
+
+
+_DOCUMENT = Limits(body_bytes=LIMIT_BYTES)
+
+twins = APIRouter(tags=["twins"], dependencies=[Depends(require_device)])
+
+
+@twins.get(rest.TWIN_PATH, summary="The desired state of this device; 304 if it is unchanged (If-None-Match).")
+async def read_desired(request: Request) -> Response:
+    desired = await gateway_of(request).fleet.desired(request.state.device)
+    return conditional_answer(request, desired, str(desired.revision))
+
+
+@twins.put(rest.REPORTED_PATH, summary="Report the state of this device.", openapi_extra=body_schema(Reported))
+async def take_reported(request: Request) -> Response:
+    reported = await body_of(request, Reported, _DOCUMENT)
+    await gateway_of(request).fleet.report(request.state.device, reported)
+    return Response(status_code=204)
+
+
+@twins.post(rest.TELEMETRY_PATH, summary="Report the counters of this device.", openapi_extra=body_schema(Telemetry))
+async def take_telemetry(request: Request) -> Response:
+    telemetry = await body_of(request, Telemetry, _DOCUMENT)
+    await gateway_of(request).fleet.count(request.state.device, telemetry)
+    return Response(status_code=204)

@@ -20,9 +20,17 @@ from firstline_core.fleet.profiles import (
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.dependencies import gateway_of, require_fleet
-from firstline_gateway.api.fleet.ranges import has_already
-from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of, number_of, require_device
+from firstline_gateway.api.auth import gateway_of, require_fleet
+from firstline_gateway.api.fleet.shared import (
+    PAGE,
+    answer,
+    body_of,
+    body_schema,
+    has_already,
+    name_of,
+    number_of,
+    require_device,
+)
 from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
 

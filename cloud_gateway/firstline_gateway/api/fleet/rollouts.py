@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.dependencies import gateway_of, require_fleet
+from firstline_gateway.api.auth import gateway_of, require_fleet
 from firstline_gateway.api.fleet.shared import PAGE, answer, body_of, body_schema, name_of
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.definition import Definition
@@ -92,3 +92,23 @@ def _revision(match: str | None) -> int | None:
     text = match.strip().removeprefix("W/").strip('"')
     # A text that is not a revision matches no revision.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+
+
+audit_log = APIRouter(tags=["audit"], dependencies=[Depends(require_fleet)])
+
+
+@audit_log.get(wire.AUDIT_PATH, summary="The decisions of all principals, by number; of one subject, or of all.")
+async def read_audit(
+    request: Request,
+    after: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE,
+    subject: Annotated[str, Query(max_length=256)] = "",
+) -> Response:
+    return answer(await gateway_of(request).audit_log.page(after, limit, subject))
+
+
+@audit_log.get(
+    wire.AUDIT_HEAD_PATH, summary="The signed head of the audit log; store it where the gateway cannot change it."
+)
+async def read_head(request: Request) -> Response:
+    return answer(await gateway_of(request).audit_log.head())

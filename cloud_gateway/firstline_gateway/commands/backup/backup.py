@@ -1,24 +1,88 @@
-"""Backs up what a gateway must not forget, while it runs, and restores it where there is nothing yet.
+"""The store's tables as lines of JSON, in the same form for either database, and back.
 
-The store is read in one transaction, so that it is of one moment; the authority's files under the lock of those who
-change them. Files of the operator (configuration, models, passwords, own TLS keys) are not in it.
+The tables are looked up in the database, so that a backup is read into the schema that it was made of, whatever came
+later; only then is that brought up to date.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import msgspec
+from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, inspect, select, text
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_gateway.commands.backup import archive, tables
+from firstline_gateway.commands.backup import archive
 from firstline_gateway.commands.backup.archive import Manifest, Reading, Writing
 from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
 from firstline_gateway.store.database import connect, sqlite_file
-from firstline_gateway.store.migrate import lock, migrate, schema_of
+from firstline_gateway.store.migrate import VERSION_TABLE, lock, migrate, schema_of
+
+_ROWS = 1000
+
+
+def tables_of(connection: Connection) -> list[Table]:
+    """All but the one in which the schema's version is."""
+    found = MetaData()
+    found.reflect(connection)
+    return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
+
+
+def is_empty(connection: Connection) -> bool:
+    """Whether there is no table at all."""
+    return not inspect(connection).get_table_names()
+
+
+def lines(connection: Connection, table: Table) -> Iterator[bytes]:
+    """A table's rows, each an array of its columns' values on a line of its own, after a line with their names."""
+    yield msgspec.json.encode([str(column.name) for column in table.columns]) + b"\n"
+    query = select(table).order_by(*table.primary_key.columns)
+    for row in connection.execution_options(yield_per=_ROWS).execute(query):
+        yield msgspec.json.encode(tuple(row)) + b"\n"  # bytes as base64
+
+
+def fill(connection: Connection, table: Table, file: IO[bytes]) -> int:
+    """Puts rows, as `lines` gave them, into an empty table; how many.
+
+    Raises:
+        ConfigError: they are not this table's.
+    """
+    try:
+        names = msgspec.json.decode(next(file), type=list[str])
+        binary = [isinstance(table.columns[name].type, LargeBinary) for name in names]
+        count = 0
+        while some := list(islice(file, _ROWS)):
+            rows = [dict(zip(names, map(_value, msgspec.json.decode(line), binary), strict=True)) for line in some]
+            connection.execute(insert(table), rows)
+            count += len(rows)
+    except (StopIteration, KeyError, ValueError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"The backup's table {table.name} does not fit the store: {error}.") from error
+    if connection.dialect.name == "postgresql":
+        _count_on(connection, table)
+    return count
+
+
+def _value(value: Any, binary: bool) -> Any:
+    return base64.b64decode(value, validate=True) if binary and value is not None else value
+
+
+def _count_on(connection: Connection, table: Table) -> None:
+    """Has PostgreSQL number new rows after those that were put in."""
+    for column in table.primary_key.columns:
+        named = {"table": table.name, "column": column.name}
+        sequence = connection.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), named).scalar()
+        newest = connection.execute(select(func.max(column))).scalar() if sequence else None
+        if newest is not None:
+            connection.execute(text("SELECT setval(:sequence, :newest)"), {"sequence": sequence, "newest": newest})
+
 
 _STORE, _IDENTITY = "store/", "identity/"
 _LINES = ".jsonl"
@@ -88,8 +152,8 @@ def _add_store(file: Writing, store: Store) -> str:
             schema = schema_of(connection)
             if schema is None:
                 raise ConfigError(f"There is no store in {database.shown} yet; a gateway makes it when it starts.")
-            for table in tables.tables_of(connection):
-                file.add(f"{_STORE}{table.name}{_LINES}", tables.lines(connection, table))
+            for table in tables_of(connection):
+                file.add(f"{_STORE}{table.name}{_LINES}", lines(connection, table))
             return schema
     finally:
         database.close()
@@ -122,19 +186,19 @@ def _restore_store(file: Reading, store: Store) -> dict[str, int]:
     try:
         with database.begin() as connection:
             lock(connection)
-            if not tables.is_empty(connection):
+            if not is_empty(connection):
                 raise ConfigError(
                     f"The database {database.shown} is not empty; a restore overwrites nothing. Name a new one."
                 )
             migrate(connection, file.manifest.schema)
             rows = {}
-            for table in tables.tables_of(connection):
+            for table in tables_of(connection):
                 name = f"{_STORE}{table.name}{_LINES}"
                 if name not in file.manifest.members:
                     raise ConfigError(f"The backup has no table {table.name}, which schema {file.manifest.schema} has.")
                 connection.execute(table.delete())  # what a migration puts in, the backup has too
                 with file.open(name) as content:
-                    rows[table.name] = tables.fill(connection, table, content)
+                    rows[table.name] = fill(connection, table, content)
             migrate(connection)
         done = True
         return rows

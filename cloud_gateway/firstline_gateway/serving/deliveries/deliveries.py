@@ -26,7 +26,7 @@ from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
-from firstline_gateway.store.service import ServiceClock, advance
+from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.writer import StoreWriter
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 

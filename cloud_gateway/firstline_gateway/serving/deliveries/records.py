@@ -20,7 +20,7 @@ from firstline_core.storage.seals import ChecksumSeal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.serving.deliveries.tables import DELIVERIES
-from firstline_gateway.store.statements import insert
+from firstline_gateway.store.schema import insert
 
 log = logger(__name__)
 

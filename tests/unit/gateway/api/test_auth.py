@@ -16,7 +16,7 @@ from firstline_core.protocol.http_server import RequestInfo
 from firstline_gateway.api.auth import Caller, authenticate, authorize, presented_by
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.scopes import SCOPES
+from firstline_gateway.identity.principals import SCOPES
 from firstline_gateway.settings.load import load
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.writer import StoreWriter

@@ -6,8 +6,7 @@ import pytest
 from support.logs import captured_lines
 
 from firstline_core.types import ModelKey
-from firstline_gateway.contracts import device_alarms
-from firstline_gateway.contracts.device_alarms import DeviceAlarm, DeviceAlarms
+from firstline_gateway.contracts.devices import DeviceAlarm, DeviceAlarms
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64
@@ -64,7 +63,7 @@ def test_no_wall_clock_makes_one_be_forgotten_or_kept() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_alarms, "_REMEMBERED", 100)
+    monkeypatch.setattr("firstline_gateway.contracts.devices._REMEMBERED", 100)
     alarms = DeviceAlarms()
     for number in range(110):
         alarms.hear(M, f"cam{number}", A, number, heard_s=number)

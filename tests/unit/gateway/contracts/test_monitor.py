@@ -18,13 +18,12 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
-from firstline_gateway.contracts.audits import Skipped
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.store import Contribution
+from firstline_gateway.contracts.records import Contribution, Skipped
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts, Store
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 THREE = np.eye(10, dtype=np.float32)[[3]]

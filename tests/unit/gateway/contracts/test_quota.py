@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.contracts.quota import HOUR_S, Seen, share_per_hour
+from firstline_gateway.contracts.devices import HOUR_S, Seen, share_per_hour
 
 
 @pytest.mark.parametrize(("devices", "share"), [(0, 600.0), (1, 600.0), (20, 30.0), (6000, 0.1)])

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
 from firstline_core.types import ModelKey
-from firstline_gateway.contracts import store
+from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
@@ -24,7 +24,7 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 def put(database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True) -> bool:
     with database.begin() as connection:
-        return store.put(connection, pool, device, request_id, disagrees=disagrees)
+        return records.put(connection, pool, device, request_id, disagrees=disagrees)
 
 
 def test_what_was_counted_comes_back_to_the_last_bit(database: Database) -> None:
@@ -32,53 +32,53 @@ def test_what_was_counted_comes_back_to_the_last_bit(database: Database) -> None
     put(database, pool_of(4, alarmed_s=NOW_S), "yard", "b", disagrees=False)
     put(database, pool_of(1, OTHER), "cam", "c")
     with database.begin() as connection:
-        store.set_quota(connection, ModelKey("digits", 3), 12.5)
+        records.set_quota(connection, ModelKey("digits", 3), 12.5)
     with database.reading() as connection:
-        kept = {pool.key: pool for pool in store.pools(connection)}
+        kept = {pool.key: pool for pool in records.pools(connection)}
         assert kept == {KEY: pool_of(4, alarmed_s=NOW_S), OTHER: pool_of(1, OTHER)}
-        assert store.quotas(connection) == {ModelKey("digits", 3): 12.5}
-        shares = [(one.device, one.audits, one.disagreements) for one in store.contributions(connection, KEY)]
+        assert records.quotas(connection) == {ModelKey("digits", 3): 12.5}
+        shares = [(one.device, one.audits, one.disagreements) for one in records.contributions(connection, KEY)]
         assert shares == [("cam", 1, 1), ("yard", 1, 0)]
-        assert store.devices(connection) == {KEY: 2, OTHER: 1}
-        assert store.counted(connection, "cam", "a")
-        assert not store.counted(connection, "yard", "a")
+        assert records.devices(connection) == {KEY: 2, OTHER: 1}
+        assert records.is_counted(connection, "cam", "a")
+        assert not records.is_counted(connection, "yard", "a")
 
 
 def test_a_pool_that_is_locked_may_be_new(database: Database) -> None:
     with database.begin() as connection:
-        assert store.locked(connection, KEY) is None
-        assert store.pools(connection) == []
-        store.replace_pool(connection, pool_of(1))
-        assert store.locked(connection, KEY) == pool_of(1)
+        assert records.locked(connection, KEY) is None
+        assert records.pools(connection) == []
+        records.replace_pool(connection, pool_of(1))
+        assert records.locked(connection, KEY) == pool_of(1)
 
 
 def test_the_audits_of_an_hour_are_counted_and_those_of_yesterday_forgotten(database: Database) -> None:
     for hour, wall_s in ((0, NOW_S), (23, 0.0), (25, 3e9)):  # whatever the wall clock says
         put(database, pool_of(1, last_s=wall_s, last_service_s=hour * 3600), "cam", f"at {hour}")
     with database.reading() as connection:
-        assert store.counted_since(connection, "cam", 24 * 3600) == 1
-        assert store.counted_since(connection, "cam", 0.0) == 2
-        known = [store.counted(connection, "cam", f"at {hour}") for hour in (0, 23, 25)]
+        assert records.count_since(connection, "cam", 24 * 3600) == 1
+        assert records.count_since(connection, "cam", 0.0) == 2
+        known = [records.is_counted(connection, "cam", f"at {hour}") for hour in (0, 23, 25)]
     assert known == [False, True, True]
 
 
 def test_what_is_given_up_takes_its_contributions_along(database: Database) -> None:
     put(database, pool_of(1), "cam", "a")
     with database.begin() as connection:
-        store.give_up(connection, [KEY])
-        assert store.pools(connection) == []
-        assert store.devices(connection) == {}
+        records.give_up(connection, [KEY])
+        assert records.pools(connection) == []
+        assert records.devices(connection) == {}
     put(database, pool_of(1), "cam", "b")
     with database.reading() as connection:
-        assert store.devices(connection) == {KEY: 1}
+        assert records.devices(connection) == {KEY: 1}
 
 
 def test_the_same_audit_twice_changes_nothing(database: Database) -> None:
     assert put(database, pool_of(1), "cam", "a")
     assert not put(database, pool_of(2), "cam", "a")
     with database.reading() as connection:
-        assert store.pools(connection) == [pool_of(1)]
-        assert store.contributions(connection, KEY)[0].audits == 1
+        assert records.pools(connection) == [pool_of(1)]
+        assert records.contributions(connection, KEY)[0].audits == 1
 
 
 def test_a_state_that_no_audits_lead_to_begins_anew(database: Database) -> None:
@@ -88,5 +88,5 @@ def test_a_state_that_no_audits_lead_to_begins_anew(database: Database) -> None:
         spoil = "UPDATE contract_pools SET record = replace(record, '\"peak\":', '\"peak\":-') WHERE key LIKE '%0.5%'"
         connection.execute(text(spoil))
     with database.begin() as connection:
-        assert [pool.key for pool in store.pools(connection)] == [KEY]
-        assert store.locked(connection, OTHER) is None
+        assert [pool.key for pool in records.pools(connection)] == [KEY]
+        assert records.locked(connection, OTHER) is None

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.identity import buckets
-from firstline_gateway.identity.buckets import Buckets
+from firstline_gateway.identity.gatekeeper import Buckets
 
 
 def test_a_burst_and_then_the_rate() -> None:
@@ -28,7 +27,7 @@ def test_what_is_given_back_can_be_taken_again() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "_KEYS_LIMIT", 2)
+    monkeypatch.setattr("firstline_gateway.identity.gatekeeper._KEYS_LIMIT", 2)
     found = Buckets()
     for key in "abc":
         found.take(key, 0.0, per_s=1, burst=1)

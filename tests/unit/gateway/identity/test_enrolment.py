@@ -15,7 +15,7 @@ from firstline_gateway.identity.credentials import Known, read_changes
 from firstline_gateway.identity.enrolment import Enrolled, Issued
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store import service
+from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import Database, open_database
 
 NOW_S = 1_800_000_000.0
@@ -171,7 +171,7 @@ def test_the_list_goes_by_name_a_page_at_a_time(database: Database, issue: Calla
 def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     with database.begin() as on:
-        service.advance(on, 91 * DAY_S)
+        service_clock.advance(on, 91 * DAY_S)
         enrolment.forget_expired(on, NOW_S + 91 * DAY_S, DAY_S / 2)
     with database.reading() as on:
         assert on.execute(select(CERTIFICATES)).all() == on.execute(select(JOIN_TOKENS)).all() == []
@@ -186,14 +186,14 @@ def test_a_certificate_is_forgotten_by_no_wall_clock_alone(
         assert enrolment.revoke(on, "a", NOW_S)
     memory = known(database)
     with database.begin() as on:
-        service.advance(on, service_s)
+        service_clock.advance(on, service_s)
         enrolment.forget_expired(on, wall_s, DAY_S)
     for one in (known(database, memory), known(database)):
         one.forget(wall_s, DAY_S)
         assert one.certificate("1") is not None
         assert [revoked.serial for revoked in one.revoked()] == ["1"], "the broker refuses it as before"
     with database.begin() as on:
-        service.advance(on, 1e9)
+        service_clock.advance(on, 1e9)
         enrolment.forget_expired(on, NOW_S + 92 * DAY_S, DAY_S)
     known(database, memory).forget(NOW_S + 92 * DAY_S, DAY_S)
     assert memory.certificate("1") is known(database).certificate("1") is None

@@ -10,9 +10,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_gateway.identity import ca, proxy
+from firstline_gateway.identity import ca, client_certificate
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.proxy import ProxyCertificates
+from firstline_gateway.identity.client_certificate import ProxyCertificates
 
 NOW_S = 1_800_000_000.0
 AUTHORITY = ca.create_authority(ca.new_key(), NOW_S)
@@ -87,24 +87,24 @@ def test_a_header_that_is_there_twice_is_refused() -> None:
     [("10.0.0.7", True), ("::ffff:10.0.0.7", True), ("10.0.1.7", False), ("::1", True), ("", False), ("proxy", False)],
 )
 def test_only_configured_addresses_are_believed(address: str, trusted: bool) -> None:
-    assert proxy.is_trusted(address, proxy.networks(["10.0.0.0/24", "::1"])) is trusted
+    assert client_certificate.is_trusted(address, client_certificate.networks(["10.0.0.0/24", "::1"])) is trusted
 
 
 def test_a_network_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match=r"auth\.trusted_proxies: 'proxy'"):
-        proxy.networks(["proxy"])
+        client_certificate.networks(["proxy"])
 
 
 def test_a_certificate_is_read_once_for_as_long_as_its_authority_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    parse = proxy._certificate
+    parse = client_certificate._certificate
 
     def counted(text: str) -> x509.Certificate:
         read.append(text)
         return parse(text)
 
-    monkeypatch.setattr(proxy, "_certificate", counted)
-    monkeypatch.setattr(proxy, "_REMEMBERED", 2)
+    monkeypatch.setattr(client_certificate, "_certificate", counted)
+    monkeypatch.setattr(client_certificate, "_REMEMBERED", 2)
     certificates, value = ProxyCertificates(), escaped(CERTIFICATE)
     assert certificates.read([value], BELIEVED) == certificates.read([value], BELIEVED)
     assert len(read) == 1

@@ -33,15 +33,12 @@ from firstline_core.errors import (
     StoreUnavailableError,
 )
 from firstline_core.fleet.registry import expiry_warnings
-from firstline_gateway.identity.folder import AuthorityFolder
-from firstline_gateway.registry import online, records, signing
+from firstline_gateway.identity.authorities import AuthorityFolder
+from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
-from firstline_gateway.registry.blobs import Blobs, LocalBlobs, checked
-from firstline_gateway.registry.bundles import Bundles
-from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Files, open_blobs
-from firstline_gateway.registry.maintenance import RegistryMaintenance
-from firstline_gateway.registry.registry import Registry
+from firstline_gateway.registry.catalogue import Bundles, Catalogue, catalogue_of, check_listed, entry_of
+from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked, open_blobs
+from firstline_gateway.registry.registry import Registry, RegistryMaintenance
 from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.settings.settings import Registry as RegistrySettings
@@ -77,7 +74,7 @@ class Room:
     async def begin(self) -> None:
         """Publishes a root that names this gateway's key."""
         offered = await self.registry.online_key(fresh=False)
-        (signer,) = online.signers(self.folder / "identity")
+        (signer,) = signing.signers(self.folder / "identity")
         assert signer.public_key.keyid == offered.keyid
         root = self.repository.root
         for role in (Snapshot.type, Timestamp.type):

@@ -12,7 +12,7 @@ from support.pretended_devices import Pretended, pretended_population
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.population import NEW, NOTHING, OLD, Effect
 from firstline_core.fleet.audit_log import verify_log
-from firstline_gateway.audit_log import records as audit_log
+from firstline_gateway import audit_log
 from firstline_gateway.rollouts.definition import Stage
 
 DEVICES = 240  # `make -C bench fleet` has a thousand

@@ -44,7 +44,7 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.journal import record
 from firstline_gateway.telemetry.metrics import GatewayMetrics

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firstline_gateway.settings.cores import usable_cores
+from firstline_gateway.settings.settings import usable_cores
 
 
 @pytest.mark.parametrize(

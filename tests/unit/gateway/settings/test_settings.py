@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_gateway.settings.check import is_loopback
-from firstline_gateway.settings.load import load
+from firstline_gateway.settings.load import is_loopback, load
 from firstline_gateway.settings.settings import Settings
 
 EXAMPLE = Path(__file__).parents[4] / "cloud_gateway" / "gateway.toml"

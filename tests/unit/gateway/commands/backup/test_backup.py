@@ -50,7 +50,7 @@ def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
 def hand_in(database: Database, number: int) -> None:
     job = Job(f"{number}", AWKWARD, "m", "", jobs.RUNNING, bytes(range(number)), number or None, None, number / 3)
     with database.begin() as connection:
-        assert jobs.add(connection, job, 2, jobs.Room(1000, 1_000_000)) is None
+        assert jobs.add(connection, job, 2, jobs.JobLimits(1000, 1_000_000)) is None
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def filled(store_settings: Store, tmp_path: Path) -> Settings:
         put(database, number, AWKWARD)
         hand_in(database, number)
     with database.begin() as connection:
-        assert jobs.end(connection, "1", jobs.Ended(200, b"answer", 3), 2.5)
+        assert jobs.end(connection, "1", jobs.JobResult(200, b"answer", 3), 2.5)
     database.close()
     identity = Path(settings.identity.directory)
     identity.mkdir(mode=0o700)
@@ -103,7 +103,7 @@ def test_all_of_it_comes_back_on_either_database(filled: Settings, new: Settings
     put(database, 99)  # numbered after those that were restored
     hand_in(database, 99)
     with database.begin() as connection:
-        claimed = jobs.claim(connection, "here", 9, 1, service_s=100.0, came_by_s=100.0, lease_s=1.0)
+        claimed = jobs.claim(connection, "here", 9, 1, service_s=100.0, submitted_by_s=100.0, lease_s=1.0)
         assert [job.job_id for job in claimed if isinstance(job, Job)] == ["0", "2", "3", "4", "99"]
         ended = jobs.find(connection, "1", AWKWARD)
         assert ended is not None
@@ -126,15 +126,15 @@ def test_the_authority_alone_comes_back_beside_a_store_that_is_well(filled: Sett
 
 
 def test_a_backup_is_of_one_moment(filled: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from firstline_gateway.commands.backup import tables
+    from firstline_gateway.commands.backup import backup
 
-    lines, database = tables.lines, open_database(filled.store)
+    lines, database = backup.lines, open_database(filled.store)
 
     def lines_while_somebody_writes(connection: object, table: object) -> object:
         put(database, 1000 + len(contents(filled.store)["deliveries"]))
         return lines(connection, table)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tables, "lines", lines_while_somebody_writes)
+    monkeypatch.setattr(backup, "lines", lines_while_somebody_writes)
     before = contents(filled.store)
     back_up(filled, tmp_path / "gateway.backup")
     database.close()

@@ -19,7 +19,7 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, content_of
 from firstline_gateway.serving.deliveries.tables import DELIVERIES
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.service import ServiceClock
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 

@@ -1,27 +1,65 @@
-"""Contracts in the store: pools, the audits of the last day of service, and quotas, within a caller's transaction.
+"""Contracts' tables: pools, contributions, the audits of the last day of service, and quotas.
 
-An audit is one transaction, so that a test and the ids that it counted never part. Replicas that share a database
-share its pools: counting locks the pool's row, so that all audits form one sequence and each counts once.
+`last_s` is wall time, to be shown; `service_s` is the store's own clock, by which things grow old (`store/service.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, Text, delete, func, select
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import ModelKey
-from firstline_gateway.contracts.pool import Pool, PoolKey
-from firstline_gateway.contracts.tables import AUDITS, CONTRIBUTIONS, POOLS, QUOTAS
-from firstline_gateway.store.statements import insert
+from firstline_core.types import AuditNote, ModelKey
+from firstline_gateway.contracts.pool import Pool, PoolKey, counted, opened
+from firstline_gateway.settings.settings import Contracts
+from firstline_gateway.store.schema import METADATA, insert
+
+POOLS = Table(
+    "contract_pools",
+    METADATA,
+    Column("key", Text, primary_key=True),
+    Column("record", Text, nullable=False),
+)
+
+CONTRIBUTIONS = Table(
+    "contract_contributions",
+    METADATA,
+    Column("pool", Text, primary_key=True),
+    Column("device", Text, primary_key=True),
+    Column("audits", BigInteger, nullable=False),
+    Column("disagreements", BigInteger, nullable=False),
+    Column("last_s", Double, nullable=False),
+    Column("service_s", Double, nullable=False),
+)
+
+AUDITS = Table(
+    "contract_audits",
+    METADATA,
+    Column("device", Text, primary_key=True),
+    Column("request_id", Text, primary_key=True),
+    Column("service_s", Double, nullable=False),
+    Index(None, "service_s"),
+    Index(None, "device", "service_s"),
+)
+
+QUOTAS = Table(
+    "contract_quotas",
+    METADATA,
+    Column("bundle", Text, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("per_hour", Double, nullable=False),
+)
+
 
 log = logger(__name__)
 
+HOUR_S = 3600.0
 _DAY_S = 86_400.0
 
 
@@ -77,13 +115,13 @@ def devices(connection: Connection) -> dict[PoolKey, int]:
     return {msgspec.json.decode(pool, type=PoolKey): found for pool, found in connection.execute(query)}
 
 
-def counted(connection: Connection, device: str, request_id: str) -> bool:
+def is_counted(connection: Connection, device: str, request_id: str) -> bool:
     """Whether this request was counted within the last day of service."""
     query = select(1).where(AUDITS.c.device == device, AUDITS.c.request_id == request_id)
     return connection.execute(query).first() is not None
 
 
-def counted_since(connection: Connection, device: str, service_s: float) -> int:
+def count_since(connection: Connection, device: str, service_s: float) -> int:
     """How many audits of a device were counted after a time of service."""
     query = select(func.count()).where(AUDITS.c.device == device, AUDITS.c.service_s > service_s)
     return int(connection.execute(query).scalar_one())
@@ -158,3 +196,62 @@ def decoded(key: str, record: str) -> Pool | None:
         log.error("audits not readable", promise=key, why=str(error))
         return None
     return pool
+
+
+class Skipped(StrEnum):
+    """Why an audit was not counted: none of it depends on the audit's loss."""
+
+    REPEATED = "repeated"  # this request was counted before
+    DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
+    SPACING = "spacing"  # another audit of the promise was counted a moment ago
+    NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
+    DISK = "disk"  # the store refuses, and what is not kept is not counted
+    NO_ANSWER = "no_answer"  # the full model gave what is no probability
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An audit that is still to be counted, of an answered request."""
+
+    device: str
+    request_id: str
+    model: ModelKey
+    key: PoolKey
+    note: AuditNote
+    disagrees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The pool after an audit; where that raised the alarm, how many devices' audits it has."""
+
+    pool: Pool
+    alarmed_devices: int | None
+
+
+def count(
+    connection: Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
+) -> Counted | Skipped:
+    """Counts an audit.
+
+    Args:
+        connection: of the caller's transaction.
+        one: the audit.
+        settings: how many count.
+        service_s: the store's own time, by which an audit is a repeat, one too many, or too soon after another.
+        now_s: wall time, to be shown.
+    """
+    if is_counted(connection, one.device, one.request_id):
+        return Skipped.REPEATED
+    if count_since(connection, one.device, service_s - HOUR_S) >= settings.audits_per_device_hour:
+        return Skipped.DEVICE_LIMIT
+    pool = locked(connection, one.key)
+    if pool is None:
+        pool = opened(one.key, now_s)
+    elif service_s - pool.last_service_s < settings.audit_spacing_s:
+        return Skipped.SPACING
+    after = counted(pool, one.note, float(one.disagrees), now_s=now_s, service_s=service_s, delta=settings.delta)
+    if not put(connection, after, one.device, one.request_id, disagrees=one.disagrees):
+        return Skipped.REPEATED
+    alarms = after.alarmed_s is not None and pool.alarmed_s is None
+    return Counted(after, devices(connection)[one.key] if alarms else None)

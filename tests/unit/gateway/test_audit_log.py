@@ -12,7 +12,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import FIRST, verify_log
-from firstline_gateway.audit_log import audit_log, records
+from firstline_gateway import audit_log
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
@@ -26,17 +26,17 @@ def database(store_settings: Store) -> Iterator[Database]:
 
 def add(database: Database, subject: str, **details: object) -> None:
     with database.begin() as connection:
-        records.add(connection, at_s=1e9, actor="application:ops", action="test", subject=subject, details=details)
+        audit_log.add(connection, at_s=1e9, actor="application:ops", action="test", subject=subject, details=details)
 
 
 def test_what_was_added_is_a_chain(database: Database) -> None:
     for number in range(5):
         add(database, "odd" if number % 2 else "even", number=number)
     with database.reading() as connection:
-        entries = records.page(connection, 0, 100)
-        assert verify_log(entries) == records.last(connection) == (5, entries[-1].sha256)
-        assert [entry.number for entry in records.page(connection, 1, 2)] == [2, 3]
-        assert [msgspec.json.decode(entry.details)["number"] for entry in records.page(connection, 0, 9, "odd")] == [
+        entries = audit_log.page(connection, 0, 100)
+        assert verify_log(entries) == audit_log.last(connection) == (5, entries[-1].sha256)
+        assert [entry.number for entry in audit_log.page(connection, 1, 2)] == [2, 3]
+        assert [msgspec.json.decode(entry.details)["number"] for entry in audit_log.page(connection, 0, 9, "odd")] == [
             1,
             3,
         ]
@@ -44,7 +44,7 @@ def test_what_was_added_is_a_chain(database: Database) -> None:
 
 def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> None:
     with database.reading() as connection:
-        last = records.last(connection)
+        last = audit_log.last(connection)
     signed = audit_log.sign(last, audit_log.open_key(tmp_path), 5.0)
     assert last == (0, FIRST) == verify_log([], [signed])
 
@@ -52,14 +52,14 @@ def test_an_empty_trail_has_a_head_too(database: Database, tmp_path: Path) -> No
 def test_what_is_not_done_is_not_told(database: Database) -> None:
     def refused() -> None:
         with database.begin() as connection:
-            records.add(connection, at_s=1e9, actor="a", action="b", subject="c", details={})
+            audit_log.add(connection, at_s=1e9, actor="a", action="b", subject="c", details={})
             raise RuntimeError("the transaction fails")
 
     with pytest.raises(RuntimeError):
         refused()
     add(database, "kept")
     with database.reading() as connection:
-        assert [entry.subject for entry in records.page(connection, 0, 9)] == ["kept"]
+        assert [entry.subject for entry in audit_log.page(connection, 0, 9)] == ["kept"]
 
 
 def test_those_who_add_at_once_make_one_chain(database: Database) -> None:
@@ -67,13 +67,13 @@ def test_those_who_add_at_once_make_one_chain(database: Database) -> None:
         for done in [pool.submit(add, database, f"s{number}") for number in range(24)]:
             done.result()
     with database.reading() as connection:
-        assert verify_log(records.page(connection, 0, 100))[0] == 24
+        assert verify_log(audit_log.page(connection, 0, 100))[0] == 24
 
 
 def test_details_without_end_are_not_kept(database: Database) -> None:
     add(database, "much", text="x" * 100_000)
     with database.reading() as connection:
-        assert "left_out_bytes" in records.page(connection, 0, 1)[0].details
+        assert "left_out_bytes" in audit_log.page(connection, 0, 1)[0].details
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:

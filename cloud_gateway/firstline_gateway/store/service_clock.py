@@ -1,18 +1,20 @@
-"""The service clock: the seconds during which gateways were in service.
-
-Records that prevent double counting must not expire because a wall clock was set ahead, and must expire although it was
-set back. So they age by this clock: no wall clock moves it, it stops while no gateway runs, and replicas share it. Each
-replica advances it by its own monotonic time, and continues from a later time of another replica. Wall time is only
-shown to people.
-"""
+"""The store's own table: the service clock, by which records age."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Column, Connection, Double, Integer, Table, select, update
 
 from firstline_core.clock import Clock
 from firstline_gateway.store.database import Database
-from firstline_gateway.store.tables import SERVICE_CLOCK
+from firstline_gateway.store.schema import METADATA
+
+SERVICE_CLOCK = Table(
+    "service_clock",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("seconds", Double, nullable=False),
+)
+"""One row, of id 1."""
 
 
 class ServiceClock:

@@ -6,16 +6,15 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, func, select
 from support.databases import PostgreSql
 
-from firstline_gateway.jobs import records, usage
-from firstline_gateway.jobs.records import RUNNING, Ended, Job, Room
-from firstline_gateway.jobs.tables import JOBS, KEPT
+from firstline_gateway.jobs import records
+from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobLimits, JobResult
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
-ROOM = Room(jobs=10_000, size_bytes=1 << 30)
+ROOM = JobLimits(jobs=10_000, size_bytes=1 << 30)
 WHO = ("anna", "bob", "carl")
 
 
@@ -30,13 +29,13 @@ def job(job_id: str, principal: str, size_bytes: int) -> Job:
     return Job(job_id, principal, "m", "", RUNNING, bytes(size_bytes), None, None, 0.0)
 
 
-def counted(connection: Connection, principal: str) -> usage.Amounts:
+def counted(connection: Connection, principal: str) -> records.Usage:
     """The same by counting."""
     found: list[int] = []
     for chosen in (JOBS.c.sequence > 0, JOBS.c.principal == principal):
         query = select(func.count(), func.coalesce(func.sum(JOBS.c.size_bytes), 0)).where(chosen)
         found += map(int, connection.execute(query).one())
-    return usage.Amounts(*found)
+    return records.Usage(*found)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,40 +49,32 @@ def test_the_sums_are_what_counting_finds_and_stay_few(database: Database, seed:
                 known.append((f"j{at}", principal := rng.choice(WHO)))
                 assert records.add(connection, job(f"j{at}", principal, rng.randrange(100)), 2, ROOM) is None
             elif doing < 0.8:
-                records.end(connection, rng.choice(known)[0], Ended(200, bytes(rng.randrange(200)), None), float(at))
+                records.end(
+                    connection, rng.choice(known)[0], JobResult(200, bytes(rng.randrange(200)), None), float(at)
+                )
             elif doing < 0.97:
                 records.remove(connection, *rng.choice(known))
             else:
-                records.forget(connection, at - 50.0)
+                records.remove_ended(connection, at - 50.0)
             principal = rng.choice(WHO)
-            assert usage.amounts(connection, principal) == counted(connection, principal)
-            rows = connection.execute(select(func.count()).select_from(KEPT)).scalar_one()
-            assert rows <= usage.LOOSE + 2 * len(WHO) + 1
-
-
-def test_what_a_version_without_sums_has_written_is_counted(database: Database) -> None:
-    with database.begin() as connection:
-        for at in range(3):
-            records.add(connection, job(f"j{at}", "anna", 10), 2, ROOM)
-        connection.execute(delete(KEPT))
-        assert usage.amounts(connection, "anna").jobs == 0
-        usage.recount(connection)
-        assert usage.amounts(connection, "anna") == (3, 30, 3, 30)
+            assert records.usage(connection, principal) == counted(connection, principal)
+            rows = connection.execute(select(func.count()).select_from(USAGE)).scalar_one()
+            assert rows <= records.UNCOMBINED_ROWS + 2 * len(WHO) + 1
 
 
 def test_two_replicas_put_sums_together_at_the_same_moment(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
     one, other = open_database(Store(url=url)), open_database(Store(url=url))
     with one.begin() as connection:
-        for _ in range(usage.LOOSE + 3):
-            usage.change(connection, "anna", 1, 5)
-    whole = usage.LOOSE + 3, 5 * (usage.LOOSE + 3)
+        for _ in range(records.UNCOMBINED_ROWS + 3):
+            records.change_usage(connection, "anna", 1, 5)
+    whole = records.UNCOMBINED_ROWS + 3, 5 * (records.UNCOMBINED_ROWS + 3)
     with one.begin() as first, other.begin() as second:
-        assert usage.amounts(first, "anna")[:2] == whole  # and puts them together
-        usage.change(first, "anna", 1, 5)
-        assert usage.amounts(second, "anna")[:2] == whole
-        usage.change(second, "bob", 1, 7)
+        assert records.usage(first, "anna")[:2] == whole  # and puts them together
+        records.change_usage(first, "anna", 1, 5)
+        assert records.usage(second, "anna")[:2] == whole
+        records.change_usage(second, "bob", 1, 7)
     with one.begin() as connection:
-        assert usage.amounts(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
+        assert records.usage(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
     for each in (one, other):
         each.close()

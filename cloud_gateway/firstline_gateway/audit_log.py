@@ -1,0 +1,169 @@
+"""The tables of the audit log. Its head is a row of its own, which is locked while an entry is added."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, insert, select, update
+
+from firstline_core.clock import Clock
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.audit_log import FIRST, Entry, Head, next_entry
+from firstline_core.fleet.rollout import AuditPage
+from firstline_core.storage.files import make_folder, sync_folder
+from firstline_gateway.store import schema
+from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.schema import METADATA
+
+ENTRIES = Table(
+    "trail_entries",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Double, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(256), nullable=False, index=True),
+    Column("details", Text, nullable=False),
+    Column("previous", String(64), nullable=False),
+    Column("sha256", String(64), nullable=False),
+)
+
+HEAD = Table(
+    "trail_head",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+)
+"""One row, of id 1."""
+
+
+_DETAILS_BYTES = 64 * 1024
+
+
+def add(
+    connection: Connection, *, at_s: float, actor: str, action: str, subject: str, details: dict[str, Any]
+) -> Entry:
+    """Adds an entry; replicas that add at the same moment do so one after the other.
+
+    Args:
+        connection: within the transaction that carries out what the entry tells.
+        at_s: wall time.
+        actor: a principal, or "rule:..." for what no person did.
+        action: a word for programs, such as "rollout.start".
+        subject: the object of the action.
+        details: the numbers behind the decision; above 64 KiB only their size is stored.
+    """
+    text = msgspec.json.encode(details).decode()
+    if len(text) > _DETAILS_BYTES:
+        text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
+    row = {"id": 1, "number": 0, "sha256": FIRST}
+    connection.execute(schema.insert(connection, HEAD).values(row).on_conflict_do_nothing())
+    held = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
+    entry = next_entry((held.number, held.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
+    connection.execute(insert(ENTRIES).values(msgspec.structs.asdict(entry)))
+    connection.execute(update(HEAD).values(number=entry.number, sha256=entry.sha256))
+    return entry
+
+
+def last(connection: Connection) -> tuple[int, str]:
+    """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
+    found = connection.execute(select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
+    return (found.number, found.sha256) if found is not None else (0, FIRST)
+
+
+def page(connection: Connection, after: int, limit: int, subject: str = "") -> list[Entry]:
+    """Entries by number, from the first one after `after` on; of one subject, or of all."""
+    query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number).limit(limit)
+    if subject:
+        query = query.where(ENTRIES.c.subject == subject)
+    return [Entry(**row._mapping) for row in connection.execute(query)]
+
+
+KEY_FILE = "trail.key"
+
+
+class AuditLog:
+    """The audit log of one gateway, or of the replicas that share its store.
+
+    Args:
+        readers: of the store.
+        directory: of the authority, where the key is that signs heads; made when it is first asked for.
+        clock: for wall time.
+    """
+
+    def __init__(self, readers: Readers, directory: Path, *, clock: Clock) -> None:
+        self._readers = readers
+        self._directory = directory
+        self._clock = clock
+
+    async def page(self, after: int, limit: int, subject: str) -> AuditPage:
+        """Returns entries by number."""
+        found = await self._readers.ask(partial(page, after=after, limit=limit, subject=subject))
+        return AuditPage(tuple(found), found[-1].number if len(found) == limit else None)
+
+    async def head(self) -> Head:
+        """Returns the signed head: how far the log goes now.
+
+        Raises:
+            ConfigError: there is no key, and none can be made.
+        """
+        newest = await self._readers.ask(last)
+        key = await asyncio.to_thread(open_key, self._directory)
+        return sign(newest, key, self._clock.wall_s())
+
+
+def open_key(directory: Path) -> Ed25519PrivateKey:
+    """Returns the key in the authority's folder, which replicas and backups share; creates it if missing. Blocks.
+
+    Raises:
+        ConfigError: the key cannot be created or read.
+    """
+    path = directory / KEY_FILE
+    try:
+        make_folder(directory)
+        _make(path)
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be used to sign the audit log: {error}.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} holds no Ed25519 key; move it away, and a new one is made.")
+    return key
+
+
+def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float) -> Head:
+    """Returns the signed head of a log whose last entry has this number and hash."""
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    return Head(*last, at_s=now_s, public_key=public).signed(key)
+
+
+def _make(path: Path) -> None:
+    """Creates the key if missing; if two replicas do so at once, one key is kept."""
+    if path.exists():
+        return
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    content = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        pass
+    finally:
+        fresh.unlink()
+    sync_folder(path.parent)

@@ -1,0 +1,114 @@
+"""Callers that wait for a job to end, so that they need not poll.
+
+A job that ends in this process wakes its callers at once. Jobs that other replicas end are looked up in the store: one
+query for all awaited jobs, and no query without waiting callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+from firstline_core.clock import Clock
+from firstline_core.errors import CapacityError, QueueFullError
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import counted
+from firstline_gateway.jobs import records
+from firstline_gateway.store.readers import Readers
+
+log = logger("firstline_gateway.jobs")
+
+JobEnd = asyncio.Future[None]
+"""Done once a job has ended, was deleted, or this gateway stops; the store knows which."""
+
+_POLL_S = 0.5
+_RETRY_S = 1.0
+
+
+class JobWaiters:
+    """The waiting callers. Belongs to one event loop.
+
+    Args:
+        readers: reads the store.
+        clock: paces the look-ups in the store.
+        limit: largest number of waiting callers; one principal may have half of them.
+    """
+
+    def __init__(self, readers: Readers, clock: Clock, limit: int) -> None:
+        self._readers = readers
+        self._clock = clock
+        self._limit = limit
+        self._waiting: dict[str, set[JobEnd]] = {}
+        self._waits_of: Counter[str] = Counter()
+        self._polling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @contextlib.contextmanager
+    def watch(self, job_id: str, principal: str) -> Iterator[JobEnd]:
+        """Yields a future that is done when a job ends; read the job after this call.
+
+        Raises:
+            QueueFullError: too many callers wait.
+        """
+        self._check_room(principal)
+        end: JobEnd = asyncio.get_running_loop().create_future()
+        if self._closed:
+            end.set_result(None)
+        self._waits_of[principal] += 1
+        others = self._waiting.setdefault(job_id, set())
+        others.add(end)
+        if self._polling is None and not self._closed:
+            self._polling = asyncio.create_task(self._poll())
+        try:
+            yield end
+        finally:
+            self._waits_of[principal] -= 1
+            if not self._waits_of[principal]:
+                del self._waits_of[principal]
+            others.discard(end)
+            if not others and self._waiting.get(job_id) is others:
+                del self._waiting[job_id]
+
+    def _check_room(self, principal: str) -> None:
+        if self._waits_of.total() >= self._limit:
+            full = f"{self._limit} callers wait for answers to jobs, this gateway's limit (jobs.waiting_limit)"
+        elif 2 * self._waits_of[principal] >= max(self._limit, 2):
+            full = f"You wait for {counted(self._waits_of[principal], 'answer')} to jobs, half of jobs.waiting_limit"
+        else:
+            return
+        raise QueueFullError(f"{full}; ask without waiting, or come back later.", retry_after_s=_RETRY_S)
+
+    def notify(self, job_id: str) -> None:
+        """Wakes the callers that wait for a job, which has ended or was deleted."""
+        for end in self._waiting.get(job_id, ()):
+            if not end.done():
+                end.set_result(None)
+
+    async def close(self) -> None:
+        """Wakes all callers."""
+        self._closed = True
+        for job_id in tuple(self._waiting):
+            self.notify(job_id)
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+            self._polling = None
+
+    async def _poll(self) -> None:
+        while self._waiting:
+            await self._clock.sleep(_POLL_S)
+            awaited = tuple(self._waiting)
+            try:
+                running = await self._readers.ask(partial(records.running, job_ids=awaited))
+            except CapacityError:
+                continue  # the store logs it
+            except Exception:  # the outermost loop of a task that must not end while a caller waits
+                log.exception("ended jobs not read")
+                continue
+            for job_id in awaited:
+                if job_id not in running:
+                    self.notify(job_id)
+        self._polling = None
