@@ -23,7 +23,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, Latency, evaluate
-from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.observe import observe
-from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.confidence import Probabilities

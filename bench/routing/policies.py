@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bench.pools import Pool
 from bench.routing.replay import DECLARED
-from firstline.workbench.scores import choose_score, fit_value
+from firstline.workbench.selection import choose_score, fit_value
 from firstline_core.bundle.loading import scorer
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bench.pools import Pool
 from bench.simulation.core import OneCore
-from firstline.workbench.scores import fit_value
+from firstline.workbench.selection import fit_value
 from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle

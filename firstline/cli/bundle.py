@@ -17,8 +17,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import Against, Calibration, calibrate
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.inspect import Summary, summarise, verify
-from firstline.workbench.recipe import parse_score, read_recipe
-from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, read_labels
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
 from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
 from firstline_core.bundle.manifest import Policy
 from firstline_core.bundle.store import Bundle, open_bundle

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from firstline.cli.output import confidence, percent, table
-from firstline.workbench.contracts import GroupsProof, Terms
+from firstline.workbench.certify import GroupsProof, Terms
 from firstline.workbench.selection import Selection
 from firstline_core.routing.certificate import points
 from firstline_core.routing.certification import Proof

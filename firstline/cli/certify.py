@@ -16,16 +16,21 @@ from firstline.cli.options import require_bundle
 from firstline.cli.output import progress, warn
 from firstline.cli.score_table import read_table
 from firstline.client.sync_client import Client
-from firstline.workbench.bundle_folder import refuse_overwriting
-from firstline.workbench.certify import Certification, certify_bundle, voided, write_certified
-from firstline.workbench.contracts import Terms, certify_by, certify_classes, certify_stream_bundle
-from firstline.workbench.dataset import Dataset, open_dataset
-from firstline.workbench.device_evidence import gather_from_agent
-from firstline.workbench.evidence import Evidence, gather
-from firstline.workbench.field_certificate import certify_field
-from firstline.workbench.groups import read_groups
-from firstline.workbench.scores import can_learn
-from firstline.workbench.selection import check_score, default_fraction
+from firstline.workbench.bundle import refuse_overwriting
+from firstline.workbench.certify import (
+    Certification,
+    Terms,
+    certify_bundle,
+    certify_by,
+    certify_classes,
+    certify_field,
+    certify_stream_bundle,
+    voided,
+    write_certified,
+)
+from firstline.workbench.dataset import Dataset, open_dataset, read_groups
+from firstline.workbench.evidence import Evidence, gather, gather_from_agent
+from firstline.workbench.selection import can_learn, check_score, default_fraction
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -126,16 +131,7 @@ class ContractOptions:
             return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
         if self.by is not None:
             return certify_classes(bundle, evidence, terms)
-        return certify_bundle(
-            bundle,
-            evidence,
-            epsilon=terms.epsilon,
-            delta=terms.delta,
-            contract=terms.contract,
-            score=terms.score,
-            seed=terms.seed,
-            select_fraction=terms.select_fraction,
-        )
+        return certify_bundle(bundle, evidence, terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,19 +289,11 @@ def _certify_table(source: str, bundle: Bundle | None, terms: Terms) -> tuple[Pr
     """Returns what a table of scores proves, and the certification of the bundle that it came from, if one is named."""
     rows = read_table(source)
     columns = [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
-    fraction = terms.select_fraction or 0.0
     if bundle is None:
+        fraction = terms.select_fraction or 0.0
         proof = certify_weighted(*columns, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed)
         return proof, None
-    certification = certify_field(
-        bundle,
-        *columns,
-        {row.certificate for row in rows},
-        epsilon=terms.epsilon,
-        delta=terms.delta,
-        select_fraction=fraction,
-        seed=terms.seed,
-    )
+    certification = certify_field(bundle, *columns, certificates={row.certificate for row in rows}, terms=terms)
     return certification.proof, certification
 
 

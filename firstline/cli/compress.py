@@ -12,7 +12,7 @@ from firstline.cli.options import BundleArgument, GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, print_json, progress, warn
 from firstline.cli.profile_source import load_profile
 from firstline.cli.work_folder import work_folder
-from firstline.workbench.bundle_folder import refuse_existing, require_writable
+from firstline.workbench.bundle import refuse_existing, require_writable
 from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
 from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
 from firstline.workbench.compress.student import Lesson, require_training, start_of

@@ -13,8 +13,7 @@ from firstline.cli.command import Report
 from firstline.cli.options import BundleArgument, require_bundle
 from firstline.cli.output import progress, table
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import Evaluation, Latency, figures
-from firstline.workbench.measure import measure
+from firstline.workbench.evaluate import Evaluation, Latency, figures, measure
 from firstline.workbench.report import require_drawing, write_report
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions

@@ -13,8 +13,8 @@ from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
 from firstline.cli.options import GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
-from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
+from firstline.workbench.observe import accuracies_on
 from firstline.workbench.pareto import check_accuracy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError

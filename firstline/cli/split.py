@@ -9,7 +9,7 @@ import typer
 
 from firstline.cli.options import BundleArgument, require_bundle
 from firstline.cli.output import Output, OutputOption, print_table, progress, size, table
-from firstline.workbench.bundle_folder import staged_folder
+from firstline.workbench.bundle import staged_folder
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
 from firstline_core.bundle.store import Bundle, open_bundle

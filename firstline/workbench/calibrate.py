@@ -16,8 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.measure import Progress
-from firstline.workbench.observe import observe
+from firstline.workbench.observe import Progress, observe
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle

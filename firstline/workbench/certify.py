@@ -1,27 +1,77 @@
-"""Certifies an edge variant of a bundle on data, and writes the bundle that carries the certificate."""
+"""Certifies an edge variant of a bundle on data, and writes the bundle that carries the certificate.
+
+A contract is about the accepted edge answers together, those of each predicted class or known group, or about all
+answers of both tiers. A bundle can be certified again on the audits of a device.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from firstline.workbench.bundle_folder import refuse_overwriting, staged_folder
+from firstline.workbench.bundle import refuse_overwriting, staged_folder
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.selection import ScoreName, Selection, select
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, Policy, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
-from firstline_core.routing.certificate import Certificate, Contract
-from firstline_core.routing.certification import Proof, Start, certify
+from firstline_core.routing.certificate import Certificate, Contract, GroupCertificate, Histogram
+from firstline_core.routing.certification import Proof, Start, certify, start_shares, starts_at
+from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted, net_loss
 from firstline_core.routing.drift import histogram
+from firstline_edge.audits.records import key_of
+
+EdgeContract = Literal["disagreement", "harm"]
+"""Contracts on accepted edge answers; see `routing.certificate.Contract`."""
 
 _NEARLY_ALL = 0.999  # a bound of 1 would leave audits nothing to find
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of a certificate.
+
+    Attributes:
+        epsilon: share of the accepted edge answers that may break the contract; of a contract on all answers, the
+            accuracy given up at most.
+        delta: probability that the promise is wrong; of all promises together where there are several.
+        contract: the definition of a loss.
+        score: which one.
+        seed: of the split.
+        select_fraction: share of the data that decides; None takes `selection.default_fraction`.
+    """
+
+    epsilon: float
+    delta: float
+    contract: EdgeContract = "disagreement"
+    score: ScoreName = "best"
+    seed: int = 0
+    select_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsProof(Proof):
+    """The proofs for each group, and for all groups together.
+
+    `threshold` is the lowest of any group, `risk_upper` the highest, `kept` that of all rows. `n_needed` is 0 where any
+    group is certified, else the least of theirs.
+
+    Attributes:
+        by: the kind of the groups.
+        groups: each group's own; delta is shared out evenly among them.
+    """
+
+    by: str
+    groups: Mapping[str, Proof]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +92,7 @@ class Certification:
 
 
 def certify_bundle(
-    bundle: Bundle,
-    evidence: Evidence,
-    *,
-    epsilon: float,
-    delta: float,
-    contract: Contract = "disagreement",
-    score: ScoreName = "best",
-    seed: int = 0,
-    select_fraction: float | None = None,
-    starts: Sequence[Start] | None = None,
+    bundle: Bundle, evidence: Evidence, terms: Terms, *, starts: Sequence[Start] | None = None
 ) -> Certification:
     """Lets a part of the rows decide on score, temperature, value and starts, and certifies on the rest.
 
@@ -59,70 +100,248 @@ def certify_bundle(
         bundle: that the evidence is of.
         evidence: of images drawn at random from what will be asked, none of them used before to choose model, score
             or temperature.
-        epsilon: share of the kept answers that may break the contract.
-        delta: probability that the promise is wrong.
-        contract: the definition of a loss.
-        score: which one.
-        seed: of the split.
-        select_fraction: share of the data that decides; None takes `selection.default_fraction`.
+        terms: of the certificate.
         starts: where testing starts, as scores of other data have it; None leaves that to the part that decides.
 
     Raises:
         ConfigError: arguments out of range, or a score that cannot be had.
     """
-    manifest, losses = bundle.manifest, evidence.losses(contract)
-    selection = select(
-        evidence.probabilities,
-        losses,
-        evidence.truth if contract == "harm" else evidence.full,  # no label counts where agreement is the contract
-        own=manifest.policy.score,
-        own_scores=evidence.scores,
-        logits=evidence.logits,
-        disagreements=evidence.losses("disagreement") if contract == "harm" else None,
-        name=score,
-        fraction=select_fraction,
-        seed=seed,
-    )
+    selection = _select(bundle, evidence, terms, terms.contract)
     rows = selection.rest
-    scores = selection.scores[rows]
-    proof = certify(
-        scores, losses[rows], epsilon, delta, starts=selection.starts if starts is None else starts, seed=seed
+    scores, losses = selection.scores[rows], evidence.losses(terms.contract)[rows]
+    starts = selection.starts if starts is None else starts
+    proof = certify(scores, losses, terms.epsilon, terms.delta, starts=starts, seed=terms.seed)
+    bound = None
+    if proof.threshold is not None:
+        bound = audit_epsilon(terms, evidence.losses("disagreement")[rows][scores >= proof.threshold])
+    return _certification(bundle, evidence, selection, proof, terms, audited=bound)
+
+
+def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
+    """Certifies that the tiered accuracy is at most epsilon below the full model's; `terms.contract` does not matter.
+
+    Nothing audits it in the field, where the true labels are not known: `audit_epsilon` stays empty. Arguments and
+    errors are those of `certify_bundle`; the images are labelled.
+    """
+    selection = _select(bundle, evidence, terms, "harm")
+    costs = net_loss(evidence.edge == evidence.truth, evidence.full == evidence.truth)
+    rows, part = selection.rest, _selection_rows(selection)
+    stream = certify_stream(
+        selection.scores[rows],
+        costs[rows],
+        terms.epsilon,
+        terms.delta,
+        seed=terms.seed,
+        grid=selection.scores[part] if len(part) else None,
     )
-    certificate = None
-    if proof.threshold is not None and proof.risk_upper is not None:
-        kept = scores >= proof.threshold
-        certificate = Certificate(
-            contract=contract,
-            epsilon=epsilon,
-            delta=delta,
-            threshold=proof.threshold,
-            n=proof.n,
-            kept=proof.kept,
-            risk_upper=proof.risk_upper,
-            edge_digest=evidence.variant.digest,
-            full_digest=manifest.full_digest,
-            score_digest=selection.score.digest,
-            audit_epsilon=audit_epsilon(contract, epsilon, delta, evidence.losses("disagreement")[rows][kept]),
-            histogram=histogram(scores),
-        )
-    return Certification(evidence.variant, selection, proof, certificate)
+    proof = Proof(stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed)
+    return _certification(bundle, evidence, selection, proof, terms, contract="stream", audited=None)
 
 
-def audit_epsilon(contract: Contract, epsilon: float, delta: float, differs: NDArray[np.bool_]) -> float:
+def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
+    """Certifies the accepted answers of each class that the edge predicts, all classes together.
+
+    Classes that the data does not show accept nothing. Arguments and errors are those of `certify_by`.
+    """
+    labels = bundle.manifest.labels
+    groups = [labels[at] for at in evidence.edge.tolist()]
+    proof, selection = _prove_groups(bundle, evidence, groups, "class", terms)
+    limits = {group: each.threshold for group, each in proof.groups.items()}
+    rows = selection.rest.tolist()
+    kept = [at for at in rows if (limit := limits[groups[at]]) is not None and selection.scores[at] >= limit]
+    # Where every class keeps to epsilon, all of them together do, and that is what audits see.
+    bound = audit_epsilon(terms, evidence.losses("disagreement")[kept])
+    return _certification(bundle, evidence, selection, proof, terms, audited=bound)
+
+
+def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms) -> Certification:
+    """Proves something of each group of rows; it makes no certificate.
+
+    Args:
+        bundle: that the evidence is of.
+        evidence: as for `certify_bundle`.
+        groups: (n,) of each row, known before the decision.
+        by: the kind of the groups, in one word.
+        terms: delta is of all the promises together.
+
+    Returns:
+        With a `GroupsProof`.
+
+    Raises:
+        ConfigError: arguments out of range, or a score that cannot be had.
+    """
+    proof, selection = _prove_groups(bundle, evidence, groups, by, terms)
+    return Certification(evidence.variant, selection, proof, None)
+
+
+def _prove_groups(
+    bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms
+) -> tuple[GroupsProof, Selection]:
+    selection = _select(bundle, evidence, terms, terms.contract)
+    scores, rows = selection.scores, selection.rest
+    certifying = Counter(groups[at] for at in rows.tolist())
+    members: dict[str, list[int]] = {}
+    for at in _selection_rows(selection).tolist():
+        members.setdefault(groups[at], []).append(at)
+    proofs = certify_groups(
+        scores[rows],
+        evidence.losses(terms.contract)[rows],
+        [groups[at] for at in rows.tolist()],
+        terms.epsilon,
+        terms.delta,
+        seed=terms.seed,
+        starts={group: starts_at(scores[own], start_shares(certifying[group])) for group, own in members.items()},
+    )
+    each = dict(sorted(proofs.items()))
+    certified = [one for one in each.values() if one.certified]
+    proof = GroupsProof(
+        certified=bool(certified),
+        threshold=min((one.threshold for one in certified if one.threshold is not None), default=None),
+        kept=sum(one.kept * one.n for one in each.values()) / max(len(rows), 1),
+        risk_upper=max((one.risk_upper for one in certified if one.risk_upper is not None), default=None),
+        n=len(rows),
+        n_needed=0 if certified else min((one.n_needed for one in each.values()), default=1),
+        by=by,
+        groups=each,
+    )
+    return proof, selection
+
+
+def certify_field(
+    bundle: Bundle,
+    scores: ArrayLike,
+    losses: ArrayLike,
+    weights: ArrayLike,
+    *,
+    certificates: Collection[str],
+    terms: Terms,
+) -> Certification:
+    """Certifies a bundle again on a device's audits: always the agreement of accepted answers with the full model.
+
+    Args:
+        bundle: that the device ran, with the certificate under which it audited.
+        scores: (n,) of the edge model, by the bundle's score.
+        losses: (n,) 1 where the full model said otherwise, else 0.
+        weights: (n,) in proportion to one over the probability with which a row was drawn.
+        certificates: of each row, the key of the record that its device kept it for.
+        terms: its contract and score do not matter; no rows decide unless `select_fraction` says so.
+
+    Raises:
+        ConfigError: rows of another bundle, version, model or score; or as for `certify_weighted`.
+    """
+    values = np.asarray(scores, np.float64)
+    variant = _audited_variant(bundle.manifest, set(certificates))
+    fraction = terms.select_fraction or 0.0
+    proof = certify_weighted(
+        values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
+    )
+    score = bundle.manifest.policy.score
+    selection = Selection(score, None, {}, None, 0, np.arange(len(values)), values)
+    certificate = _certificate(
+        bundle, variant, selection, proof, terms, audited=terms.epsilon, scores=histogram(values, weights=weights)
+    )
+    return Certification(variant, selection, proof, certificate)
+
+
+def _audited_variant(manifest: Manifest, keys: set[str]) -> Model:
+    """Scores of another model, or of another score, would certify nothing of this one."""
+    for variant in manifest.edge:
+        certificate = valid_certificate(manifest, variant)
+        if certificate is None or certificate.audit_epsilon is None:
+            continue
+        if keys == {key_of(manifest.name, str(manifest.version), certificate, certificate.audit_epsilon)}:
+            return variant
+    raise ConfigError(
+        f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "
+        "bundle's. Print it with `edge-agent audits` on a device that runs this very version."
+    )
+
+
+def audit_epsilon(terms: Terms, differs: NDArray[np.bool_]) -> float:
     """Returns the bound that audits in the field can test without labels.
 
     Args:
-        contract: the promised bound.
-        epsilon: how much of it.
-        delta: of the upper bound.
-        differs: (kept,) whether the full model said otherwise, of the rows that the certified threshold keeps.
+        terms: of the certificate.
+        differs: (accepted,) whether the full model said otherwise, of the rows that the certified threshold accepts.
 
     Returns:
         `epsilon` where disagreement itself is promised; else the most that is likely of it.
     """
-    if contract == "disagreement":
-        return epsilon
-    return min(binomial.upper_bound(int(differs.sum()), len(differs), delta), _NEARLY_ALL)
+    if terms.contract == "disagreement":
+        return terms.epsilon
+    return min(binomial.upper_bound(int(differs.sum()), len(differs), terms.delta), _NEARLY_ALL)
+
+
+def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
+    return select(
+        evidence.probabilities,
+        evidence.losses(contract),
+        evidence.truth if contract == "harm" else evidence.full,  # no label counts where agreement is the contract
+        own=bundle.manifest.policy.score,
+        own_scores=evidence.scores,
+        logits=evidence.logits,
+        disagreements=evidence.losses("disagreement") if contract == "harm" else None,
+        name=terms.score,
+        fraction=terms.select_fraction,
+        seed=terms.seed,
+    )
+
+
+def _selection_rows(selection: Selection) -> NDArray[np.intp]:
+    """Returns the positions of the rows that decided."""
+    return np.setdiff1d(np.arange(len(selection.scores)), selection.rest)
+
+
+def _certification(
+    bundle: Bundle,
+    evidence: Evidence,
+    selection: Selection,
+    proof: Proof,
+    terms: Terms,
+    *,
+    audited: float | None,
+    contract: Contract | None = None,
+) -> Certification:
+    scores = histogram(selection.scores[selection.rest])
+    certificate = _certificate(
+        bundle, evidence.variant, selection, proof, terms, audited=audited, scores=scores, contract=contract
+    )
+    return Certification(evidence.variant, selection, proof, certificate)
+
+
+def _certificate(
+    bundle: Bundle,
+    variant: Model,
+    selection: Selection,
+    proof: Proof,
+    terms: Terms,
+    *,
+    audited: float | None,
+    scores: Histogram | None,
+    contract: Contract | None = None,
+) -> Certificate | None:
+    """Returns the variant's certificate; None if nothing is proved."""
+    if proof.threshold is None or proof.risk_upper is None:
+        return None
+    groups = proof.groups if isinstance(proof, GroupsProof) else {}
+    return Certificate(
+        contract=contract or terms.contract,
+        epsilon=terms.epsilon,
+        delta=terms.delta,
+        threshold=proof.threshold,
+        n=proof.n,
+        kept=proof.kept,
+        risk_upper=proof.risk_upper,
+        edge_digest=variant.digest,
+        full_digest=bundle.manifest.full_digest,
+        score_digest=selection.score.digest,
+        audit_epsilon=audited,
+        histogram=scores,
+        by="class" if groups else "",
+        groups={
+            label: GroupCertificate(one.threshold, one.n, one.kept, one.risk_upper) for label, one in groups.items()
+        },
+    )
 
 
 def policy_of(policy: Policy, found: Certification) -> Policy:

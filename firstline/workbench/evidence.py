@@ -1,23 +1,31 @@
-"""Answers of an edge variant and the full model to a data set: the rows of a certificate."""
+"""The rows of a certificate: the answers of an edge variant and of the full model to a data set.
+
+Both models run on this machine, or the edge model on a real device, because int8 scores differ between processors. The
+device answers over its REST API (`route=edge`); the full model then runs here, or on a gateway.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from firstline.client.sync_client import Client
 from firstline.workbench.dataset import Dataset
-from firstline.workbench.measure import Progress
-from firstline.workbench.observe import observe
-from firstline_core.bundle.loading import load_edge, load_model, load_scorer
-from firstline_core.bundle.manifest import Model
+from firstline.workbench.observe import Progress, observe
+from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
+from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, ProtocolError, RequestError, UnauthorizedError
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.confidence import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.types import PROBABILITIES, InferResponse, Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,3 +118,151 @@ def gather(
             scores[i], full[i] = score(seen.answers[0], shown)[0], int(seen.answers[1].argmax())
             progress(i + 1, count)
     return Evidence(small.model, probabilities, logits if small.model.shows_logits else None, scores, full, truth)
+
+
+# Slow devices may take it; a lost one ends the command that much later.
+_TIMEOUT_MS = 60_000
+
+FullModel = Callable[[bytes], int]
+"""The full model's label of an encoded image."""
+
+
+def gather_from_agent(
+    bundle: Bundle,
+    dataset: Dataset,
+    agent: Client,
+    *,
+    edge: str = "",
+    gateway: Client | None = None,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+) -> Evidence:
+    """Has the device answer every image. Cached outputs were computed by the same model, and are valid.
+
+    Args:
+        bundle: that the device has to run in this very form.
+        dataset: images; labels out of the bundle's range are the caller's to refuse, where labels matter.
+        agent: the device.
+        edge: id of the variant that it has to run; "" for whichever it does.
+        gateway: runs the full model; None runs it here.
+        options: how the full model runs here.
+        progress: told how many samples are done, of how many.
+
+    Raises:
+        ConfigError: the device or the gateway runs something else than this bundle, or data that does not fit.
+        LinkError: one of them cannot be reached.
+        FirstlineError: an error of the tiers, or a model that does not load here.
+    """
+    far, manifest, count = full_model(bundle, edge), bundle.manifest, len(dataset)
+    if manifest.input.datatype != "BYTES":
+        raise ConfigError(
+            f"The bundle's input '{manifest.input.name}' takes no encoded images, which data folders hold."
+        )
+    try:
+        status = agent.status()
+    except UnauthorizedError:
+        raise
+    except RequestError as error:
+        raise ConfigError(f"What answers at {agent.url} is no edge agent: {error.message}") from error
+    variant = running_variant(status, manifest, agent.url)
+    if edge and variant.id != edge:
+        raise ConfigError(f"The device at {agent.url} runs the variant '{variant.id}', not '{edge}'.")
+    probabilities = np.empty((count, len(manifest.labels)), np.float32)
+    scores, (full, truth) = np.empty(count, np.float64), np.empty((2, count), np.int64)
+    with ExitStack() as stack:
+        if gateway is None:
+            large = load_model(bundle, far, options)
+            stack.callback(large.close)
+            full_label: FullModel = partial(_here, large, manifest)
+        else:
+            full_label = partial(_on_gateway, gateway, manifest)
+        for i, (sample, (encoded, label)) in enumerate(zip(dataset.samples, dataset.read(), strict=True)):
+            try:
+                response = _ask(agent, manifest, encoded, "edge", variant.digest)
+                truth[i], full[i] = label, full_label(encoded)
+            except UnauthorizedError:
+                raise
+            except RequestError as error:
+                raise ConfigError(f"'{sample.file}' of {dataset.folder} was refused: {error.message}") from error
+            probabilities[i] = _row(response, manifest, agent.url)
+            said = response.answer.confidence if response.answer is not None else None
+            scores[i] = np.nan if said is None else said
+            progress(i + 1, count)
+    return Evidence(variant, probabilities, None, scores, full, truth)
+
+
+def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -> Model:
+    """The variant of this bundle that a device runs.
+
+    Args:
+        status: the status of its agent.
+        manifest: the bundle's.
+        where: the device, for messages.
+
+    Raises:
+        ConfigError: it holds another version, another bundle of this version, or runs no variant.
+        ProtocolError: it is not the status of an agent.
+    """
+    name, wanted = manifest.name, str(manifest.version)
+    remedy = "certify the bundle that it runs, or give it this one"
+    try:
+        held = [model for model in status["models"] if model["name"] == name]
+        found = next((model for model in held if model["version"] == wanted), None)
+        if found is None:
+            has = ", ".join(model["version"] for model in held)
+            said = f"'{name}' in version {has}, not {wanted}" if has else f"no model '{name}'"
+            raise ConfigError(f"The device at {where} holds {said}; {remedy}.")
+        if found["edge"] is None:
+            raise ConfigError(f"The device at {where} runs no variant of '{name}' {wanted}: {found['problem']}")
+        parts = {"full model": (found["full_model_digest"], manifest.full_digest)}
+        parts["score"] = (found["score_digest"], manifest.policy.score.digest)
+        variant = next((model for model in manifest.edge if model.digest == found["model_digest"]), None)
+        other = [what for what, (its, ours) in parts.items() if its != ours]
+    except (KeyError, TypeError) as error:
+        raise ProtocolError(f"What answers at {where} is no edge agent, or one of another version.") from error
+    if variant is None or other:
+        differs = " and another ".join((["edge model or processing"] if variant is None else []) + other)
+        raise ConfigError(f"The device at {where} runs '{name}' {wanted} with another {differs}; {remedy}.")
+    return variant
+
+
+def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest: str) -> InferResponse:
+    """The answer of exactly this model.
+
+    Raises:
+        ConfigError: it comes from another model or version.
+    """
+    response = client.infer(
+        manifest.name,
+        {manifest.input.name: encoded},
+        version=manifest.version,
+        route=route,
+        timeout_ms=_TIMEOUT_MS,
+    )
+    answered = response.answer.model_digest if response.answer is not None else ""
+    if response.version != str(manifest.version) or answered != digest:
+        raise ConfigError(
+            f"{client.url} answered with version {response.version} and model {answered[:12] or 'unknown'} of "
+            f"'{manifest.name}', where version {manifest.version} and model {digest[:12]} were asked for; every tier "
+            "needs this very bundle."
+        )
+    return response
+
+
+def _row(response: InferResponse, manifest: Manifest, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    found = response.output(PROBABILITIES)
+    if found.shape != (1, len(manifest.labels)):
+        raise ProtocolError(f"{where} gave {list(found.shape)} probabilities for one of {len(manifest.labels)} labels.")
+    row: np.ndarray[Any, np.dtype[np.float32]] = found[0]
+    return row
+
+
+def _here(model: LoadedModel, manifest: Manifest, encoded: bytes) -> int:
+    element = np.empty(1, object)
+    element[0] = encoded
+    return int(model.predict(Tensor(manifest.input.name, element)).argmax())
+
+
+def _on_gateway(gateway: Client, manifest: Manifest, encoded: bytes) -> int:
+    response = _ask(gateway, manifest, encoded, "cloud", manifest.full_digest)
+    return int(_row(response, manifest, gateway.url).argmax())

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from firstline.workbench.model_checks import may_be_probabilities, noise
-from firstline.workbench.quantised_ranges import misfit
+from firstline.workbench.model_checks import may_be_probabilities, misfit, noise
 from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import Model, Policy, certificate_problem

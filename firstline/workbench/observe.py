@@ -1,20 +1,26 @@
-"""Runs models over a data set, image by image as requests come to a device, and times each answer."""
+"""Runs models over a data set, image by image as requests come to a device: answers, latencies and accuracy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from firstline.workbench.dataset import Dataset, Sample
-from firstline_core.bundle.loading import LoadedModel, Prediction
-from firstline_core.errors import ConfigError, RequestError
+from firstline_core.bundle.loading import LoadedModel, Prediction, load_model
+from firstline_core.bundle.store import Bundle
+from firstline_core.errors import ConfigError, FirstlineError, RequestError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.confidence import Probabilities
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Tensor
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images that are done, and of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +97,47 @@ def _timed(model: LoadedModel, tensor: Tensor) -> tuple[Prediction, float]:
     start_s = time.perf_counter()
     answer = model.predict_with_logits(tensor)
     return answer, time.perf_counter() - start_s
+
+
+def accuracies_on(
+    bundle: Bundle,
+    dataset: Dataset,
+    variants: Sequence[str] = (),
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+) -> dict[Sha256, float]:
+    """Shares of right answers by `Model.digest`; without the models that do not load here.
+
+    Args:
+        bundle: whose models run.
+        dataset: labelled images that no model was trained on.
+        variants: ids of models; none for all, the full model among them.
+        options: how the models run.
+        progress: told how many images are done, of how many.
+
+    Raises:
+        ConfigError: data that does not fit the bundle, or no model loads.
+    """
+    manifest = bundle.manifest
+    dataset.check_labels(manifest.labels)
+    models: list[LoadedModel] = []
+    why = ""
+    with ExitStack() as stack:
+        for model in manifest.models:
+            if variants and model.id not in variants:
+                continue
+            try:
+                models.append(load_model(bundle, model, options))
+            except FirstlineError as error:
+                why = error.message
+                continue
+            stack.callback(models[-1].close)
+        if not models:
+            raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
+        right = np.zeros(len(models), np.int64)
+        for done, seen in enumerate(observe(models, manifest.input, dataset), 1):
+            right += [int(rows.argmax()) == seen.label for rows in seen.answers]
+            progress(done, len(dataset))
+    return {
+        loaded.model.digest: float(count) / len(dataset) for loaded, count in zip(models, right.tolist(), strict=True)
+    }

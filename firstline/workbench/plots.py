@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from firstline.workbench.curves import Share
-from firstline.workbench.report_data import ReportData, Tiers
+from firstline.workbench.report_data import ReportData, Share, Tiers
 from firstline_core.routing.certificate import points
 
 # Small, so that letters stay readable where a phone shows it at its own width.

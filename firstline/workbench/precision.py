@@ -1,7 +1,6 @@
 """The precision of a model file: the number format in which most of its weights are stored.
 
-Both formats are read just far enough: TFLite is a flatbuffer (https://flatbuffers.dev/internals, fields numbered as in
-TensorFlow's schema.fbs), ONNX a protobuf (fields of onnx.proto).
+TFLite files are read with the schema classes of ai-edge-litert, ONNX files as protobuf messages (fields of onnx.proto).
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -37,49 +37,13 @@ def weights_of(file: Path, runtime: Literal["onnx", "tflite"]) -> Counter[str]:
     return sizes
 
 
-class _Table:
-    """A flatbuffer table: an offset to a vtable, which has the fields' own offsets."""
-
-    def __init__(self, content: bytes, position: int) -> None:
-        self.content, self.position = content, position
-        self._vtable = position - struct.unpack_from("<i", content, position)[0]
-        self._vtable_bytes = struct.unpack_from("<H", content, self._vtable)[0]
-
-    def field(self, number: int) -> int:
-        """Where the field is; 0 where it has its default."""
-        entry = 4 + 2 * number
-        if entry >= self._vtable_bytes:
-            return 0
-        offset: int = struct.unpack_from("<H", self.content, self._vtable + entry)[0]
-        return self.position + offset if offset else 0
-
-    def number(self, number: int, form: str) -> int:
-        position = self.field(number)
-        return int(struct.unpack_from(form, self.content, position)[0]) if position else 0
-
-    def vector(self, number: int) -> tuple[int, int]:
-        """(start, length) of a vector; length 0 where it is absent."""
-        position = self.field(number)
-        if not position:
-            return 0, 0
-        start = position + struct.unpack_from("<I", self.content, position)[0]
-        return start + 4, struct.unpack_from("<I", self.content, start)[0]
-
-    def tables(self, number: int) -> Iterator[_Table]:
-        start, length = self.vector(number)
-        for entry in range(start, start + 4 * length, 4):
-            yield _Table(self.content, entry + struct.unpack_from("<I", self.content, entry)[0])
-
-
 def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
-    model = _Table(content, struct.unpack_from("<I", content, 0)[0])
-    # Model: subgraphs 2, buffers 4. Buffer: data 0. SubGraph: tensors 0. Tensor: type 1, buffer 2.
-    sizes = [buffer.vector(0)[1] for buffer in model.tables(4)]
-    for graph in model.tables(2):
-        for tensor in graph.tables(0):
-            size_bytes = sizes[tensor.number(2, "<I")]
-            if size_bytes:
-                yield _TFLITE.get(tensor.number(1, "<b"), UNKNOWN), size_bytes
+    model = import_module("ai_edge_litert.schema_py_generated").Model.GetRootAs(content, 0)
+    sizes = [model.Buffers(at).DataLength() for at in range(model.BuffersLength())]
+    for graph in map(model.Subgraphs, range(model.SubgraphsLength())):
+        for tensor in map(graph.Tensors, range(graph.TensorsLength())):
+            if size_bytes := sizes[tensor.Buffer()]:
+                yield _TFLITE.get(tensor.Type(), UNKNOWN), size_bytes
 
 
 def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:

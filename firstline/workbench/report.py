@@ -1,15 +1,255 @@
-"""Writes what was measured of a bundle as plots and a page: PNG files and `index.html` in a folder."""
+"""Writes what was measured of a bundle as plots and one HTML page: PNG files and `index.html` in a folder.
+
+The page is complete in itself, for a phone too, light or dark.
+"""
 
 from __future__ import annotations
 
+import base64
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from types import ModuleType
 
-from firstline.workbench import report_page
-from firstline.workbench.measure import Measured
-from firstline.workbench.report_data import ReportData, Tiers, sheet
-from firstline.workbench.report_page import Plot
+from firstline.workbench.evaluate import Measured
+from firstline.workbench.report_data import ReportData, Share, Tiers, sheet
 from firstline_core.errors import ConfigError
+from firstline_core.routing.certificate import points
+
+_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawn plot and what it shows in words.
+
+    Attributes:
+        name: of its file, without the variant.
+        alt: a description for readers who cannot see the plot.
+        light, dark: PNG images.
+        table: the same numbers.
+    """
+
+    name: str
+    title: str
+    alt: str
+    light: bytes
+    dark: bytes
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers under their heads, as text; the first column names the row."""
+
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[Plot]]]) -> str:
+    """The page.
+
+    Args:
+        title: the bundle.
+        about: a sentence about the measurement and its data.
+        sections: each variant with its plots.
+    """
+    body = "\n".join(_section(sheet, plots) for sheet, plots in sections)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+<p>{escape(about)}</p>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def figures(sheet: ReportData) -> Table:
+    """The variant's figures with their intervals."""
+    shares: list[tuple[str, Share]] = [("right answers, edge model alone", sheet.edge)]
+    if (tiers := sheet.tiers) is not None:
+        shares += [
+            ("right answers, both tiers", tiers.accuracy),
+            ("right answers, full model alone", tiers.full),
+            ("escalated to the full model", tiers.escalated),
+            ("kept answers that disagree with it", tiers.disagreement),
+        ]
+    return Table(
+        "What this data shows",
+        ("", "%", "95 % interval", "images"),
+        [(name, percent(found.value), interval(found), f"{found.hits} of {found.rows}") for name, found in shares],
+    )
+
+
+def curve_table(tiers: Tiers) -> Table:
+    """The curve at every twentieth of the answers."""
+    seen = tiers.curve
+    positions = sorted({seen.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
+    return Table(
+        "By threshold of the score",
+        ("escalated, %", "kept from a score of", "right answers, %", "kept that disagree, %"),
+        [
+            (
+                percent(seen.escalated[at]),
+                "none is kept" if at == 0 else f"{seen.thresholds[at]:.6g}",
+                percent(seen.accuracy[at]),
+                percent(seen.disagreement[at]),
+            )
+            for at in positions
+        ],
+    )
+
+
+def reliability_table(sheet: ReportData) -> Table:
+    """The bins of the reliability diagram."""
+    return Table(
+        f"Expected calibration error {percent(sheet.reliability.error)} %",
+        ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
+        [
+            (
+                f"{percent(found.low)} to {percent(found.high)}",
+                percent(found.probability),
+                percent(found.right.value),
+                interval(found.right),
+                str(found.right.rows),
+            )
+            for found in sheet.reliability.bins
+        ],
+    )
+
+
+def scores_table(tiers: Tiers) -> Table:
+    """The histograms' bars; scores that never occur are left out."""
+    seen = tiers.scores
+    bars = zip(seen.edges, seen.edges[1:], seen.agreeing.tolist(), seen.disagreeing.tolist(), strict=False)
+    return Table(
+        "Images by score",
+        ("score", "agree", "disagree"),
+        [
+            (f"{low:.4g} to {high:.4g}", str(agreeing), str(disagreeing))
+            for low, high, agreeing, disagreeing in bars
+            if agreeing or disagreeing
+        ],
+    )
+
+
+def standing(sheet: ReportData) -> str:
+    """The promise of this variant, or why there is none."""
+    certificate = sheet.certificate
+    if certificate is None:
+        return (
+            f"Not certified: {sheet.uncertified}. Answers are kept from a score of {sheet.threshold:.6g} on, and say "
+            "that they are not certified."
+        )
+    risk = f"risk was {percent(certificate.risk_upper)} %"
+    if certificate.contract == "stream":
+        risk = f"accuracy given up was {points(certificate.risk_upper)}"
+    rule = f"answers are kept from a score of {certificate.threshold:.6g} on"
+    if certificate.by:
+        known = [group.threshold for group in certificate.groups.values() if group.threshold is not None]
+        rule = (
+            f"answers are kept from the score of their class on, {min(known):.6g} to {max(known):.6g}, in {len(known)} "
+            f"of {sheet.classes} classes; of the others nothing is proved, and none is kept"
+        )
+    return (
+        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: {rule}. That kept "
+        f"{percent(certificate.kept)} % of them, and the upper bound of the {risk}."
+    )
+
+
+def area(tiers: Tiers) -> str:
+    """How well the score tells answers that disagree from the others."""
+    found = "n/a" if tiers.auroc is None else f"{tiers.auroc:.3f}"
+    return f'AUROC of the score for "edge disagrees with full": {found}.'
+
+
+def percent(value: float) -> str:
+    """Without its sign, which a column's head has; "-" for what cannot be counted."""
+    return "-" if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def interval(found: Share) -> str:
+    return f"{percent(found.low)} to {percent(found.high)}"
+
+
+def _section(sheet: ReportData, plots: Sequence[Plot]) -> str:
+    drawn = "\n".join(_figure(plot) for plot in plots)
+    told = f"\n<p>{escape(area(sheet.tiers))}</p>" if sheet.tiers is not None else ""
+    return f"""<section>
+<h2>{escape(sheet.variant)}</h2>
+<p class="standing">{escape(standing(sheet)).replace(" %", "&nbsp;%")}</p>
+{_table(figures(sheet))}{told}
+{drawn}
+</section>"""
+
+
+def _figure(plot: Plot) -> str:
+    return f"""<figure>
+<figcaption>{escape(plot.title)}</figcaption>
+<picture>
+<source srcset="{_inline(plot.dark)}" media="(prefers-color-scheme: dark)">
+<img src="{_inline(plot.light)}" alt="{escape(plot.alt)}">
+</picture>
+<details>
+<summary>The same in numbers</summary>
+{_table(plot.table)}
+</details>
+</figure>"""
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in table.heads)
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in table.rows
+    )
+    return f"""<div class="table" role="region" tabindex="0" aria-label="{escape(table.caption)}"><table>
+<caption>{escape(table.caption)}</caption>
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div>"""
+
+
+def _inline(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+_STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1d2329; --faint: #c9d0d6; --mark: #eef3f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #161b20; --ink: #e4e8eb; --faint: #4a545d; --mark: #202a33; }
+}
+body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; }
+main { max-width: 46rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
+h1, h2 { line-height: 1.25; overflow-wrap: anywhere; }
+.standing { background: var(--mark); border-radius: .5rem; padding: .75rem 1rem; }
+figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
+img { display: block; width: 100%; height: auto; }
+.table { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding: .25rem 0; }
+th, td { border-bottom: 1px solid var(--faint); padding: .3rem .6rem; text-align: right; }
+th { font-weight: 500; } th:first-child { text-align: left; padding-left: 0; }
+summary { cursor: pointer; padding: .5rem 0; }
+"""
+
 
 PAGE_NAME = "index.html"
 
@@ -55,7 +295,7 @@ def write_report(measured: Measured, folder: Path) -> Path:
         for found, plots in sections:
             for plot in plots:
                 (folder / f"{found.variant}-{plot.name}.png").write_bytes(plot.light)
-        (folder / PAGE_NAME).write_text(report_page.html(title, about, sections), encoding="utf-8")
+        (folder / PAGE_NAME).write_text(html(title, about, sections), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"The plots cannot be written to {folder}: {error.strerror}.") from error
     return folder / PAGE_NAME
@@ -81,10 +321,10 @@ def _reliability(found: ReportData) -> Plot:
     return Plot(
         "reliability",
         "Whether the edge model's probabilities mean what they say",
-        f"Reliability diagram: the expected calibration error is {report_page.percent(found.reliability.error)} %.",
+        f"Reliability diagram: the expected calibration error is {percent(found.reliability.error)} %.",
         plots.reliability(found, plots.LIGHT),
         plots.reliability(found, plots.DARK),
-        report_page.reliability_table(found),
+        reliability_table(found),
     )
 
 
@@ -92,25 +332,25 @@ def _of_tiers(found: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
     plots = _plots()
     promised = found.certificate if found.certificate and found.certificate.contract == "disagreement" else None
     epsilon, by = (promised.epsilon, promised.by) if promised is not None else (None, "")
-    escalated = f"{report_page.percent(tiers.escalated.value)} %"
+    escalated = f"{percent(tiers.escalated.value)} %"
     accuracy = Plot(
         "accuracy",
         "Right answers by how many are escalated",
-        f"Accuracy goes from {report_page.percent(found.edge.value)} % with nothing escalated to "
-        f"{report_page.percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
-        f"{report_page.percent(tiers.accuracy.value)} % right, 95 % interval {report_page.interval(tiers.accuracy)} %.",
+        f"Accuracy goes from {percent(found.edge.value)} % with nothing escalated to "
+        f"{percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
+        f"{percent(tiers.accuracy.value)} % right, 95 % interval {interval(tiers.accuracy)} %.",
         plots.accuracy(found, tiers, plots.LIGHT),
         plots.accuracy(found, tiers, plots.DARK),
-        report_page.curve_table(tiers),
+        curve_table(tiers),
     )
     risk = Plot(
         "risk",
         "Kept answers that the full model contradicts",
-        f"Of the answers that this bundle keeps, {report_page.percent(tiers.disagreement.value)} % disagree with the "
-        f"full model, 95 % interval {report_page.interval(tiers.disagreement)} %; it escalates {escalated}.",
+        f"Of the answers that this bundle keeps, {percent(tiers.disagreement.value)} % disagree with the "
+        f"full model, 95 % interval {interval(tiers.disagreement)} %; it escalates {escalated}.",
         plots.risk(tiers, epsilon, by, plots.LIGHT),
         plots.risk(tiers, epsilon, by, plots.DARK),
-        report_page.curve_table(tiers),
+        curve_table(tiers),
     )
     scores = Plot(
         "scores",
@@ -119,6 +359,6 @@ def _of_tiers(found: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
         f"{tiers.scores.disagreeing.sum()} disagree. Answers are kept from {found.threshold:.6g} on.",
         plots.scores(found, tiers, plots.LIGHT),
         plots.scores(found, tiers, plots.DARK),
-        report_page.scores_table(tiers),
+        scores_table(tiers),
     )
     return accuracy, risk, scores

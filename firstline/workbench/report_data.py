@@ -1,23 +1,174 @@
-"""All that plots and page show of one edge variant, counted from a measurement. Pure: nothing is drawn or written."""
+"""The numbers behind the plots and the page of `firstline evaluate --plots`: pure functions of a measurement."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from firstline.workbench.curves import (
-    Curve,
-    Histograms,
-    Reliability,
-    Share,
-    curve,
-    histograms,
-    reliability,
-    share,
-)
-from firstline.workbench.measure import EdgeRun, Measured, ModelRun
+import numpy as np
+from numpy.typing import NDArray
+
+from firstline.workbench.evaluate import EdgeRun, Measured, ModelRun
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
+from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.confidence import auroc
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+RELIABILITY_BINS = 15
+"""Of equal width, as in the literature, so that errors of calibration compare."""
+HISTOGRAM_BINS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of counted rows with its 95 % Clopper-Pearson interval.
+
+    Attributes:
+        value: hits / rows.
+        low, high: ends of the interval; 0 and 1 where there are no rows.
+    """
+
+    hits: int
+    rows: int
+    value: float
+    low: float
+    high: float
+
+
+def share(hits: int, rows: int, level: float = 0.05) -> Share:
+    """The share and its two-sided Clopper-Pearson interval, which misses with probability `level` at most."""
+    if not rows:
+        return Share(0, 0, float("nan"), 0.0, 1.0)
+    low = 1 - binomial.upper_bound(rows - hits, rows, level / 2)
+    return Share(hits, rows, hits / rows, low, binomial.upper_bound(hits, rows, level / 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The result of every threshold, from escalating everything to accepting everything: (m,) each.
+
+    Attributes:
+        thresholds: falling, from infinity.
+        escalated: share of all rows, falling.
+        accuracy: of all answers together.
+        disagreement: of the kept answers, those for which the full model says otherwise; NaN where none is kept.
+    """
+
+    thresholds: Floats
+    escalated: Floats
+    accuracy: Floats
+    disagreement: Floats
+
+    def at(self, escalated: float) -> int:
+        """Position of the point that escalates this share of the rows, or the next one that escalates less."""
+        found = int(np.searchsorted(-self.escalated, -escalated - 1e-12))
+        return min(found, len(self.escalated) - 1)
+
+
+def curve(scores: Floats, edge_right: Bools, full_right: Bools, agrees: Bools) -> Curve:
+    """Walks all thresholds; rows of equal score are kept together.
+
+    Args:
+        scores: (n,), higher means keep; NaN is never kept.
+        edge_right: (n,) whether the edge's label is the true one.
+        full_right: (n,) whether the full model's is.
+        agrees: (n,) whether both say the same label.
+    """
+    order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
+    descending = scores[order]
+    kept = np.concatenate([[0], np.unique(np.searchsorted(-descending, -descending, side="right"))])
+
+    def among_kept(rows: Bools) -> Floats:
+        found: Floats = np.concatenate([[0.0], np.cumsum(rows[order])])[kept]
+        return found
+
+    right = among_kept(edge_right) + full_right.sum() - among_kept(full_right)
+    return Curve(
+        thresholds=np.concatenate([[np.inf], descending[kept[1:] - 1]]),
+        escalated=1 - kept / len(scores),
+        accuracy=right / len(scores),
+        disagreement=np.where(kept > 0, among_kept(~agrees) / np.maximum(kept, 1), np.nan),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Rows whose probability lies from `low` on and below `high`.
+
+    Attributes:
+        probability: their mean.
+        right: how many of them are.
+    """
+
+    low: float
+    high: float
+    probability: float
+    right: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Whether a probability means what it says.
+
+    Attributes:
+        bins: those that hold rows, ascending.
+        error: the expected calibration error: the gap between accuracy and mean probability, averaged over the rows.
+    """
+
+    bins: tuple[Bin, ...]
+    error: float
+
+
+def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BINS) -> Reliability:
+    """Compares the model's probabilities with the share of correct answers.
+
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", with bins of equal width.
+
+    Args:
+        probabilities: (n,) in [0, 1], of the likeliest class.
+        right: (n,).
+        count: of bins.
+    """
+    place = np.clip((probabilities * count).astype(np.intp), 0, count - 1)
+    bins = tuple(
+        Bin(
+            low=at / count,
+            high=(at + 1) / count,
+            probability=float(probabilities[place == at].mean()),
+            right=share(int(right[place == at].sum()), int((place == at).sum())),
+        )
+        for at in np.unique(place).tolist()
+    )
+    gaps = (found.right.rows * abs(found.right.value - found.probability) for found in bins)
+    return Reliability(bins, sum(gaps) / len(right))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histograms:
+    """How often which score occurs.
+
+    Attributes:
+        edges: (bins + 1,) of all bins.
+        agreeing: (bins,) rows in which edge and full model say the same.
+        disagreeing: (bins,) the others.
+    """
+
+    edges: Floats
+    agreeing: NDArray[np.int64]
+    disagreeing: NDArray[np.int64]
+
+
+def histograms(scores: Floats, agrees: Bools, count: int = HISTOGRAM_BINS) -> Histograms:
+    """Counts scores in bins of equal width from the lowest to the highest; scores that are not finite are left out."""
+    finite = np.isfinite(scores)
+    low, high = (scores[finite].min(), scores[finite].max()) if finite.any() else (0.0, 1.0)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    edges = np.linspace(low, high, count + 1)
+    agreeing, disagreeing = (np.histogram(scores[finite & rows], edges)[0] for rows in (agrees, ~agrees))
+    return Histograms(edges, agreeing, disagreeing)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

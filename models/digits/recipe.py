@@ -27,7 +27,7 @@ from training import fit_edge, fit_full, full_out_of_fold
 
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import fit_temperature
-from firstline.workbench.certify import Certification, certify_bundle, with_certificate
+from firstline.workbench.certify import Certification, Terms, certify_bundle, with_certificate
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import ALL_VARIANTS, Evaluation, evaluate
 from firstline.workbench.evidence import gather
@@ -90,7 +90,7 @@ def certify(bundle: Bundle, calibration: Path, train: Part) -> list[Certificatio
     for variant in bundle.manifest.edge:
         starts = starts_at(scores(bundle, variant, train), ((START_SHARE, 1.0),))
         evidence = gather(bundle, dataset, edge=variant.id)
-        found = certify_bundle(bundle, evidence, epsilon=EPSILON, delta=DELTA, score="bundle", starts=starts)
+        found = certify_bundle(bundle, evidence, Terms(EPSILON, DELTA, score="bundle"), starts=starts)
         if found.certificate is None:
             raise ValueError(f"{variant.id} is not certified: {found.proof.n_needed} more rows are needed at least")
         proved.append(found)

@@ -20,8 +20,7 @@ from bench.support.line import Line, line
 from firstline import Client
 from firstline.cli.app import app
 from firstline.workbench.dataset import Dataset, open_dataset
-from firstline.workbench.device_evidence import gather_from_agent
-from firstline.workbench.evidence import gather
+from firstline.workbench.evidence import gather, gather_from_agent
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, LinkDownError

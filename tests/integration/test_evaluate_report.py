@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.measure import Measured, measure
+from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.report import PAGE_NAME, write_report
 from firstline.workbench.report_data import sheet
 from firstline_core.bundle.store import open_bundle

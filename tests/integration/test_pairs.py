@@ -16,7 +16,7 @@ from PIL import Image
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import Evaluation, evaluate
-from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spec import read_recipe
 from firstline_core.errors import ConfigError
 
 pytestmark = pytest.mark.shared_data

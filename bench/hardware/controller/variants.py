@@ -22,8 +22,7 @@ from bench.pools import CACHE, CIFAR10, DATA, Pair
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.observe import observe
-from firstline.workbench.recipe import read_recipe
-from firstline.workbench.spec import ModelSpec
+from firstline.workbench.spec import ModelSpec, read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle

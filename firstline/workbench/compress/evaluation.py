@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline.workbench.certify import Certification, certify_bundle
+from firstline.workbench.certify import Certification, EdgeContract, Terms, certify_bundle
 from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample, spread
 from firstline.workbench.evidence import Evidence
 from firstline.workbench.observe import fitting, images, observe
@@ -27,7 +27,6 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 
@@ -40,7 +39,7 @@ class Promise(Struct, frozen=True):
 
     epsilon: float
     delta: float
-    contract: Contract
+    contract: EdgeContract
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +207,8 @@ def proved(bundle: Bundle, evidence: Evidence, promise: Promise, *, among: int =
         promise: its delta, the probability that any of the `among` promises is wrong, is stated in the certificate.
         among: number of variants that are certified on these rows.
     """
-    found = certify_bundle(
-        bundle,
-        evidence,
-        epsilon=promise.epsilon,
-        delta=promise.delta / among,
-        contract=promise.contract,
-        score="bundle",
-        select_fraction=0.0,
-    )
+    terms = Terms(promise.epsilon, promise.delta / among, promise.contract, score="bundle", select_fraction=0.0)
+    found = certify_bundle(bundle, evidence, terms)
     if found.certificate is None:
         return found
     return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=promise.delta))

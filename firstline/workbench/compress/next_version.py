@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from firstline.workbench.bundle_folder import refuse_existing, staged_folder
+from firstline.workbench.bundle import refuse_existing, staged_folder
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.judge import Figures
 from firstline.workbench.golden import answered_golden

@@ -15,7 +15,7 @@ from typing import Literal, ParamSpec, TypeVar
 import numpy as np
 
 from firstline.workbench.dataset import UNLABELLED, Dataset
-from firstline.workbench.measure import Progress
+from firstline.workbench.observe import Progress
 from firstline.workbench.splitting import onnx_graph, tflite_graph
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline_core.bundle.loading import LoadedModel, load_model

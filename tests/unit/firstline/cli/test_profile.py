@@ -13,10 +13,9 @@ from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.workbench.accuracy import accuracies_on
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import figures
-from firstline.workbench.measure import measure
+from firstline.workbench.evaluate import figures, measure
+from firstline.workbench.observe import accuracies_on
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.files import read_profile

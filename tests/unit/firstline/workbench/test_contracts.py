@@ -14,11 +14,16 @@ from firstline.cli.app import app
 from firstline.cli.certificate_text import groups_text
 from firstline.cli.command import Report, print_report
 from firstline.cli.output import Output
-from firstline.workbench.certify import policy_of
-from firstline.workbench.contracts import GroupsProof, Terms, certify_by, certify_classes, certify_stream_bundle
-from firstline.workbench.dataset import open_dataset
+from firstline.workbench.certify import (
+    GroupsProof,
+    Terms,
+    certify_by,
+    certify_classes,
+    certify_stream_bundle,
+    policy_of,
+)
+from firstline.workbench.dataset import open_dataset, read_groups
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.groups import read_groups
 from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError

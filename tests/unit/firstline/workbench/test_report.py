@@ -13,11 +13,9 @@ from typer.testing import CliRunner
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.evaluate import figures
-from firstline.workbench.measure import Measured, measure
-from firstline.workbench.report import write_report
+from firstline.workbench.evaluate import Measured, figures, measure
+from firstline.workbench.report import html, standing, write_report
 from firstline.workbench.report_data import sheet
-from firstline.workbench.report_page import html, standing
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import auroc

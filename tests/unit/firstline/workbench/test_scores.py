@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firstline.workbench.scores import LEARNED, choose_score, fit_logistic, fit_value
+from firstline.workbench.selection import LEARNED, choose_score, fit_logistic, fit_value
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import auroc, features, margin, score

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from firstline.workbench.curves import curve, histograms, reliability, share
+from firstline.workbench.report_data import curve, histograms, reliability, share
 
 
 def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from firstline.workbench.recipe import read_recipe
+from firstline.workbench.spec import read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.errors import ConfigError
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from firstline import Client
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.device_evidence import gather_from_agent, running_variant
+from firstline.workbench.evidence import gather_from_agent, running_variant
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.types import Answer, InferResponse, Reason, Status, Tensor, Tier
