@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, ConfigError, NotReadyError
-from firstline_core.hardware.sensors.snapshot import limited
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import limited
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.storage.files import erase

@@ -17,7 +17,7 @@ from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline.fleet import wording
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import FleetDevice, Tag
-from firstline_core.hardware.text import catalogue_lines
+from firstline_core.hardware.catalogue import catalogue_lines
 from firstline_core.protocol.enrolment import DeviceState, Invitation
 from firstline_core.types import Name
 

@@ -10,7 +10,7 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 from firstline_core.fleet.twin import Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
-from firstline_core.hardware.text import catalogue_facts
+from firstline_core.hardware.catalogue import catalogue_facts
 
 SILENT_S = 900.0
 """A device that was not heard of for longer is no more shown as being there; rollouts' default, too."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from support.agent import edge_settings, serving_agent, until
 from support.boards import board, built, say
 
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.sensors import Sensors
 from firstline_edge.hardware.surveyor import Surveyor, survey
 
 

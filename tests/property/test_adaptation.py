@@ -13,8 +13,7 @@ from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, LadderPosition, StepTiming
 from firstline_core.adaptation.guards import Advice, Limits, battery_guard, heat_guard, memory_guard
 from firstline_core.adaptation.ladder import Rung, build_ladder
-from firstline_core.hardware.readings import Absent, Measured, Reading
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
 
 LIMITS, PATIENCE = Limits(), StepTiming()
 MB = 1 << 20

@@ -9,9 +9,9 @@ import pytest
 from support.boards import board
 
 from firstline_core.hardware.catalogue import decode, encode
-from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 
 NONSENSE = ("9" * 5000, "9" * 19, "9" * 9 + "G", "-1", "nan", "")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.boards import say
 
+from firstline_core.hardware.kernel_files import Tree, parse_number, printable_name
+from firstline_core.hardware.power import Rapl, advanced_uj
 from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.hardware.sensors.power import Rapl, advanced_uj
-from firstline_core.hardware.tree import Tree, parse_number, printable_name
 
 RANGES = st.integers(1, 2**40)
 

@@ -14,8 +14,7 @@ from bench.hardware.thermal import CORES, HOT_C, Board, Heat
 from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
-from firstline_core.hardware.readings import Measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Measured, Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.models import Pace

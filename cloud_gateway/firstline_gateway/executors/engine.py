@@ -11,8 +11,8 @@ import msgspec
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger

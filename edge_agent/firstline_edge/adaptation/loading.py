@@ -16,9 +16,9 @@ from firstline_core.adaptation.ladder import Rung, build_ladder
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Measured, Modelled, Reading, measured
-from firstline_core.hardware.sensors.load import available_memory
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.sensors import available_memory
 from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger

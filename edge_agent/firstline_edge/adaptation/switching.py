@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from firstline_core.adaptation.controller import LadderPosition
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Snapshot
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger

@@ -9,7 +9,7 @@ from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, LadderPosition, RequestSplitter
 from firstline_core.adaptation.guards import GuardVerdict
 from firstline_core.adaptation.ladder import Rung
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Snapshot
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.types import InferRequest
 from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from firstline_core.hardware.sensors.snapshot import limited
+from firstline_core.hardware.readings import limited
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.watched import Watched
 from firstline_edge.budgets.spending import Spending

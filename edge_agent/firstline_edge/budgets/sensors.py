@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Snapshot, measured
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import Conditions
 from firstline_edge.budgets.from_settings import tariff_of
 from firstline_edge.settings.settings import EdgeSettings, link_names

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from firstline_core.bundle.store import Bundle, declared, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.timeouts import read_in_time
-from firstline_core.hardware.tree import Tree
 from firstline_core.planning import split
 from firstline_core.planning.plan import Link, Plan, plan
 from firstline_core.planning.text import plan_lines

@@ -11,14 +11,12 @@ from pathlib import Path
 import msgspec
 
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.catalogue import Catalogue, catalogue_lines, sensor_lines
+from firstline_core.hardware.kernel_files import Tree, read_in_time
+from firstline_core.hardware.readings import limited
 from firstline_core.hardware.recording import Recording
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import limited
+from firstline_core.hardware.sensors import Sensors, read_twice
 from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
-from firstline_core.hardware.text import catalogue_lines, sensor_lines
-from firstline_core.hardware.timeouts import read_in_time, read_twice
-from firstline_core.hardware.tree import Tree
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.wording import counted
 from firstline_edge.budgets.sensors import device_sensors

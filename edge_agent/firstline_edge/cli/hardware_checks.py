@@ -8,11 +8,10 @@ from pathlib import Path
 
 from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.catalogue import Catalogue, ThermalZone
-from firstline_core.hardware.readings import Absent, describe, known, measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.kernel_files import Tree, read_in_time
+from firstline_core.hardware.readings import Absent, Snapshot, describe, known, measured
+from firstline_core.hardware.sensors import read_twice
 from firstline_core.hardware.survey import thermal_zones
-from firstline_core.hardware.timeouts import read_in_time, read_twice
-from firstline_core.hardware.tree import Tree
 from firstline_edge.budgets.sensors import device_sensors
 from firstline_edge.cli.findings import Finding, State, from_error
 from firstline_edge.hardware.sampler import missing_kernel_files

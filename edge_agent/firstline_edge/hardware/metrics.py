@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from firstline_core.hardware.readings import Modelled, Reading, Readings, known, measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Modelled, Reading, Readings, Snapshot, known, measured
 from firstline_core.telemetry.metrics import RequestMetrics
 
 _BY_NAME: Mapping[str, tuple[str, str, Callable[[Snapshot], Readings]]] = {

@@ -13,10 +13,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, absent_snapshot
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import NOTHING_READ, Snapshot, absent_snapshot, measured
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
 from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device, with_measurements
-from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger

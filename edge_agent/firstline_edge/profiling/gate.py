@@ -16,10 +16,9 @@ from msgspec import Struct
 
 from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard
 from firstline_core.clock import Clock
-from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.survey import usable_cores
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure import Need
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.loading import limits_of

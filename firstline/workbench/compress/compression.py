@@ -20,7 +20,7 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 

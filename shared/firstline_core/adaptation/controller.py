@@ -31,8 +31,7 @@ from firstline_core.adaptation.guards import (
     slope_per_s,
 )
 from firstline_core.adaptation.ladder import Rung
-from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Snapshot, measured
 
 _LONGEST_DWELL = 32  # times the configured dwell
 _NEVER_S = float("-inf")

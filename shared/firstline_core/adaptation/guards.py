@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Snapshot, measured
 
 UNMEASURED = "no sensor measures it"
 TREND_POINTS = 3  # fewest readings of a trend

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.hardware.catalogue import MOST, Bandwidth, Engine, Storage
-from firstline_core.hardware.tree import printable_name
+from firstline_core.hardware.kernel_files import printable_name
 
 _SMALLEST_BYTES, _LARGEST_BYTES = 32 << 20, 256 << 20
 _CACHES = 4  # times the last cache, as STREAM requires

@@ -13,8 +13,8 @@ import platform
 import re
 from pathlib import Path
 
+from firstline_core.hardware.kernel_files import NO_VALUE_NOW, Tree
 from firstline_core.hardware.readings import Absent
-from firstline_core.hardware.tree import NO_VALUE_NOW, Tree
 
 _PRIVATE = ("proc/self/mounts",)  # names servers and folders, and nothing of the board
 _SERIAL = re.compile(r"^[^:=\n]*(?:serial|uuid)[^:=\n]*[:=].*\n?", re.IGNORECASE | re.MULTILINE)

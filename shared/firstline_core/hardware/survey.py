@@ -21,7 +21,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from firstline_core.hardware import control_group
 from firstline_core.hardware.catalogue import (
     FORMAT,
     HIGHEST_COUNT,
@@ -37,11 +36,16 @@ from firstline_core.hardware.catalogue import (
     ThermalZone,
     encode,
 )
+from firstline_core.hardware.kernel_files import (
+    FileReading,
+    Tree,
+    cpu_quota,
+    memory_limit,
+    printable_name,
+)
+from firstline_core.hardware.power import rails_w
 from firstline_core.hardware.readings import Absent, Measured, measured
-from firstline_core.hardware.sensors.load import available_memory, machine_memory
-from firstline_core.hardware.sensors.power import rails_w
-from firstline_core.hardware.sensors.thermal import frequencies
-from firstline_core.hardware.tree import FileReading, Tree, printable_name
+from firstline_core.hardware.sensors import available_memory, frequencies, machine_memory
 from firstline_core.runtime.priority import use_lowest_priority
 
 _TEXT_CHARACTERS = 160
@@ -105,7 +109,7 @@ def describe_device(tree: Tree, folder: Path) -> Catalogue:
         tree: the kernel's files.
         folder: the agent's state directory.
     """
-    identity, limit = _identify(tree), control_group.memory_limit(tree)
+    identity, limit = _identify(tree), memory_limit(tree)
     total = identity.memory
     return Catalogue(
         fingerprint=_fingerprint(identity),
@@ -231,7 +235,7 @@ def _processor(tree: Tree) -> Processor:
 
 def usable_cores(tree: Tree) -> tuple[float, bool]:
     """Returns the cores that this process may use, as a fraction, and whether a control group's quota limits them."""
-    cores, quota = _online_cores(tree), control_group.cpu_quota(tree)
+    cores, quota = _online_cores(tree), cpu_quota(tree)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") and str(tree.root) == "/" else cores
     own = float(allowed or cores)
     return (quota.value, True) if isinstance(quota, Measured) and quota.value < own else (own, False)

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.timeouts import read_in_time
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.files import update_profile, with_result, within_limits
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.meters import as_stated

@@ -25,10 +25,9 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError, ProtocolError
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.load import available_memory
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.sensors import Sensors, available_memory
 from firstline_core.processing.trial import typical_row
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Snapshot
+from firstline_core.hardware.sensors import Sensors
 
 _WHOLE = "psys"
 _BETWEEN_S = 0.2

@@ -11,7 +11,7 @@ import pytest
 MAPPED = (
     "firstline_core.fleet",
     "firstline_core.hardware",
-    "firstline_core.hardware.sensors",
+    "firstline_core.profile",
     "firstline_core.routing",
     "firstline_edge",
     "firstline_edge.budgets",

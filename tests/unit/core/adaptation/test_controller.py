@@ -11,8 +11,7 @@ from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, StepTiming
 from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard, slope_per_s
 from firstline_core.adaptation.ladder import Rung, build_ladder
-from firstline_core.hardware.readings import Measured, Modelled
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.hardware.readings import NOTHING_READ, Measured, Modelled, Snapshot
 
 MB = 1 << 20
 LIMITS = Limits(heat_c=80, heat_margin_c=4, horizon_s=20, memory_reserve_bytes=64 * MB)

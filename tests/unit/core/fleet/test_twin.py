@@ -27,8 +27,8 @@ from firstline_core.fleet.twin import (
     read_document,
 )
 from firstline_core.fleet.update import UpdateState
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 
 SHA256 = "0" * 64
 WANTED = DesiredModel("digits", 3, SHA256, rollout="r1", window=Window(60, 30))

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from support.boards import BOARDS, board, built, say
 
 from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Snapshot
 from firstline_core.hardware.recording import Recording
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 
 
 def said(tree: Tree) -> tuple[Snapshot, Catalogue]:

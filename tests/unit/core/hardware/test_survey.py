@@ -14,15 +14,22 @@ from support.boards import BOARDS, board
 from firstline_core.errors import DeadlineExceededError, ProtocolError
 from firstline_core.hardware import survey
 from firstline_core.hardware.benchmarks import bandwidth, buffer_bytes, disk_speed, try_engine
-from firstline_core.hardware.catalogue import FORMAT, LIMIT_BYTES, Catalogue, Engine, ThermalZone, decode, encode
+from firstline_core.hardware.catalogue import (
+    FORMAT,
+    LIMIT_BYTES,
+    Catalogue,
+    Engine,
+    ThermalZone,
+    catalogue_lines,
+    decode,
+    encode,
+    sensor_lines,
+)
 from firstline_core.hardware.engine_trial import trial
-from firstline_core.hardware.readings import Absent, Measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.kernel_files import Tree, read_in_time
+from firstline_core.hardware.readings import Absent, Measured, Snapshot
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import storage
-from firstline_core.hardware.text import catalogue_lines, sensor_lines
-from firstline_core.hardware.timeouts import read_in_time
-from firstline_core.hardware.tree import Tree
 from firstline_core.runtime.threads import within
 
 

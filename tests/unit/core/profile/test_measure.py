@@ -15,9 +15,8 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.hardware.readings import Absent, Measured, Modelled
-from firstline_core.hardware.sensors.snapshot import Snapshot
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
 from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, need, profile_keys
 from firstline_core.profile.measure_point import has_room, operators

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from support.sample_bundles import variant_bundle
 
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.readings import Absent, Measured, Reading
-from firstline_core.hardware.sensors.snapshot import Snapshot
+from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, profile_keys
 from firstline_core.profile.meters import heat_up, settled
 from firstline_core.profile.point_process import stopped_for_a_share

@@ -13,9 +13,9 @@ from support.profiles import point
 from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.manifest import Manifest
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.types import InferRequest, Tensor

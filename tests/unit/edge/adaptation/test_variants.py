@@ -17,8 +17,7 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, encode_manifest
 from firstline_core.errors import SheddingError
-from firstline_core.hardware.readings import Measured
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.hardware.readings import NOTHING_READ, Measured, Snapshot
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry import decisions
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Tensor, Tier

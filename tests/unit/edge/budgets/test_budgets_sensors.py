@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.boards import say
 
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import Conditions
 from firstline_edge.budgets.sensors import conditions_of
 

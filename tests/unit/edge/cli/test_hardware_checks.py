@@ -12,11 +12,10 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.hardware.catalogue import Engine, ThermalZone
+from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent
-from firstline_core.hardware.sensors.device import Sensors
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device, thermal_zones
-from firstline_core.hardware.timeouts import read_in_time
-from firstline_core.hardware.tree import Tree
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.hardware_checks import engine_findings, hardware_findings, limit_findings, sensor_finding
 

@@ -12,8 +12,8 @@ from support.agent import DIGITS, edge_settings
 from support.profiles import point
 
 from firstline_core.bundle.store import open_bundle
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.planning.plan import Link
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.routing.timing import LinkTiming

@@ -15,10 +15,9 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock, first_of
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Reading, Snapshot, measured
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.hardware.metrics import add_sensor_gauges
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler

@@ -13,13 +13,13 @@ from support.boards import board
 from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock, first_of
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
 from firstline_edge.hardware.surveyor import Surveyor
 
 _HANGS = """
 import asyncio, sys, threading
 from pathlib import Path
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
 from firstline_edge.hardware.surveyor import Surveyor
 
 begun = threading.Event()

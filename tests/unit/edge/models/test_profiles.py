@@ -16,8 +16,8 @@ from support.logs import captured_lines
 from support.profiles import point
 
 from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Point, Profile, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest

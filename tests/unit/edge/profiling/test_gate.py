@@ -12,8 +12,7 @@ from support.agent import edge_settings, until
 
 from firstline_core.adaptation.guards import Limits
 from firstline_core.clock import SimulatedClock
-from firstline_core.hardware.readings import Absent, Measured, Modelled
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot
+from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Snapshot
 from firstline_core.profile.measure import Need
 from firstline_edge.profiling.gate import Bounds, Gate, bounds_of, cause_to_end, cause_to_wait, never
 

@@ -11,7 +11,7 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ
+from firstline_core.hardware.readings import NOTHING_READ
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.measure import Need, ProfileOptions
 from firstline_edge.profiling.gate import Bounds, Cause, Gate

@@ -23,8 +23,7 @@ from firstline_core.fleet.twin import (
     Update,
 )
 from firstline_core.fleet.update import UpdateState
-from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
-from firstline_core.hardware.text import catalogue_facts
+from firstline_core.hardware.catalogue import Catalogue, Memory, Processor, catalogue_facts
 
 DEVICE = FleetDevice(
     name="cam/1",

@@ -21,9 +21,9 @@ from firstline.workbench.compress import compression
 from firstline.workbench.compress.costs import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import Point, Profile, Refused, encode

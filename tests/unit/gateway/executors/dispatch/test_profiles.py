@@ -15,9 +15,9 @@ from support.gateway import DIGITS
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import entry_of
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device
-from firstline_core.hardware.tree import Tree
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
 from firstline_core.types import ModelKey
 from firstline_gateway.app import open_gateway

@@ -10,10 +10,21 @@ import msgspec
 import pytest
 from support.boards import BOARDS, board, say
 
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, describe, known, measured
-from firstline_core.hardware.sensors.device import Sensors
-from firstline_core.hardware.sensors.snapshot import NOTHING_READ, Snapshot, limited
-from firstline_core.hardware.tree import Tree
+from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import (
+    NOTHING_READ,
+    Absent,
+    Measured,
+    Modelled,
+    Reading,
+    Readings,
+    Snapshot,
+    describe,
+    known,
+    limited,
+    measured,
+)
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import LinkTariff, Tariff
 
 

@@ -1,13 +1,12 @@
-"""Power by rail, energy counters of processors (RAPL), batteries, and the power of the whole device."""
+"""Power by rail, energy counters of processors (RAPL), batteries, traffic, and the power of the whole device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from firstline_core.hardware.kernel_files import FileReading, Tree, add_reading, printable_name
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, least
-from firstline_core.hardware.sensors.load import Rates
-from firstline_core.hardware.tree import FileReading, Tree, add_reading, printable_name
 from firstline_core.routing.account import LinkTariff, Tariff
 
 INPUT_RAILS = ("VDD_IN", "POM_5V_IN", "5V_IN", "psys")
@@ -250,3 +249,45 @@ def _sum(power_w: Readings, names: Sequence[str]) -> Reading:
         watts += found.value
         sources.append(found.source)
     return Measured(watts, " + ".join(sources))
+
+
+class Rates(NamedTuple):
+    """Bytes a second since the previous reading; 0 at the first one."""
+
+    sent: float = 0.0
+    received: float = 0.0
+
+
+class Traffic:
+    """Reads the traffic of all network interfaces except virtual ones.
+
+    Args:
+        tree: the kernel's files.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._counts: dict[str, tuple[float, float]] = {}
+        self._at_s = 0.0
+
+    def read(self, now_s: float) -> Rates:
+        """Returns the rates since the previous reading; an interface that was reset or is new counts from now on.
+
+        Args:
+            now_s: monotonic time.
+        """
+        counts: dict[str, tuple[float, float]] = {}
+        for interface in self._tree.names("sys/class/net", "*"):
+            if self._tree.has(f"{interface}/device"):
+                sent, received = (
+                    self._tree.number(f"{interface}/statistics/{which}_bytes", low=0) for which in ("tx", "rx")
+                )
+                if isinstance(sent, Measured) and isinstance(received, Measured):
+                    counts[interface] = sent.value, received.value
+        elapsed_s = now_s - self._at_s
+        rates = [0.0, 0.0]
+        for name, now in counts.items() if elapsed_s > 0 else ():
+            for at, (count, before) in enumerate(zip(now, self._counts.get(name, now), strict=True)):
+                rates[at] += max(0.0, count - before) / elapsed_s
+        self._counts, self._at_s = counts, now_s
+        return Rates(*rates)

@@ -1,0 +1,319 @@
+"""Small kernel files, read under a root that tests replace. Every failure is `Absent` with the reason.
+
+The content comes from a driver: a file may be empty, malformed, or gone since its folder was listed, and reading may
+fail with any error (`EIO`, `EAGAIN` of a rail that is switched off). None of these raises an exception.
+
+Limits of this process's control group (cgroups(7)) are here too. Version 2 has one tree of groups; version 1, which
+Jetson's kernels still use, has one for each controller. If both are mounted, version 1 has the controllers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
+
+from firstline_core.errors import DeadlineExceededError
+from firstline_core.hardware.readings import Absent, Measured
+from firstline_core.runtime.threads import within
+
+FileReading: TypeAlias = Measured | Absent
+"""The reading of a file, which is never modelled."""
+
+_FILE_BYTES = 4096  # a page, which is all that a file of sysfs can hold
+_ENTRIES = 1024
+_NAME_CHARACTERS = 48
+_SHOWN_CHARACTERS = 40
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBERED = re.compile(r"([0-9]+)")
+
+NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
+
+_REASONS = {
+    errno.EACCES: "only the superuser may read it; docs/hardware.md says how to let the agent",
+    errno.EPERM: "only the superuser may read it; docs/hardware.md says how to let the agent",
+    errno.EAGAIN: NO_VALUE_NOW,
+    errno.ENODATA: "the driver has no value, as of a channel that is switched off",
+    errno.ENXIO: "the device behind it does not answer",
+    errno.ENODEV: "the device behind it does not answer",
+    errno.EIO: "the device behind it does not answer",
+}
+
+
+class Tree:
+    """The kernel's files of one device.
+
+    Args:
+        root: where they begin; "/" on the device itself. Paths are relative to it, and are shown with a "/".
+
+    Attributes:
+        reading: the file that is being read, or ""; if a driver hangs, this names its file.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        self.reading = ""
+
+    def names(self, folder: str, pattern: str) -> list[str]:
+        """Returns the paths of a folder's entries that match a pattern, sorted by the numbers in them.
+
+        Args:
+            folder: relative to the root.
+            pattern: shell pattern of a name.
+        """
+        try:
+            found = [entry.name for entry in (self.root / folder).iterdir() if fnmatchcase(entry.name, pattern)]
+        except (OSError, ValueError):
+            return []
+        return [f"{folder}/{name}" for name in sorted(found, key=_by_number)[:_ENTRIES]]
+
+    def has(self, path: str) -> bool:
+        """Whether the file or folder exists."""
+        try:
+            return (self.root / path).exists()
+        except (OSError, ValueError):
+            return False
+
+    def text(self, path: str, limit_bytes: int = _FILE_BYTES) -> str | Absent:
+        """Returns the text of a file, stripped.
+
+        Args:
+            path: relative to the root.
+            limit_bytes: most bytes that are read.
+        """
+        self.reading = path
+        try:
+            # Non-blocking: a pipe or other special file may never have content.
+            descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                pieces, left = [], limit_bytes
+                while left > 0 and (piece := os.read(descriptor, left)):
+                    pieces.append(piece)
+                    left -= len(piece)
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError) as error:
+            return Absent(f"/{path}: {_why(error)}.")
+        finally:
+            self.reading = ""
+        content = b"".join(pieces).rstrip(b"\0")  # strings in the device tree end with a zero
+        try:
+            return content.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            return Absent(f"/{path}: holds no text.")
+
+    def word(self, path: str, otherwise: str = "", limit: int = _NAME_CHARACTERS) -> str:
+        """Returns a name from a file, fit for display and for labels; `otherwise` if there is none."""
+        found = self.text(path)
+        return printable_name(found, limit) or otherwise if isinstance(found, str) else otherwise
+
+    def number(
+        self, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
+    ) -> FileReading:
+        """Returns the whole number in a file, in the wanted unit.
+
+        Args:
+            path: relative to the root.
+            scale: the file's unit over the wanted one: 0.001 for millidegrees as degrees.
+            low: smallest plausible value, in the wanted unit.
+            high: largest plausible value.
+        """
+        found = self.text(path)
+        if isinstance(found, Absent):
+            return found
+        return parse_number(found, path, scale, low=low, high=high)
+
+
+def parse_number(
+    text: str, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
+) -> FileReading:
+    """Returns the number in text that was read from a file; see `Tree.number`."""
+    if not text:
+        return Absent(f"/{path}: is empty.")
+    if _WHOLE.fullmatch(text) is None:
+        return Absent(f"/{path}: says {text[:_SHOWN_CHARACTERS]!a}, which is no whole number.")
+    # 49300 / 1000 is 49.3, and 49300 * 0.001 is not quite.
+    value = int(text) * scale if scale >= 1 else int(text) / round(1 / scale)
+    if not low <= value <= high:
+        return Absent(f"/{path}: says {text}, which cannot be.")
+    return Measured(value, f"/{path}")
+
+
+def printable_name(text: str, limit: int = _NAME_CHARACTERS) -> str:
+    """Returns the text as a name: printable ASCII, and short."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text.strip())[:limit].strip()
+
+
+def add_reading(found: dict[str, FileReading], name: str, reading: FileReading, limit: int = _ENTRIES) -> None:
+    """Adds a reading under its name, with a number if the name is taken; beyond the limit readings are dropped.
+
+    Many more are kept than are shown (`snapshot.limited`), because the highest of many may be the last.
+    """
+    if len(found) >= limit:
+        return
+    key, at = name, 2
+    while key in found:
+        key, at = f"{name} {at}", at + 1
+    found[key] = reading
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in _NUMBERED.split(name)]
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return _REASONS.get(error.errno) or (os.strerror(error.errno).lower())
+    return str(error)
+
+
+Controller = Literal["memory", "cpu", "cpuacct"]
+
+_MOUNT = "sys/fs/cgroup"
+_UNLIMITED = "max"
+_UNLIMITED_BYTES = (
+    1 << 42
+)  # version 1 reports its largest number of pages if there is no limit; no device has this much memory
+
+
+def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
+    """Returns the folders of this process's group and its parents, innermost first.
+
+    In a container the mount may be the group itself, under a path of the host; then only the last folder exists.
+
+    Args:
+        tree: the kernel's files.
+        controller: of version 1; version 2 has one group for all.
+    """
+    one = _is_version_2(tree)
+    mount = _MOUNT if one else f"{_MOUNT}/{controller}"
+    text = tree.text("proc/self/cgroup")
+    path = _path(text, "" if one else controller) if isinstance(text, str) else ""
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    return ["/".join([mount, *parts[:count]]) for count in range(len(parts), -1, -1)]
+
+
+def memory_limit(tree: Tree) -> FileReading:
+    """Returns the bytes that the tightest group may use; absent without a limit."""
+    return _least((_limit(tree, group) for group in control_groups(tree)), "memory")
+
+
+def memory_left(tree: Tree) -> FileReading:
+    """Returns the bytes that the tightest group may still take; page cache counts as free."""
+    # In version 1 only the "total" counters include the groups inside, as the usage does.
+    used_in, droppable = (
+        ("memory.current", "inactive_file") if _is_version_2(tree) else ("memory.usage_in_bytes", "total_inactive_file")
+    )
+    readings: list[FileReading] = []
+    for group in control_groups(tree):
+        limit, used = _limit(tree, group), tree.number(f"{group}/{used_in}", low=0)
+        if isinstance(limit, Measured) and isinstance(used, Measured):
+            pages = _statistic(tree, f"{group}/memory.stat", droppable)
+            kept = max(0.0, used.value - (pages.value if isinstance(pages, Measured) else 0.0))
+            readings.append(Measured(max(0.0, limit.value - kept), used.source))
+    return _least(readings, "memory")
+
+
+def cpu_quota(tree: Tree) -> FileReading:
+    """Returns the cores that the tightest group may use, as a fraction; absent without a limit."""
+    return _least((_quota(tree, group) for group in control_groups(tree, "cpu")), "cores")
+
+
+def cpu_used_s(tree: Tree) -> FileReading:
+    """Returns the core-seconds that this process's group has used since it was made."""
+    if not _is_version_2(tree):
+        used = (tree.number(f"{group}/cpuacct.usage", 1e-9, low=0) for group in control_groups(tree, "cpuacct"))
+        return next((readings for readings in used if isinstance(readings, Measured)), _UNCOUNTED)
+    for group in control_groups(tree):
+        if tree.has(f"{group}/cpu.stat"):
+            return _statistic(tree, f"{group}/cpu.stat", "usage_usec", 1e-6)
+    return _UNCOUNTED
+
+
+_UNCOUNTED = Absent("No control group counts this process's core-seconds.")
+
+
+def _is_version_2(tree: Tree) -> bool:
+    return tree.has(f"{_MOUNT}/cgroup.controllers")
+
+
+def _path(text: str, controller: str) -> str:
+    """The path in the line `number:controllers:path` of a controller; version 2's line has no controllers."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            return path
+    return ""
+
+
+def _least(readings: Iterable[FileReading], of: str) -> FileReading:
+    known = [each for each in readings if isinstance(each, Measured)]
+    return min(known, key=lambda each: each.value, default=Absent(f"No control group limits this process's {of}."))
+
+
+def _limit(tree: Tree, group: str) -> FileReading:
+    if not _is_version_2(tree):
+        return tree.number(f"{group}/memory.limit_in_bytes", low=0, high=_UNLIMITED_BYTES)
+    text = tree.text(f"{group}/memory.max")
+    if isinstance(text, Absent):
+        return text
+    if text == _UNLIMITED:
+        return Absent(f"/{group}/memory.max: does not limit anything.")
+    return parse_number(text, f"{group}/memory.max", low=0, high=_UNLIMITED_BYTES)
+
+
+def _quota(tree: Tree, group: str) -> FileReading:
+    """Cores: microseconds of work in a period, over the period's microseconds."""
+    if _is_version_2(tree):
+        text = tree.text(f"{group}/cpu.max")
+        parts = text.split() if isinstance(text, str) else []
+        if len(parts) != 2 or parts[0] == _UNLIMITED:
+            return Absent(f"/{group}/cpu.max: does not limit anything.")
+        quota, period = (parse_number(part, f"{group}/cpu.max", low=1) for part in parts)
+    else:  # -1 without a limit
+        quota, period = (tree.number(f"{group}/cpu.cfs_{name}_us", low=1) for name in ("quota", "period"))
+    if isinstance(quota, Absent) or isinstance(period, Absent):
+        return quota if isinstance(quota, Absent) else period
+    return Measured(quota.value / period.value, quota.source)
+
+
+def _statistic(tree: Tree, file: str, name: str, scale: float = 1.0) -> FileReading:
+    text = tree.text(file)
+    if isinstance(text, Absent):
+        return text
+    for line in text.splitlines():
+        key, _, number = line.partition(" ")
+        if key == name:
+            return parse_number(number, file, scale, low=0)
+    return Absent(f"/{file}: says nothing of {name}.")
+
+
+R = TypeVar("R")
+
+_LIMIT_S = 10.0  # the files of a healthy board take milliseconds
+
+
+def read_in_time(tree: Tree, read: Callable[[], R], limit_s: float = _LIMIT_S) -> R:
+    """Returns the result of `read`.
+
+    Args:
+        tree: the files that are read; nothing else reads them meanwhile.
+        read: reads them.
+        limit_s: time limit.
+
+    Raises:
+        DeadlineExceededError: a driver hangs; names the file if it is known.
+    """
+    try:
+        return within(limit_s, read)
+    except TimeoutError as error:
+        file = f"/{tree.reading}" if tree.reading else "One of the kernel's files"
+        raise DeadlineExceededError(
+            f"{file} was not read within {limit_s:g} s: its driver hangs. The kernel's log may say why (sudo dmesg); "
+            "usually the device has to be restarted."
+        ) from error

@@ -1,0 +1,376 @@
+"""Temperatures, throttling, clock frequencies, memory and load, and all sensors of a device together.
+
+Sources: sysfs-class-thermal, sysfs-class-hwmon, cpufreq, accounting/psi, proc_stat(5).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from firstline_core.hardware.catalogue import HIGHEST_COUNT
+from firstline_core.hardware.kernel_files import (
+    FileReading,
+    Tree,
+    add_reading,
+    control_groups,
+    cpu_quota,
+    cpu_used_s,
+    memory_left,
+    memory_limit,
+    parse_number,
+    printable_name,
+    read_in_time,
+)
+from firstline_core.hardware.power import Rapl, Traffic, device_power_w, rails_w, supply
+from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
+from firstline_core.routing.account import LinkTariff, Tariff
+
+
+class Sensors:
+    """The sensors of one device. Reading takes milliseconds or longer; use from one thread.
+
+    Args:
+        tree: the kernel's files.
+        tariff: stated costs, for what no sensor measures.
+        link: stated costs of the traffic's bytes.
+        power_rails: names in `Snapshot.power_w` that together are the whole device; empty for the known ones.
+        queue: number of waiting runs; None if no agent runs.
+
+    Attributes:
+        tree: the kernel's files.
+    """
+
+    def __init__(
+        self,
+        tree: Tree | None = None,
+        *,
+        tariff: Tariff | None = None,
+        link: LinkTariff | None = None,
+        power_rails: Sequence[str] = (),
+        queue: Callable[[], float] | None = None,
+    ) -> None:
+        self.tree = tree or Tree()
+        self._tariff = tariff or Tariff()
+        self._link = link or LinkTariff()
+        self._power_rails = power_rails
+        self._queue = queue
+        self._throttling = Throttling(self.tree)
+        self._rapl = Rapl(self.tree)
+        self._processor = Processor(self.tree)
+        self._traffic = Traffic(self.tree)
+
+    def read(self, now_s: float) -> Snapshot:
+        """Reads everything; rates of counters are since the previous reading, and absent at the first one.
+
+        Args:
+            now_s: monotonic time.
+        """
+        supplied, speed, memory_now = supply(self.tree), frequencies(self.tree), memory(self.tree)
+        load, (energy_j, domains_w) = self._processor.read(now_s), self._rapl.read(now_s)
+        power_w = rails_w(self.tree)
+        for name, domain in domains_w.items():
+            add_reading(power_w, name, domain)
+        for name, battery in supplied.draining_w.items():
+            add_reading(power_w, f"battery {name}", battery)
+        rates = self._traffic.read(now_s)
+        return Snapshot(
+            at_s=now_s,
+            temperature_c=temperatures_c(self.tree),
+            throttling=self._throttling.read(),
+            frequency_hz=speed.now_hz,
+            frequency_max_hz=speed.allowed_hz,
+            frequency_rated_hz=speed.rated_hz,
+            power_w=power_w,
+            energy_j=energy_j,
+            battery_share=supplied.battery_share,
+            powered=supplied.powered,
+            memory_total_bytes=memory_now.total_bytes,
+            memory_available_bytes=memory_now.available_bytes,
+            memory_stalled_share=memory_now.stalled_share,
+            cpu_busy_share=load.busy_share,
+            device_power_w=device_power_w(
+                power_w, load.busy_cores, rates, tariff=self._tariff, link=self._link, power_rails=self._power_rails
+            ),
+            queue_items=self._queued(),
+        )
+
+    def memory_available(self) -> Reading:
+        """Reads only the available memory, in a fraction of the time."""
+        return available_memory(self.tree)
+
+    def _queued(self) -> Reading:
+        if self._queue is None:
+            return Absent("No agent runs here whose queue could be counted.")
+        return Measured(float(self._queue()), "the agent")
+
+
+def read_twice(sensors: Sensors, interval_s: float) -> Snapshot:
+    """Reads the sensors twice and returns the second reading, which includes rates of counters.
+
+    Raises:
+        DeadlineExceededError: a driver hangs.
+    """
+    read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
+    time.sleep(interval_s)
+    return read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
+
+
+_LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anything
+# hwmon chips inside processors. Mainboard chips have unconnected inputs that read as 127 degrees, and chips that mirror
+# a thermal zone would be counted twice.
+_PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "amdgpu", "i915", "xe")
+_CONSTANT_ZONE = "PMIC-Die"  # of a Jetson Nano: a constant in its device tree, without a sensor
+_HIGH_HZ = 20e9
+
+# raspberrypi.com/documentation/computers/os.html, "get_throttled"; the bits from 16 on are a history.
+_FIRMWARE_BITS = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
+_FIRMWARE_FOLDERS = (("sys/devices/platform/soc", "soc:firmware"), ("sys/devices/platform", "*firmware"))
+_HEX_DIGITS = frozenset("0123456789abcdef")
+# Types of cooling devices that slow something down, as drivers name them; fans are cooling devices too.
+_SLOWING = ("thermal-cpufreq", "cpufreq-", "thermal-devfreq", "devfreq-", "Processor")
+_ALERT = "-throttle-alert"
+
+
+def temperatures_c(tree: Tree) -> dict[str, FileReading]:
+    """Reads temperatures in degrees Celsius, by type of the thermal zone, or by chip and label."""
+    found: dict[str, FileReading] = {}
+    for zone in tree.names("sys/class/thermal", "thermal_zone*"):
+        name = tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2]))
+        constant = Absent(f"/{zone}/temp: has no sensor, and always says the same.")
+        add_reading(found, name, constant if name == _CONSTANT_ZONE else _celsius(tree, f"{zone}/temp"))
+    for chip in tree.names("sys/class/hwmon", "hwmon*"):
+        if (name := tree.word(f"{chip}/name")) in _PROCESSOR_CHIPS:
+            for file in tree.names(chip, "temp*_input"):
+                label = tree.word(file.replace("_input", "_label"), file.rpartition("/")[2].removesuffix("_input"))
+                add_reading(found, printable_name(f"{name} {label}"), _celsius(tree, file))
+    return found
+
+
+def _celsius(tree: Tree, file: str) -> FileReading:
+    return tree.number(file, 0.001, low=_LOW_C, high=_HIGH_C)
+
+
+class Frequencies(NamedTuple):
+    """Clock frequencies in hertz, by cpufreq policy: a cluster of cores that share a clock."""
+
+    now_hz: dict[str, FileReading]
+    allowed_hz: dict[str, FileReading]
+    rated_hz: dict[str, FileReading]
+
+
+def frequencies(tree: Tree) -> Frequencies:
+    """Reads the frequencies; empty without cpufreq, as in most virtual machines."""
+    found = Frequencies({}, {}, {})
+    for policy in tree.names("sys/devices/system/cpu/cpufreq", "policy*"):
+        name = policy.rpartition("/")[2]
+        for file, into in zip(("scaling_cur_freq", "scaling_max_freq", "cpuinfo_max_freq"), found, strict=True):
+            add_reading(into, name, tree.number(f"{policy}/{file}", 1e3, low=1, high=_HIGH_HZ))
+    return found
+
+
+class Throttling:
+    """Reads whether the hardware, or the kernel for it, throttles now, by cause.
+
+    Sources are the firmware and the supply's alarm of a Raspberry Pi, Intel's counters of thermal events, a Jetson's
+    counters of over-current and under-voltage events, and cooling devices that slow a processor. Counters show events
+    since the previous reading, so the first reading shows none.
+
+    Args:
+        tree: the kernel's files.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._counts: dict[str, float] = {}  # by file
+
+    def read(self) -> dict[str, FileReading]:
+        """Returns 1 for each cause that holds now, and 0 for others."""
+        found: dict[str, FileReading] = {}
+        self._read_firmware(found)
+        for chip in self._tree.names("sys/class/hwmon", "hwmon*"):
+            name = self._tree.word(f"{chip}/name")
+            if name == "rpi_volt" and "under_voltage" not in found:
+                found["under_voltage"] = self._tree.number(f"{chip}/in0_lcrit_alarm", low=0, high=1)
+            elif name == "soctherm_oc":
+                for file in self._tree.names(chip, "oc*_event_cnt"):
+                    cause = file.rpartition("/")[2].removesuffix("_event_cnt")
+                    add_reading(found, printable_name(cause), self._has_risen([file]))
+        self._read_cooling(found)
+        cores = self._tree.names("sys/devices/system/cpu", "cpu[0-9]*")
+        for cause in ("core_throttle_count", "package_throttle_count"):
+            files = [file for core in cores if self._tree.has(file := f"{core}/thermal_throttle/{cause}")]
+            if files:
+                found[cause.removesuffix("_count")] = self._has_risen(files)
+        return found
+
+    def _read_firmware(self, found: dict[str, FileReading]) -> None:
+        folders = (folder for place, pattern in _FIRMWARE_FOLDERS for folder in self._tree.names(place, pattern))
+        file = next((f"{folder}/get_throttled" for folder in folders if self._tree.has(f"{folder}/get_throttled")), "")
+        if not file:
+            return
+        text = self._tree.text(file)
+        if isinstance(text, str):
+            digits = text.lower().removeprefix("0x")
+            if digits and len(digits) <= 16 and _HEX_DIGITS.issuperset(digits):
+                bits = int(digits, 16)
+                found |= {name: Measured(float(bits >> at & 1), f"/{file}") for at, name in enumerate(_FIRMWARE_BITS)}
+                return
+            text = Absent(f"/{file}: says {text[:40]!a}, which is no hexadecimal number.")
+        found |= dict.fromkeys(_FIRMWARE_BITS, text)
+
+    def _read_cooling(self, found: dict[str, FileReading]) -> None:
+        """All devices of one type are one cause: a processor has one device for each core."""
+        by_type: dict[str, list[FileReading]] = {}
+        for device in self._tree.names("sys/class/thermal", "cooling_device*"):
+            kind = self._tree.word(f"{device}/type")
+            if kind.startswith(_SLOWING) or kind.endswith(_ALERT):
+                cause = kind.rstrip("0123456789").rstrip("-")
+                by_type.setdefault(cause, []).append(self._tree.number(f"{device}/cur_state", low=0))
+        for cause, states in by_type.items():
+            read = [state for state in states if isinstance(state, Measured)]
+            slowest = max(read, key=lambda state: state.value, default=None)
+            reading = states[0] if slowest is None else Measured(float(slowest.value > 0), slowest.source)
+            add_reading(found, cause, reading)
+
+    def _has_risen(self, files: list[str]) -> FileReading:
+        """Compares each file with itself, because cores come and go."""
+        read = [(file, self._tree.number(file, low=0)) for file in files]
+        counts = {file: reading.value for file, reading in read if isinstance(reading, Measured)}
+        if not counts:
+            return read[0][1]
+        rises = [count > self._counts[file] for file, count in counts.items() if file in self._counts]
+        self._counts |= counts
+        if not rises:
+            return Absent(f"/{files[0]}: counts events, and was read once; the next reading tells.")
+        return Measured(float(any(rises)), f"/{files[0]}")
+
+
+_PRESSURE = re.compile(r"some avg10=([0-9]{1,3}(?:\.[0-9]{1,6})?) ")
+_IDLE_FIELDS = (3, 4)  # idle, iowait
+_FIELDS = 8  # up to "steal"; guest time is part of "user" already
+_TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
+
+
+class Memory(NamedTuple):
+    """Usable bytes, available bytes, and the share of the last 10 s in which a task waited for memory."""
+
+    total_bytes: FileReading
+    available_bytes: FileReading
+    stalled_share: FileReading
+
+
+def memory(tree: Tree) -> Memory:
+    """Reads the memory of the machine, or of the control group if that is tighter."""
+    total = _tighter(machine_memory(tree, "MemTotal"), memory_limit(tree))
+    return Memory(total, available_memory(tree), _stalled(tree))
+
+
+def available_memory(tree: Tree) -> FileReading:
+    """Reads only the available bytes, which is quick enough to repeat often."""
+    return _tighter(machine_memory(tree, "MemAvailable"), memory_left(tree))
+
+
+def machine_memory(tree: Tree, name: str) -> FileReading:
+    """Reads the bytes of one line of /proc/meminfo."""
+    text = tree.text("proc/meminfo", 64 * 1024)
+    if isinstance(text, Absent):
+        return text
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        if key == name:
+            number, _, unit = rest.strip().partition(" ")
+            return parse_number(number, "proc/meminfo", 1024.0 if unit == "kB" else 1.0, low=0, high=HIGHEST_COUNT)
+    return Absent(f"/proc/meminfo: says nothing of {name}.")
+
+
+def _tighter(machine: FileReading, group: FileReading) -> FileReading:
+    if isinstance(machine, Measured) and isinstance(group, Measured):
+        return min(machine, group, key=lambda reading: reading.value)
+    return machine if isinstance(machine, Measured) or isinstance(group, Absent) else group
+
+
+def _stalled(tree: Tree) -> FileReading:
+    """The pressure of the innermost control group that reports it, else of the machine."""
+    files = [f"{group}/memory.pressure" for group in control_groups(tree)]
+    found: FileReading = Absent("/proc/pressure/memory: this kernel was built without PSI, or started with psi=0.")
+    for file in [*files, "proc/pressure/memory"]:
+        if tree.has(file):
+            found = _pressure(tree, file)
+            if isinstance(found, Measured):
+                return found
+    return found
+
+
+def _pressure(tree: Tree, file: str) -> FileReading:
+    text = tree.text(file)
+    if isinstance(text, Absent):
+        return text
+    matched = _PRESSURE.match(text)
+    percent = float(matched[1]) if matched is not None else math.nan
+    if not 0 <= percent <= 100:
+        return Absent(f"/{file}: says {text[:40]!a}, which is no pressure.")
+    return Measured(percent / 100, f"/{file}")
+
+
+class Load(NamedTuple):
+    """Busy share (0 to 1) of the usable cores, and number of busy cores of the whole machine."""
+
+    busy_share: FileReading
+    busy_cores: FileReading
+
+
+class Processor:
+    """Reads how busy the cores were since the previous reading: the machine's, or the control group's of its quota.
+
+    Args:
+        tree: the kernel's files.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._ticks: tuple[int, int] | None = None
+        self._used: tuple[float, float] | None = None
+
+    def read(self, now_s: float) -> Load:
+        """Returns the load since the previous reading; absent at the first one.
+
+        Args:
+            now_s: monotonic time.
+        """
+        share, cores = self._machine()
+        return Load(self._group(now_s) or share, cores)
+
+    def _machine(self) -> tuple[FileReading, FileReading]:
+        text = self._tree.text("proc/stat", 256 * 1024)
+        if isinstance(text, Absent):
+            return text, text
+        lines = text.splitlines()
+        fields = lines[0].split()[1:] if lines and lines[0].startswith("cpu ") else []
+        if len(fields) < _FIELDS or not all(map(_TICKS.fullmatch, fields[:_FIELDS])):
+            reason = Absent("/proc/stat: does not begin with the sum of all cores.")
+            return reason, reason
+        counts = [int(field) for field in fields[:_FIELDS]]
+        total, idle = sum(counts), sum(counts[at] for at in _IDLE_FIELDS)
+        before, self._ticks = self._ticks, (total, idle)
+        cores = sum(line.startswith("cpu") and not line.startswith("cpu ") for line in lines)
+        elapsed = total - before[0] if before is not None else 0
+        if before is None or elapsed <= 0 or not cores:
+            once = Absent("/proc/stat: counts, and was read once; the next reading tells.")
+            return once, once
+        share = min(max(1 - (idle - before[1]) / elapsed, 0.0), 1.0)  # iowait may decrease
+        return Measured(share, "/proc/stat"), Measured(share * cores, "/proc/stat")
+
+    def _group(self, now_s: float) -> FileReading | None:
+        """None without a quota: then the machine's load counts."""
+        quota, used = cpu_quota(self._tree), cpu_used_s(self._tree)
+        if isinstance(quota, Absent) or isinstance(used, Absent):
+            return None
+        before, self._used = self._used, (now_s, used.value)
+        if before is None or now_s <= before[0]:
+            return Absent(f"{used.source}: counts, and was read once; the next reading tells.")
+        share = (used.value - before[1]) / ((now_s - before[0]) * quota.value)
+        return Measured(min(max(share, 0.0), 1.0), used.source)
