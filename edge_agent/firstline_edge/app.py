@@ -57,8 +57,7 @@ from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import open_links
 from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.hardware.metrics import add_sensor_gauges
-from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, missing_kernel_files
+from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
 from firstline_edge.models.copies import BundleCopies

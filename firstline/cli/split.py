@@ -14,8 +14,8 @@ from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
+from firstline_core.planning.plan import describe_bandwidths, describe_way
 from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
-from firstline_core.planning.text import describe_bandwidths, describe_way
 from firstline_core.runtime.select import RuntimeOptions
 
 DOCUMENT = "split.json"

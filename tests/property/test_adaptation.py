@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, LadderPosition, StepTiming
 from firstline_core.adaptation.guards import Advice, Limits, battery_guard, heat_guard, memory_guard
-from firstline_core.adaptation.ladder import Rung, build_ladder
+from firstline_core.adaptation.ladder import EnergyPrices, Rung, build_ladder, choose_rung
 from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
 
 LIMITS, PATIENCE = Limits(), StepTiming()

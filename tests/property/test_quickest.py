@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_core.planning.quickest import quickest
+from firstline_core.planning.plan import quickest
 
 WAYS = st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 64)), min_size=1, max_size=12)
 

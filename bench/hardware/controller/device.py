@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from bench.hardware.controller.scenario import HOUR_S, Stated, Variant, arrivals, rungs_of
 from bench.hardware.thermal import CORES, HOT_C, Board, Heat
-from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
+from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
 from firstline_core.hardware.readings import Measured, Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.cloud.punctuality import Punctuality

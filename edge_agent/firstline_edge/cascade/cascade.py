@@ -30,7 +30,7 @@ from firstline_core.errors import (
 from firstline_core.routing import policy
 from firstline_core.routing.policy import Decision
 from firstline_core.types import InferResponse, Reason, Tier, Wait
-from firstline_edge.adaptation.chooser import Chooser, EscalationCost
+from firstline_edge.adaptation.variants import Chooser, EscalationCost
 from firstline_edge.audits.hooks import Audits
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache

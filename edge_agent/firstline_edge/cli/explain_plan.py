@@ -18,8 +18,7 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.survey import describe_device
 from firstline_core.planning import split
-from firstline_core.planning.plan import Link, Plan, plan
-from firstline_core.planning.text import plan_lines
+from firstline_core.planning.plan import Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile

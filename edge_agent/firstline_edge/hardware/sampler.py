@@ -1,4 +1,4 @@
-"""Reads the sensors every few seconds in a thread; requests read the latest snapshot as an attribute.
+"""Reads the sensors every few seconds in a thread; requests and metrics read the latest snapshot as an attribute.
 
 If memory gets short it is read sooner: another process may take what is left between two readings.
 """
@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.readings import NOTHING_READ, Snapshot, absent_snapshot, measured
+from firstline_core.hardware.readings import (
+    NOTHING_READ,
+    Modelled,
+    Reading,
+    Snapshot,
+    absent_snapshot,
+    known,
+    measured,
+)
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 
 log = logger(__name__)
 
@@ -29,6 +38,20 @@ FASTEST_BYTES_PER_S = 1 << 30
 """Assumed rate at which another process takes memory."""
 SHORTEST_PAUSE_S = 0.1
 """Between two reads of the memory; each starts a thread and reads small files, which a small board would notice."""
+_GAUGES: Mapping[str, tuple[str, str, str]] = {
+    "temperature_celsius": ("temperature_c", "zone", "Temperature."),
+    "throttling": ("throttling", "cause", "1 while the hardware holds itself back for it."),
+    "cpu_hertz": ("frequency_hz", "policy", "Frequency of a cluster of cores."),
+    "rail_watts": ("power_w", "rail", "Power of a rail, domain or draining battery; they nest."),
+    "battery_ratio": ("battery_share", "", "Charge of the emptiest battery."),
+    "externally_powered": ("powered", "", "1 while external power is there."),
+    "memory_available_bytes": ("memory_available_bytes", "", "Memory that the agent may still use."),
+    "memory_stalled_ratio": ("memory_stalled_share", "", "Of the last 10 s, in which work waited for memory."),
+    "cpu_busy_ratio": ("cpu_busy_share", "", "Of the usable cores, the part that is busy."),
+    "cpu_allowed_ratio": ("frequency_share", "", "Of the rated frequency, the part that is allowed."),
+    "queued_runs": ("queue_items", "", "Runs that wait for a thread."),
+}
+"""Field of the snapshot, label and description by metric; fields without a label are single readings."""
 
 
 class MemoryThresholds:
@@ -188,3 +211,37 @@ def missing_kernel_files(tree: Tree) -> str:
         f"{', and of '.join(missing.values())} see nothing. Name the folder that contains the kernel's proc and sys; "
         "in a container, the folder where the host's are mounted."
     )
+
+
+def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -> None:
+    """Registers the latest readings as gauges; absent readings have no sample.
+
+    Label values are names of the device's parts. A modelled power has its own label.
+
+    Args:
+        metrics: the agent's metrics.
+        latest: returns the snapshot to show, limited.
+    """
+    for name, (field, label, description) in _GAUGES.items():
+        labels = (label,) if label else ()
+        metrics.readings(f"device_{name}", description, labels, partial(_measured, latest, field, labels))
+    metrics.readings("device_watts", "Power of the whole device.", ("kind",), lambda: _power(latest().device_power_w))
+    metrics.readings(
+        "device_joules_total",
+        "Energy that the processor counted since the agent began, by domain; they nest.",
+        ("domain",),
+        partial(_measured, latest, "energy_j", ("domain",)),
+        counts=True,
+    )
+
+
+def _measured(latest: Callable[[], Snapshot], field: str, labels: tuple[str, ...]) -> dict[tuple[str, ...], float]:
+    found = getattr(latest(), field)
+    by_labels = {(name,): reading for name, reading in found.items()} if labels else {(): found}
+    values = {key: measured(reading) for key, reading in by_labels.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _power(reading: Reading) -> dict[tuple[str, ...], float]:
+    value = known(reading)
+    return {} if value is None else {("modelled" if isinstance(reading, Modelled) else "measured",): value}

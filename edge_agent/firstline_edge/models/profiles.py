@@ -14,7 +14,7 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import fingerprint
-from firstline_core.planning.quickest import quickest
+from firstline_core.planning.plan import quickest
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Point, Profile
 from firstline_core.runtime.select import RuntimeOptions

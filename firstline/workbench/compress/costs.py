@@ -31,7 +31,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.hardware.survey import describe_device
-from firstline_core.planning.quickest import quickest
+from firstline_core.planning.plan import quickest
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import Key, Point, Profile, Refused

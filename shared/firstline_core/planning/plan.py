@@ -6,17 +6,37 @@ variant may answer: each answers under its own certificate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.readings import Reading
-from firstline_core.planning.quickest import quickest
+from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.planning.split import Splits, Stretch, Surroundings, Way, best, stretches, ways
 from firstline_core.profile.profile import Key, Point, Profile, sweet_spot
+
+_AS_GOOD = 1.05
+"""More threads have to be faster by more than this, because other models need threads too."""
+_MBIT = 1e6 / 8
+_SHOWN = 6
+
+Option = TypeVar("Option")
+
+
+def quickest(options: Iterable[Option], costs: Callable[[Option], tuple[float, int]]) -> Option:
+    """Returns the fastest way to run a model; of those that are nearly as fast, the one with the fewest threads.
+
+    Args:
+        options: at least one.
+        costs: milliseconds of a row, and threads (0 for the runtime's default).
+    """
+    listed = [(*costs(option), option) for option in options]
+    least_ms = min(ms for ms, _, _ in listed)
+    near = [one for one in listed if one[0] <= _AS_GOOD * least_ms]
+    return min(near, key=lambda one: (one[1] or 1024, one[0]))[2]
 
 
 class Candidate(Struct, frozen=True):
@@ -129,14 +149,9 @@ def plan(
     notes: list[str] = []
     points = _usable(manifest, profile, catalogue, notes)
     full = _full(manifest, points, splits, link, notes)
-    costs_ms = full.latency_ms if full is not None else None
-    found = [
-        _candidate(manifest, point, costs_ms) for point in points if _is_edge(manifest, point) and point.key.of_one_row
-    ]
-    ranked = _ranked(manifest, found, notes)
+    ranked = _ranked(manifest, points, full.latency_ms if full is not None else None, notes)
     chosen = ranked[0] if ranked else None
-    own = [point for point in points if chosen is not None and _same(point.key, chosen)]
-    point = next((one for one in own if one.key.of_one_row), None)
+    own = [point for point in points if chosen is not None and _runs(point.key, chosen)]
     return Plan(
         manifest.name,
         manifest.version,
@@ -144,7 +159,7 @@ def plan(
         chosen,
         tuple(ranked[1:]),
         _batch(own, notes),
-        _partition(point, notes),
+        _partition(own, notes),
         _throttled(own, notes),
         _carried(manifest, points, splits, notes),
         full,
@@ -165,14 +180,15 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
         notes.append(
             f"The profile is of '{profile.machine}', another machine or other software: its figures may differ."
         )
-    digests = {model.digest: model for model in manifest.models}
+    models = {model.digest: model for model in manifest.models}
     usable = []
     for point in profile.points:
-        model = digests.get(point.key.model_digest)
+        key, model = point.key, models.get(point.key.model_digest)
+        engine = catalogue.engine(model.runtime, key.provider) if catalogue is not None and model is not None else None
         if model is None:
-            notes.append(f"The profile's '{point.key.variant}' is not this bundle's: it is passed over.")
-        elif (reason := _broken(model, point.key, catalogue)) is not None:
-            notes.append(f"{point.key.provider} is passed over: {reason}")
+            notes.append(f"The profile's '{key.variant}' is not this bundle's: it is ignored.")
+        elif engine is not None and not engine.works:
+            notes.append(f"{key.provider} is ignored: {engine.reason}")
         else:
             usable.append(point)
     measured = {point.key.model_digest for point in usable}
@@ -180,25 +196,13 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
     return usable
 
 
-def _broken(model: Model, key: Key, catalogue: Catalogue | None) -> str | None:
-    """Why this provider does not work here; None if it works or was not tried."""
-    engine = catalogue.engine(model.runtime, key.provider) if catalogue is not None else None
-    return engine.reason if engine is not None and not engine.works else None
-
-
-def _is_edge(manifest: Manifest, point: Point) -> bool:
-    return any(point.key.model_digest == model.digest for model in manifest.edge)
-
-
-def _same(key: Key, chosen: Candidate) -> bool:
+def _runs(key: Key, chosen: Candidate) -> bool:
     return (key.variant, key.provider, key.threads) == (chosen.variant, chosen.provider, chosen.threads)
 
 
-def _candidate(manifest: Manifest, point: Point, full_ms: float | None) -> Candidate:
-    model = next(model for model in manifest.edge if model.digest == point.key.model_digest)
-    certificate = valid_certificate(manifest, model)
+def _candidate(manifest: Manifest, model: Model, point: Point, full_ms: float | None) -> Candidate:
+    certificate, row_ms = valid_certificate(manifest, model), point.query.p50_ms
     kept = certificate.kept if certificate is not None else None
-    row_ms = point.query.p50_ms
     return Candidate(
         model.id,
         point.key.provider,
@@ -212,55 +216,51 @@ def _candidate(manifest: Manifest, point: Point, full_ms: float | None) -> Candi
     )
 
 
-def _ranked(manifest: Manifest, found: Sequence[Candidate], notes: list[str]) -> list[Candidate]:
+def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, notes: list[str]) -> list[Candidate]:
     """Best first: by expected time if it is known for every variant, else by the bundle's order."""
-    each: dict[str, list[Candidate]] = {}
-    for one in found:
-        each.setdefault(one.variant, []).append(one)
-    leaders = [quickest(of, lambda one: (one.row_ms, one.threads)) for of in each.values()]
-    order = [model.id for model in manifest.edge]
-    if leaders and all(one.expected_ms is not None for one in leaders):
+    each = {
+        model.id: [
+            _candidate(manifest, model, point, full_ms)
+            for point in points
+            if point.key.model_digest == model.digest and point.key.of_one_row
+        ]
+        for model in manifest.edge
+    }
+    leaders = [quickest(some, lambda one: (one.row_ms, one.threads)) for some in each.values() if some]
+    if all(one.expected_ms is not None for one in leaders):
         leaders.sort(key=lambda one: one.expected_ms or 0.0)
-    else:
-        leaders.sort(key=lambda one: order.index(one.variant))
-        if len(leaders) > 1:
-            notes.append(
-                "What an escalation takes, or what a variant keeps, is not known: the bundle's own order decides "
-                "between variants, the profile between ways to run each."
-            )
-    rest = sorted((one for one in found if one not in leaders), key=lambda one: one.row_ms)
-    return [*leaders, *rest]
+    elif len(leaders) > 1:
+        notes.append(
+            "What an escalation takes, or what a variant keeps, is not known: the bundle's own order decides "
+            "between variants, the profile between ways to run each."
+        )
+    rest = (one for some in each.values() for one in some if one not in leaders)
+    return [*leaders, *sorted(rest, key=lambda one: one.row_ms)]
 
 
 def _batch(own: Sequence[Point], notes: list[str]) -> int | None:
     warm = [point for point in own if point.key.condition == "warm"]
     spot = sweet_spot(warm)
-    if spot is None or len(warm) < 2:
-        if own:
-            notes.append("No batch of several rows was measured: profile --batches 1,4,16.")
-        return None
-    return spot.key.batch
+    if spot is not None and len(warm) > 1:
+        return spot.key.batch
+    if own:
+        notes.append("No batch of several rows was measured: profile --batches 1,4,16.")
+    return None
 
 
-def _partition(point: Point | None, notes: list[str]) -> tuple[Share, ...]:
+def _partition(own: Sequence[Point], notes: list[str]) -> tuple[Share, ...]:
+    point = next((one for one in own if one.key.of_one_row), None)
     if point is None:
         return ()
     if not point.operators:
-        notes.append(
-            f"Which operators run where was not measured: {(point.operators_absent or 'no reason given').rstrip('.')}."
-        )
-        return ()
-    providers = dict.fromkeys(operator.provider or point.ran_on for operator in point.operators)
-    return tuple(
-        Share(
-            provider,
-            tuple(operator.kind for operator in of),
-            sum(operator.nodes for operator in of),
-            sum(operator.query_ms for operator in of),
-        )
-        for provider in providers
-        for of in [[one for one in point.operators if (one.provider or point.ran_on) == provider]]
-    )
+        why = (point.operators_absent or "no reason given").rstrip(".")
+        notes.append(f"Which operators run where was not measured: {why}.")
+    shares = []
+    for provider in dict.fromkeys(operator.provider or point.ran_on for operator in point.operators):
+        of = [one for one in point.operators if (one.provider or point.ran_on) == provider]
+        nodes, query_ms = sum(one.nodes for one in of), sum(one.query_ms for one in of)
+        shares.append(Share(provider, tuple(one.kind for one in of), nodes, query_ms))
+    return tuple(shares)
 
 
 def _throttled(own: Sequence[Point], notes: list[str]) -> float | None:
@@ -282,12 +282,12 @@ def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None,
         return None
     point = _full_point(manifest, points)
     if point is not None:
-        encoded, tensor, ms = point.moved.received_bytes, point.moved.input_bytes, point.prepare.p50_ms
-        return Carried("tensor" if tensor < encoded else "encoded", encoded, tensor, ms)
+        encoded, tensor = point.moved.received_bytes, point.moved.input_bytes
+        return Carried("tensor" if tensor < encoded else "encoded", encoded, tensor, point.prepare.p50_ms)
     if splits is not None and splits.model_digest == manifest.full.digest:
         notes.append("How large the full model's input tensor is was not measured here.")
         return Carried("encoded", splits.input_bytes, None, splits.prepare_ms)
-    notes.append("The full model was not measured: what travels is the input as it came.")
+    notes.append("The full model was not measured: the input is sent as it came.")
     return None
 
 
@@ -296,22 +296,85 @@ def _full(
 ) -> FullModel | None:
     if manifest.full is None:
         return None
-    if splits is None:
-        notes.append("Splits of the full model were not measured: firstline split.")
-        return None
-    if splits.model_digest != manifest.full.digest:
-        notes.append("The splits that were given are of another full model: they are passed over.")
+    if splits is None or splits.model_digest != manifest.full.digest:
+        missing = "Splits of the full model were not measured: firstline split."
+        notes.append(missing if splits is None else "The splits are of another full model: they are ignored.")
         return None
     point, slowdown = _full_point(manifest, points), 1.0
     if point is None:
-        notes.append("The full model was not measured here: this device is taken to be as quick as where it was split.")
+        notes.append(
+            "The full model was not measured here: the device is assumed to be as fast as the one it was split on."
+        )
     else:
         slowdown = point.query.p50_ms / (splits.prepare_ms + splits.model_ms)
     if link.round_trip_ms is None:
-        notes.append("The round trip to the gateway is not stated: it is taken for 0 ms, which flatters the gateway.")
+        notes.append("The round trip to the gateway is not stated: 0 ms is assumed, which favours the gateway.")
     of = ways(splits, Surroundings(link.round_trip_ms or 0.0, slowdown))
     if link.bytes_per_s is None:
         notes.append("The bandwidth to the gateway is not stated: the best way is given by bandwidth.")
         return FullModel(None, None, tuple(stretches(of)))
     way = best(of, link.bytes_per_s)
     return FullModel(way, way.latency_ms(link.bytes_per_s), tuple(stretches(of)))
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """Returns the lines of a plan; open questions come last."""
+    lines = [f"{plan.bundle} {plan.version}{f' on {plan.machine}' if plan.machine else ''}"]
+    if plan.chosen is not None:
+        lines.append(f"  run       {_describe(plan.chosen)}")
+        lines += [f"  next best {_describe(other)}" for other in plan.others[:_SHOWN]]
+    if plan.batch is not None:
+        lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
+    if plan.throttled_ms is not None:
+        lines.append(f"  held back {plan.throttled_ms:.3g} ms a row under sustained load")
+    lines += [
+        f"  partition {share.provider} runs {share.nodes} operators ({', '.join(share.kinds)}), {share.query_ms:.3g} ms"
+        for share in plan.partition
+    ]
+    if (carried := plan.carried) is not None:
+        tensor = "unknown" if carried.tensor_bytes is None else f"{carried.tensor_bytes:.0f} bytes"
+        where = "on the gateway" if carried.form == "encoded" else "on the device"
+        lines.append(
+            f"  processed {where} for the full model: the input is {carried.encoded_bytes:.0f} bytes as it came, its "
+            f"tensor {tensor}; {carried.prepare_ms:.3g} ms to prepare; its answer is processed where it runs"
+        )
+    if (full := plan.full) is not None:
+        if full.way is not None and full.latency_ms is not None:
+            lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")
+        lines += [
+            f"  by link   {describe_bandwidths(stretch)}: {describe_way(stretch.way)}" for stretch in full.by_bandwidth
+        ]
+    return lines + [f"  open      {sentence}" for sentence in plan.open]
+
+
+def describe_way(way: Way) -> str:
+    """Describes a way to the full model's answer."""
+    if way.kind == "device":
+        return "the whole model on the device"
+    if way.kind == "input":
+        return f"the encoded input is sent ({way.sent_bytes:.0f} bytes)"
+    return f"split at {way.tensor} as {way.form} ({way.sent_bytes:.0f} bytes); measured, not run by this version"
+
+
+def describe_bandwidths(stretch: Stretch) -> str:
+    """Describes the bandwidths of a stretch."""
+    low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
+    if low <= 0:
+        return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
+    return f"from {low:.3g} Mbit/s on" if math.isinf(high) else f"from {low:.3g} to {high:.3g} Mbit/s"
+
+
+def _describe(one: Candidate) -> str:
+    threads = "as many threads as the runtime likes" if not one.threads else f"{one.threads} thread(s)"
+    kept = "no valid certificate" if one.kept is None else f"keeps {one.kept:.0%} under its certificate"
+    expected = "" if one.expected_ms is None else f", {one.expected_ms:.3g} ms expected with escalations"
+    return (
+        f"{one.variant} by {one.provider}, {threads}: {one.row_ms:.3g} ms a row (p99 {one.worst_ms:.3g}), "
+        f"{one.rows_per_s:.0f} rows/s, {_energy(one.energy_mj)}; {kept}{expected}"
+    )
+
+
+def _energy(reading: Reading) -> str:
+    if isinstance(reading, Absent):
+        return "energy not known"
+    return f"{reading.value:.3g} mJ {type(reading).__name__.lower()}"

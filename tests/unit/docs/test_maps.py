@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 MAPPED = (
+    "firstline_core.adaptation",
     "firstline_core.fleet",
     "firstline_core.hardware",
+    "firstline_core.planning",
     "firstline_core.profile",
     "firstline_core.routing",
     "firstline_edge",
+    "firstline_edge.adaptation",
     "firstline_edge.budgets",
     "firstline_edge.cache",
     "firstline_edge.cloud",

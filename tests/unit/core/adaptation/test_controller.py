@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from firstline_core.adaptation.choice import EnergyPrices, choose_rung
 from firstline_core.adaptation.controller import Controller, StepTiming
 from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_guard, slope_per_s
-from firstline_core.adaptation.ladder import Rung, build_ladder
+from firstline_core.adaptation.ladder import EnergyPrices, Rung, build_ladder, choose_rung
 from firstline_core.hardware.readings import NOTHING_READ, Measured, Modelled, Snapshot
 
 MB = 1 << 20

@@ -7,9 +7,8 @@ from msgspec import structs
 from firstline_core.bundle.store import open_bundle
 from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Processor
 from firstline_core.hardware.readings import Absent, Modelled
-from firstline_core.planning.plan import Link, plan
+from firstline_core.planning.plan import Link, plan, plan_lines
 from firstline_core.planning.split import Cut, Form, Splits
-from firstline_core.planning.text import plan_lines
 from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp, distribution
 
 _MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
@@ -92,7 +91,7 @@ def test_what_does_not_work_here_is_passed_over_and_said() -> None:
     found = plan(_MANIFEST, _profile(*points), broken)
     assert found.chosen is not None
     assert found.chosen.provider == _CPU
-    assert "CUDAExecutionProvider is passed over: No such device." in found.open
+    assert "CUDAExecutionProvider is ignored: No such device." in found.open
 
 
 def test_who_runs_which_operators() -> None:

@@ -19,8 +19,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Reading, Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.hardware.metrics import add_sensor_gauges
-from firstline_edge.hardware.sampler import MemoryThresholds, Sampler
+from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges
 
 
 class Driver:
