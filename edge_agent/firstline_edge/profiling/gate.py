@@ -82,13 +82,13 @@ def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds
         bounds: to keep.
         waits_for: kind of the cause that it waits for already; that one has to be over with a margin.
     """
-    causes = (
-        None if needed.heats else _hot(now, bounds.limits, waits_for == "heat"),
-        _drained(now, bounds.battery, waits_for == "battery"),
-        _short_of_memory(now, needed, bounds.limits),
-        _busy(now, busy_cores, needed, bounds, waits_for == "requests"),
-    )
-    return next((cause for cause in causes if cause is not None), None)
+    causes = {
+        "heat": "" if needed.heats else _hot(now, bounds.limits, waits_for == "heat"),
+        "battery": _drained(now, bounds.battery, waits_for == "battery"),
+        "memory": _short_of_memory(now, needed, bounds.limits),
+        "requests": _busy(now, busy_cores, needed, bounds, waits_for == "requests"),
+    }
+    return next((Cause(kind, f"Measuring waits{why}.") for kind, why in causes.items() if why), None)
 
 
 def cause_to_end(now: Snapshot, needed: Need, limits: Limits) -> Cause | None:
@@ -111,55 +111,47 @@ def never(now: Snapshot, needed: Need, limits: Limits) -> str:
     return f"It needs {_mb(wanted_bytes)} of memory with the reserve; the device has {_mb(total_bytes)} in all."
 
 
-def _hot(now: Snapshot, limits: Limits, waits: bool) -> Cause | None:
+def _hot(now: Snapshot, limits: Limits, waits: bool) -> str:
     verdict, hottest_c = heat_guard(now, 0.0, limits), measured(now.hottest_c)
     resume_c = limits.heat_c - 3 * limits.heat_margin_c
     is_warm = hottest_c is not None and hottest_c >= resume_c
     is_near = hottest_c is not None and hottest_c >= limits.target_c - limits.heat_margin_c
     if verdict.advice is Advice.ROOM and not is_near and not (waits and is_warm):
-        return None
+        return ""
     if not is_warm:
-        return Cause("heat", f"Measuring waits: {verdict.reason}.")
-    return Cause(
-        "heat",
-        f"Measuring waits for the device to cool: it is at {hottest_c:.0f} C, and continues below {resume_c:g} C.",
+        return f": {verdict.reason}"
+    return f" for the device to cool: it is at {hottest_c:.0f} C, and continues below {resume_c:g} C"
+
+
+def _drained(now: Snapshot, least: float, waits: bool) -> str:
+    charge, resume = measured(now.battery_share), min(1.0, least + _CHARGE_HYSTERESIS)
+    if charge is None or measured(now.powered) == 1 or charge >= (resume if waits else least):
+        return ""
+    return (
+        f" for power: the battery has {100 * charge:.0f} %, nothing charges it, and measuring continues from "
+        f"{100 * resume:.0f} % (fleet.profiling_battery)"
     )
 
 
-def _drained(now: Snapshot, least: float, waits: bool) -> Cause | None:
-    charge = measured(now.battery_share)
-    if charge is None or measured(now.powered) == 1:
-        return None
-    resume = min(1.0, least + _CHARGE_HYSTERESIS)
-    if charge >= (resume if waits else least):
-        return None
-    return Cause(
-        "battery",
-        f"Measuring waits for power: the battery has {100 * charge:.0f} %, nothing charges it, and measuring continues "
-        f"from {100 * resume:.0f} % (fleet.profiling_battery).",
-    )
-
-
-def _short_of_memory(now: Snapshot, needed: Need, limits: Limits) -> Cause | None:
+def _short_of_memory(now: Snapshot, needed: Need, limits: Limits) -> str:
     verdict = memory_guard(now, int(needed.memory_bytes), limits)
     if verdict.advice is Advice.ROOM:
-        return None
+        return ""
     available_bytes = measured(now.memory_available_bytes)
     if available_bytes is None or verdict.advice is not Advice.STAY:
-        return Cause("memory", f"Measuring waits for memory: {verdict.reason}.")
-    wanted = _mb(_wanted_bytes(needed, limits))
-    return Cause("memory", f"Measuring waits for memory: {_mb(available_bytes)} available, {wanted} needed.")
+        return f" for memory: {verdict.reason}"
+    return f" for memory: {_mb(available_bytes)} available, {_mb(_wanted_bytes(needed, limits))} needed"
 
 
-def _busy(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds, waits: bool) -> Cause | None:
+def _busy(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds, waits: bool) -> str:
     most = (_QUIET if waits else _BUSY) * bounds.cores
     if bounds.shared_quota:
         most = min(most, max(bounds.cores - needed.cores, _IDLE * bounds.cores))
     waiting = measured(now.queue_items) or 0.0
     if busy_cores <= most and not waiting:
-        return None
+        return ""
     load = f"{waiting:.0f} of them wait" if waiting else f"they use {busy_cores:.1f} of {bounds.cores:g} cores"
-    return Cause("requests", f"Measuring waits for fewer requests: {load}.")
+    return f" for fewer requests: {load}"
 
 
 def _wanted_bytes(needed: Need, limits: Limits) -> float:
