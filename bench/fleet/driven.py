@@ -17,8 +17,8 @@ from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.tables import COUNTS, DEVICES, HISTORY
-from firstline_gateway.fleet.totals import Totals, added
+from firstline_gateway.fleet.devices import DEVICES
+from firstline_gateway.fleet.totals import COUNTS, HISTORY, Totals, added
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.definition import Definition, Stage
 from firstline_gateway.rollouts.engine import Engine

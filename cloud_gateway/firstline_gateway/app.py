@@ -243,7 +243,7 @@ class Gateway:
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
             for name, action, interval_s in (
                 ("contract refresh", self.contracts.refreshed, _REFRESH_INTERVAL_S),
-                ("fleet statistics", self.fleet.keep_tiers, _REFRESH_INTERVAL_S),
+                ("fleet statistics", self.fleet.store_tiers, _REFRESH_INTERVAL_S),
                 ("service clock", self.deliveries.advance, _REFRESH_INTERVAL_S),
                 ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),
                 ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),

@@ -104,7 +104,7 @@ async def test_who_answered_is_told_over_time(
     for sequence in (1, 2):
         counts = ModelCounts("digits", 1, rows=10 * sequence, kept=8 * sequence, escalated=2 * sequence)
         await cam.post("/fleet/v1/twin/telemetry", **json(Telemetry("session-1", sequence, 60.0, (counts,))))
-    await gateway.fleet.keep_tiers()
+    await gateway.fleet.store_tiers()
     for params, expected in (
         ({}, (16, 4, 0)),
         ({"model": "digits", "hours": 1}, (16, 4, 0)),

@@ -4,7 +4,6 @@ Modules
     selector        selects devices by their tags; pure
     fleet           the requests of devices and people, over every transport
     broker          the fleet over MQTT: reads reports, publishes desired documents
-    tables          the tables
     devices         devices in the store: desired and reported documents, tags
     totals          the counts of devices, added up over their processes
     tiers           the answers by tier, for all devices together, over time

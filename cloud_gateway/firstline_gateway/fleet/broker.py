@@ -1,7 +1,7 @@
 """The fleet over MQTT: reads what devices publish, and publishes each device's desired document as a retained message.
 
-Every replica may listen: reports are numbered, so that a second replica changes nothing. Retained facts are only
-given to subscriptions that are not shared, and without them a gateway that was away would not know its fleet.
+Every replica may subscribe: reports are numbered, so that a second replica changes nothing. Brokers send retained
+messages only to subscriptions that are not shared, and a gateway needs them after a restart to know its fleet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from firstline_gateway.fleet.fleet import Fleet
 
 _LEAVES = ("state", "reported", "telemetry")
 _AT_ONCE = 256
-# What another replica has desired is found this late at most.
+# Longest delay until desired documents of another replica are published.
 _LOOK_S = 2.0
 
 log = logger(__name__)
@@ -35,22 +35,22 @@ class State(msgspec.Struct):
     session_id: str
 
 
-class Spoken(NamedTuple):
-    """The sender of a message, and the last level of its topic."""
+class DeviceTopic(NamedTuple):
+    """The device of a topic, and the topic's last level."""
 
     device: str
     leaf: str
 
 
 class FleetBroker:
-    """Follows the devices of a broker, and tells them what to run.
+    """Follows the devices of a broker, and publishes their desired documents.
 
     Args:
-        fleet: receives the reports of devices, and has their desired documents.
+        fleet: stores the reports of devices, and their desired documents.
         connection: to the broker, with a client id of its own.
         prefix: first levels of every topic.
-        is_revoked: whether a device may not say anything any more.
-        due: set when devices are to run something else; cleared here.
+        is_revoked: returns whether the messages of a device are ignored.
+        due: set when the desired state of devices has changed; cleared here.
     """
 
     def __init__(
@@ -88,27 +88,27 @@ class FleetBroker:
     async def _hear(self, message: Message) -> None:
         """Handles one message; an unreadable message is logged and dropped, as no sender waits for an answer."""
         try:
-            said = spoken(message.topic, self._prefix)
-            if not self._is_revoked(said.device):
-                await self._take(said, message.payload)
+            topic = parse_topic(message.topic, self._prefix)
+            if not self._is_revoked(topic.device):
+                await self._take(topic, message.payload)
         except CapacityError as error:
             log.warning("device message not stored", topic=ascii(message.topic), error=error.message)
         except FirstlineError as error:
             log.warning("device message not readable", topic=ascii(message.topic), error=error.message)
 
-    async def _take(self, said: Spoken, payload: bytes) -> None:
-        where = f"What {said.device} published as {said.leaf}"
-        if said.leaf == "reported":
-            await self._fleet.report(said.device, read_document(payload, Reported, where))
-        elif said.leaf == "telemetry":
+    async def _take(self, topic: DeviceTopic, payload: bytes) -> None:
+        where = f"What {topic.device} published as {topic.leaf}"
+        if topic.leaf == "reported":
+            await self._fleet.report(topic.device, read_document(payload, Reported, where))
+        elif topic.leaf == "telemetry":
             if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
-                await self._fleet.count(said.device, read_document(payload, Telemetry, where))
+                await self._fleet.count(topic.device, read_document(payload, Telemetry, where))
         else:
             state = read_document(payload, State, where)
-            await self._fleet.presence(said.device, state.session_id, online=state.state == "online")
+            await self._fleet.presence(topic.device, state.session_id, online=state.state == "online")
 
     async def _publish(self) -> None:
-        """Puts what devices are to run where they find it, as long as this gateway runs."""
+        """Publishes desired documents as long as this gateway runs."""
         while True:
             try:
                 async with asyncio.timeout(_LOOK_S):
@@ -125,7 +125,7 @@ class FleetBroker:
                 log.warning("desired state not published", error=error.message)
 
     async def _publish_some(self) -> bool:
-        """Publishes some of what is due; whether there may be more."""
+        """Publishes some of the due documents; returns whether there may be more."""
         due = await self._fleet.unpublished(_AT_ONCE)
         done: dict[str, int] = {}
         for device, desired in due:
@@ -136,11 +136,11 @@ class FleetBroker:
                 log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
             done[device] = desired.revision
         if done:
-            await self._fleet.published(done)
+            await self._fleet.mark_published(done)
         return len(due) == _AT_ONCE
 
 
-def spoken(topic: str, prefix: str) -> Spoken:
+def parse_topic(topic: str, prefix: str) -> DeviceTopic:
     """Returns the device and the kind of message of a topic.
 
     Raises:
@@ -154,4 +154,4 @@ def spoken(topic: str, prefix: str) -> Spoken:
         Topics(parts[0], prefix)
     except ConfigError as error:
         raise ProtocolError(error.message) from error
-    return Spoken(parts[0], parts[1])
+    return DeviceTopic(parts[0], parts[1])

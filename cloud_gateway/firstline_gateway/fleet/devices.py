@@ -1,4 +1,7 @@
-"""The devices in the store, within a caller's transaction: their desired and reported documents."""
+"""The devices in the store: their desired and reported documents and tags, and the brake.
+
+Functions read and write within a caller's transaction. Documents are stored as JSON; searched fields have columns.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,77 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    Row,
+    Select,
+    String,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.selector import Selector
-from firstline_gateway.fleet.tables import BRAKE, COUNTS, DEVICES, HISTORY
+from firstline_gateway.fleet.totals import COUNTS, HISTORY
 from firstline_gateway.store import schema
-from firstline_gateway.store.schema import batched
+from firstline_gateway.store.schema import METADATA, batched
 
-_HEEDED = 2**52  # a device that says more would leave no numbers to go on with
-_EARLIER = 8  # sessions whose late words are known as late
-_AT_ONCE = 500  # rows that are read for a page of which most may not be meant
+DEVICES = Table(
+    "fleet_devices",
+    METADATA,
+    Column("name", String(64), primary_key=True),
+    Column("tags", Text, nullable=False),  # an object of strings
+    Column("accepted_s", Double),  # NULL while it is not accepted
+    Column("first_seen_s", Double),
+    Column("last_seen_s", Double),  # NULL before the first message
+    Column("online", Boolean, nullable=False),
+    Column("session", String(64), nullable=False),
+    Column("earlier_sessions", Text, nullable=False),  # an array, the latest last
+    Column("sequence", BigInteger, nullable=False),  # of `reported`
+    Column("reported", Text),
+    Column("desired", Text, nullable=False),
+    Column("revision", BigInteger, nullable=False),  # of `desired`
+    Column("published", BigInteger, nullable=False),  # the revision at the broker; -1 for none
+    Index(None, "last_seen_s"),
+)
+BRAKE = Table(
+    "fleet_brake",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("brake", Text, nullable=False),
+    Column("by", String(128), nullable=False),
+    Column("since_s", Double, nullable=False),
+)
+"""At most one row, of id 1: the limits on all devices' escalations."""
+
+_REVISION_LIMIT = 2**52  # a device that reports more would leave no room for further revisions
+_EARLIER = 8  # sessions whose late messages are recognised
+_AT_ONCE = 500  # rows that are read for a page of which most may not match
 _C = DEVICES.c
-_NOTHING = msgspec.json.encode(Desired(0)).decode()
+_EMPTY = msgspec.json.encode(Desired(0)).decode()
 
 
 class Device(Struct, frozen=True):
     """A device as the fleet knows it.
 
     Attributes:
-        accepted_s: wall time since which it belongs here; None while it is not to be given anything.
-        first_seen_s: wall time when it was first heard of by itself; None where it never was.
-        last_seen_s: likewise, the latest.
-        online: whether its latest session has not ended, as far as is known.
+        accepted_s: wall time of its acceptance; None for a device that must not receive anything.
+        first_seen_s: wall time of its first message; None without one.
+        last_seen_s: wall time of its latest message; None without one.
+        online: whether its latest session has not ended, as far as known.
     """
 
     name: str
@@ -44,18 +94,18 @@ class Device(Struct, frozen=True):
     desired: Desired
 
 
-def seen(connection: Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
-    """A device speaks, as the process `session`.
+def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
+    """Notes a message of a device's process.
 
     Args:
         connection: within a transaction.
         name: of the device.
-        session: of its process; "" where it does not say.
+        session: of its process; "" if unknown.
         now_s: wall time.
-        accept: whether a device that was never heard of belongs here at once.
+        accept: whether an unknown device is accepted at once.
 
     Returns:
-        Whether this is its latest process; a word of an earlier one comes late, and is not to be believed.
+        Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
     _ensure(connection, [name], now_s if accept else None)
     held = connection.execute(
@@ -68,13 +118,13 @@ def seen(connection: Connection, name: str, session: str, now_s: float, *, accep
     if held.first_seen_s is None:
         values["first_seen_s"] = now_s
     if session and session != held.session:
-        kept = [*earlier, held.session][-_EARLIER:] if held.session else earlier
-        values |= {"session": session, "sequence": -1, "earlier_sessions": msgspec.json.encode(kept).decode()}
+        earlier = [*earlier, held.session][-_EARLIER:] if held.session else earlier
+        values |= {"session": session, "sequence": -1, "earlier_sessions": msgspec.json.encode(earlier).decode()}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
 
 
-def left(connection: Connection, name: str, session: str) -> bool:
+def mark_offline(connection: Connection, name: str, session: str) -> bool:
     """Notes that a device's process has ended, by its last will; returns False for the will of an earlier process."""
     mine = (_C.name == name, _C.session == session)
     return connection.execute(update(DEVICES).where(*mine).values(online=False)).rowcount > 0
@@ -83,11 +133,11 @@ def left(connection: Connection, name: str, session: str) -> bool:
 def report(connection: Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
     """Stores a device's report; returns False if a newer one is stored already.
 
-    Where it knows a later revision than there was here, the store is of an earlier moment: its document gets a higher
-    number and is published again, because a device ignores older documents than it knows. Where it knows none so late
-    as what was published, the broker may have lost that, and is given it again.
+    If the device knows a later revision than the store, the store was restored from a backup: the desired document gets
+    a higher revision and is published again, because a device ignores older documents than it knows. If the device
+    knows an older revision than the published one, the broker may have lost that, and the document is published again.
     """
-    if not seen(connection, name, reported.session, now_s, accept=accept):
+    if not mark_seen(connection, name, reported.session, now_s, accept=accept):
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
     values = {"sequence": reported.sequence, "reported": msgspec.json.encode(reported).decode()}
@@ -95,12 +145,13 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
         return False
     differs = or_(_C.revision < reported.revision, _C.published > reported.revision)
     held = connection.execute(select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
-    if held is None or reported.revision >= _HEEDED:
+    if held is None or reported.revision >= _REVISION_LIMIT:
         return True
     values = {"published": -1}
     if held.revision < reported.revision:
-        said = msgspec.structs.replace(msgspec.json.decode(held.desired, type=Desired), revision=reported.revision + 1)
-        values |= {"revision": said.revision, "desired": msgspec.json.encode(said).decode()}
+        desired = msgspec.json.decode(held.desired, type=Desired)
+        desired = msgspec.structs.replace(desired, revision=reported.revision + 1)
+        values |= {"revision": desired.revision, "desired": msgspec.json.encode(desired).decode()}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
 
@@ -113,20 +164,20 @@ def desire(
     *,
     known: bool = False,
 ) -> list[str]:
-    """Changes what devices are to run; each change is a new revision.
+    """Changes the desired documents of devices; each change is a new revision.
 
     Args:
         connection: within a transaction.
-        names: of the devices; a device that is not known yet gets the document when it connects.
-        change: from what a device was to run to what it is; its revision is not looked at.
+        names: of the devices; an unknown device gets the document when it connects.
+        change: returns the new document from a device's name and old document; its revision is ignored.
         now_s: wall time.
         known: change only known devices; a device that was removed meanwhile is not created again.
 
     Returns:
-        Those for which something changed.
+        The devices whose document has changed.
     """
     changed: list[dict[str, Any]] = []
-    for some in batched(sorted(set(names))):  # in one order, so that two who change several do not wait for each other
+    for some in batched(sorted(set(names))):  # in one order, so that two transactions do not deadlock
         if not known:
             _ensure(connection, some, now_s)
         query = select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
@@ -135,11 +186,11 @@ def desire(
             after = msgspec.structs.replace(change(held.name, before), revision=before.revision)
             if after != before:
                 after = msgspec.structs.replace(after, revision=held.revision + 1)
-                said = msgspec.json.encode(after).decode()
-                changed.append({"one": held.name, "said": said, "number": after.revision})
+                document = msgspec.json.encode(after).decode()
+                changed.append({"one": held.name, "document": document, "number": after.revision})
     if changed:
         mine = update(DEVICES).where(_C.name == bindparam("one"))
-        connection.execute(mine.values(desired=bindparam("said"), revision=bindparam("number")), changed)
+        connection.execute(mine.values(desired=bindparam("document"), revision=bindparam("number")), changed)
     return [each["one"] for each in changed]
 
 
@@ -158,15 +209,15 @@ def unknown(name: str) -> NotFoundError:
 def page(
     connection: Connection, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
 ) -> list[Device]:
-    """Devices by name, from the first one after a name on.
+    """Returns a page of devices, by name.
 
     Args:
         connection: within a transaction.
-        after: the name; "" for the first ones.
-        limit: most of them.
+        after: the last name of the page before; "" for the first page.
+        limit: maximum number of devices.
         selector: of their tags.
-        model: only those that say they run it; "" for all.
-        version: likewise, in this version; None for any.
+        model: only devices that report to run it; "" for all.
+        version: only devices that report to run this version of the model; None for any.
     """
     found: list[Device] = []
     at_once = limit if not (selector.text or model) else max(limit, _AT_ONCE)
@@ -184,27 +235,27 @@ def page(
 
 
 def _runs(device: Device, model: str, version: int | None) -> bool:
-    said = device.reported.models if device.reported is not None else ()
-    return any(each.name == model and version in (None, each.version) for each in said)
+    models = device.reported.models if device.reported is not None else ()
+    return any(each.name == model and version in (None, each.version) for each in models)
 
 
 def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
-    """Names and tags of all devices that belong here."""
+    """Returns names and tags of all accepted devices."""
     rows = connection.execute(select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
     return [(row.name, msgspec.json.decode(row.tags, type=dict[str, str])) for row in rows]
 
 
 def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
-    """Sets a known device's tags, and takes away those that are None; all that it has now."""
+    """Sets tags of a known device, removes those that are None, and returns its tags."""
     held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
     after = {**msgspec.json.decode(held, type=dict[str, Any]), **tags}
-    kept = {key: value for key, value in after.items() if value is not None}
-    connection.execute(update(DEVICES).where(_C.name == name).values(tags=msgspec.json.encode(kept).decode()))
-    return kept
+    after = {key: value for key, value in after.items() if value is not None}
+    connection.execute(update(DEVICES).where(_C.name == name).values(tags=msgspec.json.encode(after).decode()))
+    return after
 
 
 def accept(connection: Connection, name: str, now_s: float) -> bool:
-    """A device belongs here from now on; one that was never heard of will when it comes. False where it did before."""
+    """Accepts a device, also an unknown one; returns False if it was accepted before."""
     _ensure(connection, [name], None)
     open_ = (_C.name == name, _C.accepted_s.is_(None))
     return connection.execute(update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
@@ -218,14 +269,14 @@ def forget(connection: Connection, name: str) -> bool:
 
 
 def unpublished(connection: Connection, limit: int) -> list[tuple[str, Desired]]:
-    """Desired documents that do not lie at the broker yet, of devices that belong here."""
+    """Returns the desired documents of accepted devices that are not at the broker yet."""
     due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
     rows = connection.execute(select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
     return [(row.name, msgspec.json.decode(row.desired, type=Desired)) for row in rows]
 
 
-def published(connection: Connection, revisions: Mapping[str, int]) -> None:
-    """Notes which revisions lie at the broker."""
+def mark_published(connection: Connection, revisions: Mapping[str, int]) -> None:
+    """Notes which revisions are at the broker."""
     rows = [{"one": name, "number": revision} for name, revision in sorted(revisions.items())]
     older = (_C.name == bindparam("one"), _C.published < bindparam("number"))
     if rows:
@@ -247,7 +298,7 @@ def set_brake(connection: Connection, wanted: Brake | None, by: str, now_s: floa
 
 
 def names(connection: Connection) -> list[str]:
-    """Of all devices that belong here."""
+    """Returns the names of all accepted devices."""
     return list(connection.execute(select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
 
 
@@ -264,7 +315,7 @@ def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | No
             "earlier_sessions": "[]",
             "sequence": -1,
             "reported": None,
-            "desired": _NOTHING,
+            "desired": _EMPTY,
             "revision": 0,
             "published": -1,
         }
@@ -274,17 +325,7 @@ def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | No
 
 
 def _query() -> Select[Any]:
-    return select(
-        _C.name,
-        _C.tags,
-        _C.accepted_s,
-        _C.first_seen_s,
-        _C.last_seen_s,
-        _C.online,
-        _C.session,
-        _C.reported,
-        _C.desired,
-    )
+    return select(*(_C[name] for name in Device.__struct_fields__))
 
 
 def _device(row: Row[Any]) -> Device:

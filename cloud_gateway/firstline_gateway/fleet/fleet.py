@@ -1,14 +1,14 @@
-"""The requests of the fleet's devices and people, over every transport.
+"""The requests of the fleet's devices and operators, over every transport.
 
-Devices say what they run and counted, and hear what they are to run. People look, tag, let in, send away, and brake.
-Changes by people are in the audit log, in the same transaction.
+Devices report their state and counts, and read their desired state. Operators list, tag, accept and decommission
+devices, and set the brake. Changes by operators are in the audit log, in the same transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -39,17 +39,17 @@ class Fleet:
     Args:
         readers: of the store.
         writer: writes to it.
-        found: the settings.
+        fleet_settings: from the configuration.
         clock: gives wall time.
-        on_desired: called when devices are to run something else, on the event loop.
-        delete_with_device: each deletes what another package has stored of a device, in the given transaction.
+        on_desired: called on the event loop when the desired state of devices has changed.
+        delete_with_device: functions that delete what other packages store about a device, in the given transaction.
     """
 
     def __init__(
         self,
         readers: Readers,
         writer: StoreWriter,
-        found: settings.Fleet,
+        fleet_settings: settings.Fleet,
         *,
         clock: Clock,
         on_desired: Callable[[], None],
@@ -57,9 +57,9 @@ class Fleet:
     ) -> None:
         self._readers = readers
         self._writer = writer
-        self._accept = found.accept == "automatic"
+        self._accept = fleet_settings.accept == "automatic"
         self._clock = clock
-        self._tally = tiers.Tally()
+        self._tier_counter = tiers.TierCounter()
         self._on_desired = on_desired
         self._delete_with_device = delete_with_device
 
@@ -67,12 +67,12 @@ class Fleet:
         """Returns a device's desired document; the request itself shows that the device is online."""
         now_s = self._clock.wall_s()
 
-        def asked(connection: Connection) -> Desired:
-            devices.seen(connection, device, "", now_s, accept=self._accept)
+        def read(connection: Connection) -> Desired:
+            devices.mark_seen(connection, device, "", now_s, accept=self._accept)
             found = devices.find(connection, device)
             return found.desired if found is not None and found.accepted_s is not None else Desired(0)
 
-        return await self._writer.write(asked)
+        return await self._writer.write(read)
 
     async def report(self, device: str, reported: Reported) -> bool:
         """Stores a device's report; returns False if a newer one is stored already."""
@@ -80,80 +80,81 @@ class Fleet:
         return await self._writer.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
 
     async def count(self, device: str, telemetry: Telemetry) -> bool:
-        """Takes what a device counted; likewise."""
+        """Adds a device's counts; returns False if a newer report was added before."""
         now_s = self._clock.wall_s()
 
-        def counted(connection: Connection) -> totals.Counted | None:
-            if not devices.seen(connection, device, telemetry.session, now_s, accept=self._accept):
+        def add(connection: Connection) -> totals.Counted | None:
+            if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None
             return totals.count(connection, device, telemetry, now_s)
 
-        found = await self._writer.write(counted)
+        found = await self._writer.write(add)
         if found is not None:
-            self._tally.add(found.before, found.after, now_s)
+            self._tier_counter.add(found.before, found.after, now_s)
         return found is not None
 
     async def presence(self, device: str, session: str, *, online: bool) -> bool:
-        """A device's process has come, or has ended; False for the late word of an earlier one."""
+        """Notes that a process has started or ended; returns False for a late message of an earlier process."""
         now_s = self._clock.wall_s()
         if online:
-            return await self._writer.write(lambda on: devices.seen(on, device, session, now_s, accept=self._accept))
-        return await self._writer.write(lambda on: devices.left(on, device, session))
+            return await self._writer.write(
+                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept)
+            )
+        return await self._writer.write(lambda on: devices.mark_offline(on, device, session))
 
     async def page(
         self, after: str, limit: int, selector: Selector, *, model: str = "", version: int | None = None
     ) -> FleetDevicePage:
-        """Devices by name; see `devices.page`."""
+        """Returns a page of devices by name; see `devices.page`."""
         now_s = self._clock.wall_s()
         found = await self._readers.ask(
             lambda on: devices.page(on, after, limit, selector, model=model, version=version)
         )
         return FleetDevicePage(
-            tuple(_shown(device, now_s) for device in found), found[-1].name if len(found) == limit else None
+            tuple(_document(device, now_s) for device in found), found[-1].name if len(found) == limit else None
         )
 
     async def device(self, name: str) -> FleetDevice:
-        """One device.
+        """Returns one device.
 
         Raises:
             NotFoundError: the device is unknown.
         """
-        found = await self._readers.ask(lambda on: devices.find(on, name))
-        return _shown(_known(found, name), self._clock.wall_s())
+        return _document(await self._readers.ask(lambda on: _existing(on, name)), self._clock.wall_s())
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
     ) -> FleetDevice:
-        """Tags a device, and lets it in.
+        """Tags or accepts a device.
 
         Args:
             name: of the device.
             change: the change.
-            by: who.
-            check: whether it is still as it was seen; raises where it is not, in the transaction that changes it.
+            by: the operator.
+            check: raises in the transaction if the device is not what the operator saw.
 
         Raises:
             NotFoundError: the device is unknown.
-            RequestError: it would have too many tags, or is not as it was seen.
+            RequestError: it would have too many tags, or is not what the operator saw.
         """
         now_s = self._clock.wall_s()
 
         def changed(connection: Connection) -> devices.Device:
-            check(_shown(_known(devices.find(connection, name, lock=True), name), now_s))
+            check(_document(_existing(connection, name, lock=True), now_s))
             tags = devices.tag(connection, name, change.tags)
             if len(tags) > _TAGS:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
-            said = partial(audit_log.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
+            note = partial(audit_log.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
             if change.tags:
-                said(action="device.tag", details={"tags": change.tags})
+                note(action="device.tag", details={"tags": change.tags})
             if change.accepted and devices.accept(connection, name, now_s):
-                said(action="device.accept", details={})
-            return _known(devices.find(connection, name), name)
+                note(action="device.accept", details={})
+            return _existing(connection, name)
 
         found = await self._writer.write(changed)
         if change.accepted:
             self._on_desired()
-        return _shown(found, now_s)
+        return _document(found, now_s)
 
     async def decommission(self, name: str, by: str) -> None:
         """Deletes a device with its reports and counts; the caller ends its access.
@@ -186,7 +187,7 @@ class Fleet:
 
         def braked(connection: Connection) -> int:
             devices.set_brake(connection, brake, by, now_s)
-            told = devices.desire(
+            informed = devices.desire(
                 connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
             )
             audit_log.add(
@@ -195,17 +196,17 @@ class Fleet:
                 actor=by,
                 action="fleet.brake" if brake is not None else "fleet.lift",
                 subject="fleet",
-                details={"brake": brake, "devices": len(told)},
+                details={"brake": brake, "devices": len(informed)},
             )
-            return len(told)
+            return len(informed)
 
-        told = await self._writer.write(braked)
+        informed = await self._writer.write(braked)
         self._on_desired()
-        log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=told)
-        return told
+        log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
+        return informed
 
     async def desire(self, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
-        """Changes what devices are to run; those for which that is something new."""
+        """Changes the desired state of devices; returns those whose document has changed."""
         now_s, wanted = self._clock.wall_s(), list(names)
         changed = await self._writer.write(lambda on: devices.desire(on, wanted, change, now_s))
         if changed:
@@ -213,35 +214,35 @@ class Fleet:
         return changed
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
-        """What does not lie at the broker yet."""
+        """Returns the desired documents that are not at the broker yet."""
         return await self._readers.ask(lambda on: devices.unpublished(on, limit))
 
-    async def published(self, revisions: dict[str, int]) -> None:
-        """Notes what lies there now."""
-        await self._writer.write(lambda on: devices.published(on, revisions))
+    async def mark_published(self, revisions: dict[str, int]) -> None:
+        """Notes the revisions that are at the broker."""
+        await self._writer.write(lambda on: devices.mark_published(on, revisions))
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Returns the answers by tier, over time."""
         since_s = self._clock.wall_s() - hours * 3600
         return await self._readers.ask(lambda on: tiers.history(on, since_s, model))
 
-    async def keep_tiers(self) -> None:
-        """Puts into the store who answered since the last call.
+    async def store_tiers(self) -> None:
+        """Stores the answers by tier since the last call.
 
         Raises:
-            CapacityError: the store takes nothing; the next call tries again.
+            CapacityError: the store is overloaded; the next call tries again.
         """
-        counted = self._tally.take()
+        counted = self._tier_counter.take()
         if not counted:
             return
         try:
-            await self._writer.write(lambda on: tiers.keep(on, counted))
+            await self._writer.write(lambda on: tiers.store(on, counted))
         except BaseException:
-            self._tally.put_back(counted)
+            self._tier_counter.put_back(counted)
             raise
 
     async def forget_old(self) -> None:
-        """Forgets what is older than anybody looks back."""
+        """Deletes counts that are older than the history."""
         now_s = self._clock.wall_s()
 
         def forgotten(connection: Connection) -> None:
@@ -251,7 +252,7 @@ class Fleet:
         await self._writer.write(forgotten)
 
 
-def _shown(device: devices.Device, now_s: float) -> FleetDevice:
+def _document(device: devices.Device, now_s: float) -> FleetDevice:
     return FleetDevice(
         name=device.name,
         tags=device.tags,
@@ -264,7 +265,8 @@ def _shown(device: devices.Device, now_s: float) -> FleetDevice:
     )
 
 
-def _known(device: Any, name: str) -> devices.Device:
-    if not isinstance(device, devices.Device):
+def _existing(connection: Connection, name: str, *, lock: bool = False) -> devices.Device:
+    device = devices.find(connection, name, lock=lock)
+    if device is None:
         raise devices.unknown(name)
     return device

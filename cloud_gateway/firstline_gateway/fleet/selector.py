@@ -1,7 +1,7 @@
 """Devices by their tags, in the words of Kubernetes' label selectors: `site=berlin,camera!=old,outdoor,!test`.
 
 All parts must hold. `key=value` and `key!=value` compare, where a device without the key differs from every value;
-`key` alone asks for the tag, `!key` for its absence.
+`key` alone requires the tag, `!key` its absence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which devices are meant; "" means all.
+    """Selects devices; "" selects all.
 
     Args:
         text: as it was written.
@@ -42,7 +42,7 @@ class Selector:
     parts: tuple[_Part, ...]
 
     def matches(self, tags: Mapping[str, str]) -> bool:
-        """Whether a device with these tags is meant."""
+        """Returns whether a device with these tags is selected."""
         return all(part.holds(tags) for part in self.parts)
 
 

@@ -1,8 +1,8 @@
-"""The fleet's answers by tier, of all devices together, in buckets of five minutes.
+"""The answers of all devices together by tier, in buckets of five minutes.
 
-In a large fleet, counts arrive a few hundred times a second; each device has a row of its own. Here it is
-added up in memory and put into the store now and then, so that a chart costs a few hundred rows, whatever the fleet's
-size. A gateway that ends without a word loses what it has not put there yet; the devices' own totals lose nothing.
+In a large fleet, counts arrive a few hundred times a second. They are added up in memory and stored from time to time,
+so that a chart reads a few hundred rows, whatever the fleet's size. A gateway that crashes loses the counts that are
+not stored yet; the devices' own totals lose nothing.
 """
 
 from __future__ import annotations
@@ -10,17 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import BigInteger, Column, Connection, Integer, String, Table, delete, func, select
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
-from firstline_gateway.fleet.tables import TIERS
-from firstline_gateway.fleet.totals import KEPT_HOURS, Totals
+from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
 from firstline_gateway.store import schema
+from firstline_gateway.store.schema import METADATA
 
 BUCKET_S = 300.0
-_MOST = 256  # models' versions in a bucket: their names are the devices' word
+_MOST = 256  # versions of models in a bucket, because devices choose their names
 _OTHERS = ("", 0)
-_MOST_ROWS = 2**31  # in one report: no device answers more, and none may say so much that sums overflow
+_MOST_ROWS = 2**31  # in one report, so that sums do not overflow
+TIERS = Table(
+    "fleet_tiers",
+    METADATA,
+    Column("bucket", Integer, primary_key=True),  # of five minutes, since 1970
+    Column("model", String(64), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("kept", BigInteger, nullable=False),
+    Column("escalated", BigInteger, nullable=False),
+    Column("errors", BigInteger, nullable=False),
+)
+"""Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
 
 
@@ -33,10 +44,10 @@ class Key(NamedTuple):
 
 
 Counts = tuple[int, int, int]
-"""Rows that were kept, escalated, and got no answer."""
+"""Rows that were accepted at the edge, escalated, and not answered."""
 
 
-class Tally:
+class TierCounter:
     """Counts that are not in the store yet; used on one thread."""
 
     def __init__(self) -> None:
@@ -45,28 +56,24 @@ class Tally:
         self._known: set[tuple[str, int]] = set()
 
     def add(self, before: Totals, after: Totals, now_s: float) -> None:
-        """Takes what one device counted between two of its totals, at a wall time."""
+        """Adds what one device counted between two of its totals, at a wall time."""
         bucket = int(now_s // BUCKET_S)
         if bucket != self._bucket:
             self._bucket, self._known = bucket, set()
         earlier = {(model.name, model.version): model for model in before.models}
         for model in after.models:
-            which = model.name, model.version
-            was = earlier.get(which)
-            gained = (
-                min(_MOST_ROWS, model.kept - (was.kept if was is not None else 0)),
-                min(_MOST_ROWS, model.escalated - (was.escalated if was is not None else 0)),
-                min(_MOST_ROWS, model.errors - (was.errors if was is not None else 0)),
-            )
-            if not any(gained):
+            version = model.name, model.version
+            gain = difference(model, earlier.get(version))
+            counts = min(_MOST_ROWS, gain.kept), min(_MOST_ROWS, gain.escalated), min(_MOST_ROWS, gain.errors)
+            if not any(counts):
                 continue
-            if which not in self._known:
-                which = which if len(self._known) < _MOST else _OTHERS
-                self._known.add(which)
-            self._put(Key(bucket, *which), gained)
+            if version not in self._known:
+                version = version if len(self._known) < _MOST else _OTHERS
+                self._known.add(version)
+            self._put(Key(bucket, *version), counts)
 
     def take(self) -> dict[Key, Counts]:
-        """All of it, which is then not here any more."""
+        """Returns all counts, and starts again at zero."""
         held, self._held = self._held, {}
         return held
 
@@ -80,8 +87,8 @@ class Tally:
         self._held[key] = (kept + counts[0], escalated + counts[1], errors + counts[2])
 
 
-def keep(connection: Connection, counted: Mapping[Key, Counts]) -> None:
-    """Adds it to what is in the store; in one order, so that replicas do not wait for each other in a circle."""
+def store(connection: Connection, counted: Mapping[Key, Counts]) -> None:
+    """Adds counts to the store, in one order, so that replicas do not deadlock."""
     for key, (kept, escalated, errors) in sorted(counted.items()):
         row = {**key._asdict(), "kept": kept, "escalated": escalated, "errors": errors}
         added = schema.insert(connection, TIERS).values(row)
@@ -111,5 +118,5 @@ def history(connection: Connection, since_s: float, model: str) -> TierHistory:
 
 
 def forget(connection: Connection, now_s: float) -> None:
-    """Forgets what is older than anybody looks back."""
+    """Deletes counts that are older than the history."""
     connection.execute(delete(TIERS).where(_C.bucket < int((now_s - KEPT_HOURS * 3600) // BUCKET_S)))

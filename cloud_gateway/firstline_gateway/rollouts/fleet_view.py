@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, select
 
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, Update
 from firstline_gateway.fleet import totals
-from firstline_gateway.fleet.tables import DEVICES
+from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition

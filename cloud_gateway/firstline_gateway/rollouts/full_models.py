@@ -23,7 +23,7 @@ from firstline_core.fleet.target import ListedBundle, find_bundle, target_path
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.fleet.tables import DEVICES
+from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import read_bundle
 from firstline_gateway.models.repository import Repository

@@ -42,54 +42,54 @@ def wanted(_name: str, desired: Desired) -> Desired:
     return replace(desired, models=(WANTED,))
 
 
-def test_a_device_is_what_it_says_last(database: Database) -> None:
+def test_the_latest_report_of_a_device_counts(database: Database) -> None:
     assert say(database, "cam", "s1", 1, version=1)
     assert say(database, "cam", "s1", 3, version=3)
     assert not say(database, "cam", "s1", 2, version=2)
     assert version_of(database, "cam") == 3
 
 
-def test_a_process_of_before_is_not_believed_however_late(database: Database) -> None:
+def test_late_messages_of_an_earlier_process_are_ignored(database: Database) -> None:
     assert say(database, "cam", "old", 9, version=1)
     assert say(database, "cam", "new", 0, version=2)
     assert not say(database, "cam", "old", 10, version=1)
     with database.begin() as connection:
-        assert not devices.left(connection, "cam", "old")
+        assert not devices.mark_offline(connection, "cam", "old")
         found = devices.find(connection, "cam")
         assert found is not None and found.online and found.session == "new"
-        assert devices.left(connection, "cam", "new")
+        assert devices.mark_offline(connection, "cam", "new")
         found = devices.find(connection, "cam")
         assert found is not None and not found.online and found.last_seen_s == NOW_S
     assert version_of(database, "cam") == 2
 
 
-def test_what_is_desired_is_numbered_by_its_changes(database: Database) -> None:
+def test_each_change_of_the_desired_document_is_a_revision(database: Database) -> None:
     with database.begin() as connection:
         assert devices.desire(connection, ["b", "a"], wanted, NOW_S) == ["a", "b"]
         assert devices.desire(connection, ["a"], wanted, NOW_S) == []
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
-        devices.published(connection, {"a": 1})
+        devices.mark_published(connection, {"a": 1})
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
         devices.desire(connection, ["a"], lambda _, before: replace(before, models=()), NOW_S)
         found = devices.find(connection, "a")
         assert found is not None and found.desired == Desired(2)
-        devices.published(connection, {"a": 1})  # of before, and late
+        devices.mark_published(connection, {"a": 1})  # of before, and late
         assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
-        devices.published(connection, {"a": 2, "b": 1})
+        devices.mark_published(connection, {"a": 2, "b": 1})
         assert devices.report(connection, "a", Reported("s", 1, 2), NOW_S, accept=True)
         assert devices.report(connection, "b", Reported("s", 1, 0), NOW_S, accept=True)  # the broker lost it
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("b", 1)]
 
 
-def test_a_store_of_an_earlier_moment_goes_on_beyond_what_devices_know(database: Database) -> None:
+def test_a_restored_store_continues_after_the_revisions_that_devices_know(database: Database) -> None:
     with database.begin() as connection:
         devices.desire(connection, ["cam", "liar"], wanted, NOW_S)
-        devices.published(connection, {"cam": 1, "liar": 1})
+        devices.mark_published(connection, {"cam": 1, "liar": 1})
         assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
         found = devices.find(connection, "cam")
         assert found is not None and found.desired == Desired(10, (WANTED,))
-        devices.published(connection, {"cam": 10})
+        devices.mark_published(connection, {"cam": 10})
         assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
         assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)
         assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S, accept=True)
@@ -98,7 +98,7 @@ def test_a_store_of_an_earlier_moment_goes_on_beyond_what_devices_know(database:
         assert [said.revision for _, said in devices.unpublished(connection, 10)] == [11]
 
 
-def test_who_is_not_accepted_is_seen_and_gets_nothing(database: Database) -> None:
+def test_a_device_that_is_not_accepted_is_listed_and_receives_nothing(database: Database) -> None:
     say(database, "stranger", "s", 1, accept=False)
     with database.begin() as connection:
         assert devices.names(connection) == [] and devices.tagged(connection) == []
@@ -108,7 +108,7 @@ def test_who_is_not_accepted_is_seen_and_gets_nothing(database: Database) -> Non
         assert devices.names(connection) == ["stranger"]
 
 
-def test_pages_go_on_where_the_last_one_ended_and_pass_over_who_is_not_meant(database: Database) -> None:
+def test_pages_continue_after_the_last_device_and_skip_unselected_ones(database: Database) -> None:
     for number in range(25):
         say(database, f"d{number:02}", "s", 1)
         with database.begin() as connection:
@@ -120,14 +120,14 @@ def test_pages_go_on_where_the_last_one_ended_and_pass_over_who_is_not_meant(dat
         assert devices.page(connection, "d24", 5, parse_selector("")) == []
 
 
-def test_tags_are_set_and_taken_away(database: Database) -> None:
+def test_tags_are_set_and_removed(database: Database) -> None:
     say(database, "cam", "s", 1)
     with database.begin() as connection:
         assert devices.tag(connection, "cam", {"site": "berlin", "floor": "2"}) == {"site": "berlin", "floor": "2"}
         assert devices.tag(connection, "cam", {"floor": None}) == {"site": "berlin"}
 
 
-def test_a_device_that_left_for_good_is_forgotten(database: Database) -> None:
+def test_a_decommissioned_device_is_deleted(database: Database) -> None:
     say(database, "cam", "s", 1)
     with database.begin() as connection:
         assert devices.forget(connection, "cam")
@@ -135,7 +135,7 @@ def test_a_device_that_left_for_good_is_forgotten(database: Database) -> None:
         assert devices.find(connection, "cam") is None
 
 
-def test_the_brake_holds_until_it_is_lifted(database: Database) -> None:
+def test_the_brake_is_in_force_until_it_is_lifted(database: Database) -> None:
     with database.begin() as connection:
         assert devices.brake(connection) is None
         devices.set_brake(connection, Brake(0.0, "the gateway is down"), "application:ops", NOW_S)
@@ -158,14 +158,14 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
         devices.desire(connection, names, wanted, NOW_S)
         asked = statements(database)
         devices.desire(connection, names, lambda _, said: replace(said, models=()), NOW_S)
-        devices.published(connection, dict.fromkeys(names, 2))
+        devices.mark_published(connection, dict.fromkeys(names, 2))
         assert devices.unpublished(connection, 10) == []
         assert devices.page(connection, "", 1, parse_selector("nowhere")) == []
         assert [each.name for each in devices.page(connection, "d01998", 5, parse_selector("!nowhere"))] == ["d01999"]
     assert len(asked) < 20
 
 
-def test_who_was_sent_away_meanwhile_is_not_made_anew(database: Database) -> None:
+def test_a_device_that_was_decommissioned_meanwhile_is_not_created_again(database: Database) -> None:
     say(database, "here", "s", 1)
     with database.begin() as connection:
         assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, known=True) == ["here"]

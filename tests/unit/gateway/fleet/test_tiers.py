@@ -28,17 +28,17 @@ def totals(kept: int, escalated: int = 0, errors: int = 0, model: str = "digits"
     return Totals((ModelCounts(model, version, rows=rows, kept=kept, escalated=escalated, errors=errors),))
 
 
-def test_what_was_counted_between_two_reports_is_added_up_over_devices_and_flushes(database: Database) -> None:
-    tally = tiers.Tally()
+def test_counts_are_added_up_over_devices_and_flushes(database: Database) -> None:
+    tally = tiers.TierCounter()
     for _ in range(2):
         tally.add(Totals(), totals(10, 2, 1), NOW_S)
         tally.add(totals(10, 2, 1), totals(15, 2, 1), NOW_S + 299)
         with database.begin() as connection:
-            tiers.keep(connection, tally.take())
+            tiers.store(connection, tally.take())
     tally.add(totals(15), totals(16), NOW_S + 300)
     tally.add(Totals(), totals(7, model="words"), NOW_S + 300)
     with database.begin() as connection:
-        tiers.keep(connection, tally.take())
+        tiers.store(connection, tally.take())
         of_all = tiers.history(connection, NOW_S, "")
         of_one = tiers.history(connection, NOW_S, "words")
         late = tiers.history(connection, NOW_S + 300, "")
@@ -48,8 +48,8 @@ def test_what_was_counted_between_two_reports_is_added_up_over_devices_and_flush
     assert len(late.points) == 1
 
 
-def test_what_could_not_be_kept_is_kept_later() -> None:
-    tally = tiers.Tally()
+def test_counts_that_could_not_be_stored_are_stored_later() -> None:
+    tally = tiers.TierCounter()
     tally.add(Totals(), totals(1), NOW_S)
     taken = tally.take()
     tally.add(totals(1), totals(3), NOW_S)
@@ -58,8 +58,8 @@ def test_what_could_not_be_kept_is_kept_later() -> None:
     assert tally.take() == {}
 
 
-def test_names_that_devices_make_up_do_not_fill_the_store() -> None:
-    tally = tiers.Tally()
+def test_the_number_of_model_names_per_bucket_is_bounded() -> None:
+    tally = tiers.TierCounter()
     for number in range(1000):
         tally.add(Totals(), totals(1, model=f"m{number}"), NOW_S)
     first = tally.take()
@@ -71,21 +71,21 @@ def test_names_that_devices_make_up_do_not_fill_the_store() -> None:
     assert [key.model for key in tally.take()] == ["m1"]
 
 
-def test_what_devices_make_up_overflows_nothing(database: Database) -> None:
-    tally = tiers.Tally()
+def test_reported_counts_are_bounded(database: Database) -> None:
+    tally = tiers.TierCounter()
     for _ in range(1100):  # as many of the most that a device may say are more than 64 bits hold
         tally.add(Totals(), totals(2**53), NOW_S)
     with database.begin() as connection:
-        tiers.keep(connection, tally.take())
+        tiers.store(connection, tally.take())
         found = tiers.history(connection, NOW_S, "")
     assert 0 < found.points[0].kept < 2**63
 
 
-def test_what_nobody_looks_back_to_is_forgotten(database: Database) -> None:
-    tally = tiers.Tally()
+def test_old_buckets_are_deleted(database: Database) -> None:
+    tally = tiers.TierCounter()
     tally.add(Totals(), totals(1), NOW_S)
     tally.add(Totals(), totals(2), NOW_S + 3600)
     with database.begin() as connection:
-        tiers.keep(connection, tally.take())
+        tiers.store(connection, tally.take())
         tiers.forget(connection, NOW_S + 49 * 3600 - 1)
         assert [point.kept for point in tiers.history(connection, 0, "").points] == [2]

@@ -39,7 +39,7 @@ class Bench:
         )
         self.profiles = Profiles(self.readers, self.kept.writer, clock=self.clock)
         with self.kept.database.begin() as connection:
-            devices.seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
+            devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
 
     async def ask(self, bundle: str = "digits", version: int = 0) -> ProfileRequest:
         return await self.requests.ask("cam", ProfileAsked(bundle, version), BY)

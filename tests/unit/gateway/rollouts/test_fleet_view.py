@@ -62,7 +62,7 @@ def test_reports_and_desired_states_are_followed(database: Database) -> None:
     assert (fleet["a"].version, fleet["b"].up_to_date, fleet["b"].tags) == (2, False, {"site": "berlin"})
     with database.begin() as connection:
         report(connection, "a", 3, 0, session="another")
-        devices.left(connection, "b", "s")
+        devices.mark_offline(connection, "b", "s")
     fleet = read(cache, database)
     assert (fleet["a"].version, fleet["b"].online) == (3, False)
 
@@ -94,7 +94,7 @@ def test_only_changed_documents_are_read(database: Database) -> None:
     with database.begin() as connection:
         report(connection, "d7", 2, 2)
         for number in range(20):  # a heartbeat of each
-            devices.seen(connection, f"d{number}", "s", NOW_S + 5, accept=True)
+            devices.mark_seen(connection, f"d{number}", "s", NOW_S + 5, accept=True)
     with database.reading() as connection:
         event.listen(connection, "before_cursor_execute", lambda *call: queries.append((call[2], call[3])))
         fleet = cache.devices(connection, NOW_S + 10)
