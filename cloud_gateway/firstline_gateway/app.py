@@ -18,6 +18,7 @@ from firstline_core.protocol.http_server import OverloadGuard, ServerLimits, con
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import mqtt
 from firstline_gateway.api.overload import OVERLOADED, BodyBudget
 from firstline_gateway.api.server import http_server, listen, open_grpc
@@ -54,14 +55,12 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.counting import Counting
-from firstline_gateway.telemetry.metrics import GatewayMetrics
-from firstline_gateway.telemetry.statistics import Statistics
 
 if TYPE_CHECKING:
     from firstline_gateway.registry.registry import Registry
@@ -110,7 +109,7 @@ class Gateway:
         self.settings = settings
         self.repository = repository
         self.clock = clock
-        self.metrics = GatewayMetrics()
+        self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
         self._executor = executor
         self.database = open_database(settings.store)
@@ -133,7 +132,7 @@ class Gateway:
 
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
         settings, clock, repository, executor = self.settings, self.clock, self.repository, self._executor
-        statistics = Statistics()
+        statistics = ServingStatistics(self.metrics, clock)
         concurrency_of = settings.models.concurrency_of
         batcher = Batcher(
             executor,
@@ -145,8 +144,8 @@ class Gateway:
                 batch_rows=settings.execution.max_batch_rows,
             ),
             concurrency=lambda key: concurrency_of.get(key.name, settings.models.concurrency),
-            on_batch=self.metrics.batch,
-            on_late=self.metrics.late,
+            on_batch=statistics.started,
+            on_late=statistics.late,
             on_ran=statistics.ran,
         )
         self.residency = Residency(
@@ -165,10 +164,12 @@ class Gateway:
             clock=clock,
         )
         memory = self.residency.memory
-        self.metrics.models(lambda: len(memory.resident), lambda: memory.used_bytes)
+        self.metrics.gauge("models_resident", "Versions of models that are in memory.", lambda: len(memory.resident))
+        self.metrics.gauge("models_bytes", "What they take of models.memory_budget_mb.", lambda: memory.used_bytes)
         self.overload = OverloadGuard(lambda: batcher.wait_s, lambda: self.metrics.error(OVERLOADED))
         executor_metrics.register(self.metrics, executor.report)
-        self.metrics.queue(lambda: batcher.depth, lambda: batcher.wait_s)
+        self.metrics.gauge("queue_depth", "Requests that wait to run.", lambda: batcher.depth)
+        self.metrics.gauge("queue_seconds", "How long a request would wait that came now.", lambda: batcher.wait_s)
         self.contracts = ContractMonitor(
             self.database,
             self.writer,
@@ -181,14 +182,15 @@ class Gateway:
         self.deliveries = Deliveries(
             self.database, self.writer, settings.store, metrics=self.metrics, clock=clock, service=service
         )
-        self.metrics.store(lambda: float(not self.writer.trouble))
-        counting = Counting(self.metrics, statistics, clock)
+        self.metrics.gauge(
+            "store_up", "1 while the store takes what is to be kept.", lambda: float(not self.writer.trouble)
+        )
         self.plane = GatewayDataPlane(
             repository,
             batcher,
             self.contracts,
             self.deliveries,
-            counting=counting,
+            statistics=statistics,
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,

@@ -39,10 +39,10 @@ from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import TraceContext
 from firstline_gateway.settings.settings import Mqtt
 from firstline_gateway.telemetry.journal import record
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 # Beside the payload a message has its topic and properties.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
@@ -74,7 +74,7 @@ class MqttConsumer:
         plane: DataPlane,
         settings: Mqtt,
         *,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         clock: Clock,
         is_revoked: Callable[[str], bool] = lambda _: False,
     ) -> None:

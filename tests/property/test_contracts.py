@@ -16,12 +16,12 @@ from support.databases import Kept, sqlite_store
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 IDS = [f"01890a5d-ac96-774b-bcce-b302099a80{number:02d}" for number in range(12)]
 SETTINGS = Contracts(audits_per_device_hour=4)
@@ -63,7 +63,7 @@ def test_a_restart_is_not_seen_and_no_audit_counts_twice(
                 kept.writer,
                 repository,
                 SETTINGS,
-                metrics=GatewayMetrics(),
+                metrics=RequestMetrics("gateway"),
                 clock=clock,
                 service=ServiceClock(kept.database, clock),
             )

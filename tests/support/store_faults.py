@@ -39,7 +39,7 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import content_of
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
-from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
@@ -58,7 +58,7 @@ async def main():
         database._engine.dispose()
         event.listen(database._engine, "connect", lambda on, _: on.execute("PRAGMA wal_autocheckpoint = 20"))
         writer = StoreWriter(database)
-        deliveries = Deliveries(database, writer, settings, metrics=GatewayMetrics(), clock=clock,
+        deliveries = Deliveries(database, writer, settings, metrics=RequestMetrics("gateway"), clock=clock,
                                 service=ServiceClock(database, clock))
 
         async def deliver(asked):

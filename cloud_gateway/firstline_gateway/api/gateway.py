@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.protocol.http_server import OverloadGuard
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.overload import BodyBudget
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -21,7 +22,6 @@ from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
     from firstline_gateway.registry.registry import Registry
@@ -32,7 +32,7 @@ class Gateway(Protocol):
 
     settings: Settings
     clock: Clock
-    metrics: GatewayMetrics
+    metrics: RequestMetrics
     identity: Identity
     bodies: BodyBudget
     overload: OverloadGuard

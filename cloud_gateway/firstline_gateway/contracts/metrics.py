@@ -9,10 +9,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from firstline_core.routing import audit
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ModelKey
 from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 
 class ContractMetrics:
@@ -26,7 +26,7 @@ class ContractMetrics:
 
     def __init__(
         self,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         pools: Callable[[], Sequence[Pool]],
         device_alarms: Callable[[], Sequence[DeviceAlarm]],
     ) -> None:

@@ -23,6 +23,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Array, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceAlarm, DeviceAlarms, Fleet, share_per_hour
@@ -35,7 +36,6 @@ from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 log = logger(__name__)
 
@@ -65,7 +65,7 @@ class ContractMonitor:
         repository: Repository,
         settings: Contracts,
         *,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         clock: Clock,
         service: ServiceClock,
     ) -> None:

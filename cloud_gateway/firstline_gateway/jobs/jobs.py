@@ -17,6 +17,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import IntegrityError, PayloadTooLargeError, UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobLimits
@@ -27,7 +28,6 @@ from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 _DEFAULT_PRIORITY = 2
 
@@ -57,7 +57,7 @@ class Jobs:
         writer: StoreWriter,
         settings: JobSettings,
         *,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         clock: Clock,
         service: ServiceClock,
     ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_core.telemetry.metrics import RequestMetrics
 
 
-def register(metrics: GatewayMetrics, expiries: Callable[[], Mapping[str, float]]) -> None:
+def register(metrics: RequestMetrics, expiries: Callable[[], Mapping[str, float]]) -> None:
     """Adds the time at which each role's metadata, or the devices' authority, expires.
 
     Args:

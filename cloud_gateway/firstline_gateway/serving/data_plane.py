@@ -47,11 +47,10 @@ from firstline_gateway.models.residency.residency import Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.telemetry import journal
-from firstline_gateway.telemetry.counting import Counting
 
 _RETRY_WHILE_DRAINING_S = 1.0
-_ANSWERED = (Tier.CLOUD, Reason.REQUESTED, Status.FINAL)
 # Half a millisecond of hashing, which holds up the event loop; larger inputs are hashed in a thread.
 _HASHED_HERE_BYTES = 256 * 1024
 
@@ -76,7 +75,7 @@ class GatewayDataPlane:
         batcher: runs requests in batches.
         contracts: learn of every answer.
         deliveries: make requests of devices take effect once.
-        counting: counts answers.
+        statistics: counts answers.
         residency: which models are in memory.
         limits: of requests.
         clock: for durations and deadlines.
@@ -99,7 +98,7 @@ class GatewayDataPlane:
         contracts: AnswerObserver,
         deliveries: Deliveries,
         *,
-        counting: Counting,
+        statistics: ServingStatistics,
         residency: Residency,
         limits: Limits,
         clock: Clock,
@@ -110,7 +109,7 @@ class GatewayDataPlane:
         self._batcher = batcher
         self._contracts = contracts
         self._deliveries = deliveries
-        self._counting = counting
+        self._statistics = statistics
         self._residency = residency
         self._memory = residency.memory
         self._clock = clock
@@ -169,12 +168,11 @@ class GatewayDataPlane:
             else:
                 probabilities, served = await self._cached_or_run(self._cache, request, served)
         except FirstlineError:
-            self._counting.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
+            self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
             raise
         seconds = self._clock.monotonic_s() - started_s
         self._contracts.answered(request, served, probabilities)
-        self._counting.answered(served.key, _ANSWERED, seconds)
-        return InferResponse(
+        response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
             outputs=(Tensor(PROBABILITIES, probabilities),),
@@ -193,6 +191,8 @@ class GatewayDataPlane:
                 contract=self._contracts.notice(request, served),
             ),
         )
+        self._statistics.answered(served.key, response, seconds)
+        return response
 
     async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Probabilities, ServedModel]:
         """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it."""
@@ -208,7 +208,7 @@ class GatewayDataPlane:
         self, cache: ResponseCache, request: InferRequest, served: ServedModel
     ) -> tuple[Probabilities, ServedModel]:
         """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
-        started_s, statistics = self._clock.monotonic_s(), self._counting.of(served.key)
+        started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
         if request.size_bytes <= _HASHED_HERE_BYTES:
             key = key_of(request, served)
         else:
@@ -276,8 +276,12 @@ class GatewayDataPlane:
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        apart = self._batcher.apart
-        return [self._counting.told(each.key, apart.get(each.key)) for each in self._repository]
+        found = []
+        for served in self._repository:
+            statistics = self._statistics.of(served.key)
+            statistics.apart = self._batcher.apart.get(served.key, statistics.apart)
+            found.append(statistics)
+        return found
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=True)

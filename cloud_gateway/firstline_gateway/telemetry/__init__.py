@@ -1,8 +1,5 @@
-"""Logs and metrics of the gateway.
+"""Logs of the gateway.
 
-Rooms
+Modules
     journal         one log line and one count for each request
-    counting        counts answers shortly after they were sent
-    statistics      runs of each model: how many, and how long
-    metrics         the gateway's registry of metrics
 """

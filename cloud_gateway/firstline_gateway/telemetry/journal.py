@@ -8,7 +8,7 @@ from typing import Literal
 
 from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
 from firstline_core.telemetry import logs
-from firstline_gateway.telemetry.metrics import GatewayMetrics
+from firstline_core.telemetry.metrics import RequestMetrics
 
 _NAME = "firstline_gateway.requests"
 _ANSWERED = "answered"
@@ -54,7 +54,7 @@ def is_written() -> bool:
 
 
 def record(
-    metrics: GatewayMetrics,
+    metrics: RequestMetrics,
     *,
     transport: Literal["http", "grpc", "mqtt"],
     model: str,

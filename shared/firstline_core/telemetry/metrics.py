@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter as CounterDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from firstline_core.errors import FirstlineError
-from firstline_core.types import InferResponse, Reason, Status, Tier
+from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
 
 # Seconds: from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
@@ -31,30 +34,13 @@ class RequestMetrics:
         self._errors = Counter(
             f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
         )
-        self._answers = self.counter(
-            "requests_total",
-            "Answered requests by the tier that answered, the reason and the status.",
-            ("tier", "reason", "status"),
-        )
-        self._latencies = self.histogram(
-            "request_seconds",
-            "Time from a request's arrival to its first answer, by the tier that answered.",
-            LATENCY_BUCKETS_S,
-            ("tier",),
-        )
+        self._answers = _AnswerCollector(self._prefix)
+        self.registry.register(self._answers)
 
     def observe(self, response: InferResponse, seconds: float) -> None:
-        """Counts one answer."""
-        answer = response.answer
-        if answer is not None:
-            self.observe_all((answer.tier, answer.reason, answer.status), (seconds,))
-
-    def observe_all(self, labels: tuple[Tier, Reason, Status], seconds: Sequence[float]) -> None:
-        """Counts answers with the same labels, one for each duration."""
-        self._answers.labels(*labels).inc(len(seconds))
-        latency = self._latencies.labels(labels[0])
-        for each in seconds:
-            latency.observe(each)
+        """Counts one answer and its time from the request's arrival."""
+        if response.answer is not None:
+            self._answers.count(response.answer, seconds)
 
     def error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -96,6 +82,46 @@ class RequestMetrics:
     def render(self) -> tuple[bytes, str]:
         """Returns the exposition text and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _AnswerCollector(Collector):
+    """Answers and their times, converted for Prometheus at each scrape: counting there costs more.
+
+    Args:
+        prefix: of the names.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._answers: CounterDict[tuple[Tier, Reason, Status]] = CounterDict()
+        self._times: dict[Tier, tuple[list[int], list[float]]] = {}  # counts by bucket, and the sum in seconds
+
+    def count(self, answer: Answer, seconds: float) -> None:
+        """Counts one answer."""
+        self._answers[answer.tier, answer.reason, answer.status] += 1
+        times = self._times.get(answer.tier)
+        if times is None:
+            times = self._times[answer.tier] = [0] * (len(LATENCY_BUCKETS_S) + 1), [0.0]
+        times[0][bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        times[1][0] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        answers = CounterMetricFamily(
+            f"{self._prefix}_requests_total",
+            "Answered requests by the tier that answered, the reason and the status.",
+            labels=("tier", "reason", "status"),
+        )
+        for labels, count in tuple(self._answers.items()):
+            answers.add_metric(labels, count)
+        latencies = HistogramMetricFamily(
+            f"{self._prefix}_request_seconds",
+            "Time from a request's arrival to its first answer, by the tier that answered.",
+            labels=("tier",),
+        )
+        bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
+        for tier, (counts, (sum_s,)) in tuple(self._times.items()):
+            latencies.add_metric((tier,), list(zip(bounds, accumulate(counts), strict=True)), sum_s)
+        return [answers, latencies]
 
 
 class _Readings(Collector):

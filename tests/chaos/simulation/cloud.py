@@ -18,6 +18,7 @@ from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse, ModelKey, Tensor
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -30,12 +31,10 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.tables import DELIVERIES
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.telemetry.counting import Counting
-from firstline_gateway.telemetry.metrics import GatewayMetrics
-from firstline_gateway.telemetry.statistics import Statistics
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
@@ -83,7 +82,6 @@ class Cloud:
         self._book = book
         self._tasks: set[asyncio.Task[InferResponse]] = set()
         self._plane: GatewayDataPlane | None = None
-        self._metrics = GatewayMetrics()  # registers a family only once
         self._repository = served()
         self._keys = [model.key for model in self._repository]
 
@@ -97,6 +95,7 @@ class Cloud:
             ),
         )
         database = open_database(self._store)
+        metrics = RequestMetrics("gateway")
         disk = Disk(self._plan.fsync_s)
         writer = SimulatedWriter(disk, database.begin)
         service = ServiceClock(database, self._clock)
@@ -105,21 +104,21 @@ class Cloud:
             writer,
             self._repository,
             Contracts(),
-            metrics=GatewayMetrics(),
+            metrics=metrics,
             clock=self._clock,
             service=service,
         )
         self._deliveries = deliveries = Deliveries(
-            database, writer, self._store, metrics=self._metrics, clock=self._clock, service=service
+            database, writer, self._store, metrics=metrics, clock=self._clock, service=service
         )
-        counting = Counting(self._metrics, Statistics(), self._clock)
+        statistics = ServingStatistics(metrics, self._clock)
         residency = Residency(self._repository, executor, clock=self._clock)
         self._plane = GatewayDataPlane(
             self._repository,
             batcher,
             contracts,
             deliveries,
-            counting=counting,
+            statistics=statistics,
             residency=residency,
             clock=self._clock,
             limits=DEFAULT_LIMITS,
@@ -157,7 +156,7 @@ class Cloud:
         if not self._tasks:
             return
         for key in self._keys:
-            waiting = self._batcher._queue.of_model(key).requests
+            waiting = self._batcher._queue.of(key=key).requests
             self._book.holds(
                 waiting <= self._plan.queue_requests, "{} requests for {} wait at the gateway", waiting, key.name
             )

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ReusedRequestIdError, StoreUnavailableError
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.serving.deliveries import records
@@ -28,7 +29,6 @@ from firstline_gateway.store.database import Database
 from firstline_gateway.store.readers import PATIENCE_S, Readers, silent
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.writer import StoreWriter
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 # After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
 _REST_S = 1.0
@@ -56,13 +56,13 @@ class Deliveries:
         writer: StoreWriter,
         settings: Store,
         *,
-        metrics: GatewayMetrics,
+        metrics: RequestMetrics,
         clock: Clock,
         service: ServiceClock,
     ) -> None:
         self._writer = writer
         self._settings = settings
-        self._metrics = metrics
+        self._results = metrics.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
         self._clock = clock
         self._service = service
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
@@ -97,7 +97,7 @@ class Deliveries:
         else:
             self._check(key, running[0], content)
             task = running[1]
-            self._metrics.delivery("repeated")
+            self._results.labels("repeated").inc()
         return replace(await asyncio.shield(task), id=request.id)
 
     def advance(self) -> asyncio.Future[None]:
@@ -119,15 +119,15 @@ class Deliveries:
         found = await self._find(key)
         if found is not None:
             self._check(key, found.content, content)
-            self._metrics.delivery("repeated")
+            self._results.labels("repeated").inc()
             return found.response() or await run()
         response = await run()
         earlier = await self._put(key, records.recorded(content, response))
         if earlier is None:
-            self._metrics.delivery("recorded")
+            self._results.labels("recorded").inc()
             return response
         self._check(key, earlier.content, content)
-        self._metrics.delivery("repeated")
+        self._results.labels("repeated").inc()
         return earlier.response() or response
 
     def _end(self, key: DeliveryKey, ended: asyncio.Task[InferResponse]) -> None:
@@ -137,7 +137,7 @@ class Deliveries:
 
     def _check(self, key: DeliveryKey, recorded: bytes, content: bytes) -> None:
         if recorded != content:
-            self._metrics.delivery("reused")
+            self._results.labels("reused").inc()
             raise ReusedRequestIdError(
                 f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
                 "own for each request."
@@ -162,7 +162,7 @@ class Deliveries:
     async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
         """Returns the reply of the store, unless it refused a moment ago."""
         if self._clock.monotonic_s() < self._rests_until_s:
-            self._metrics.delivery("refused")
+            self._results.labels("refused").inc()
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
         try:
             async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
@@ -171,7 +171,7 @@ class Deliveries:
             refused = silent(self._readers.database)
         except StoreUnavailableError as error:
             refused = error
-        self._metrics.delivery("refused")
+        self._results.labels("refused").inc()
         self._refusal = refused.message
         self._rests_until_s = self._clock.monotonic_s() + _REST_S
         raise refused

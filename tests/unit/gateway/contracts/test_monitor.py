@@ -16,6 +16,7 @@ from support.logs import captured_lines
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -24,7 +25,6 @@ from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 THREE = np.eye(10, dtype=np.float32)[[3]]
 SETTINGS = Contracts(escalations_per_hour=600)
@@ -51,7 +51,7 @@ class Bench:
         self.open()
 
     def open(self) -> None:
-        self.metrics = GatewayMetrics()
+        self.metrics = RequestMetrics("gateway")
         self.kept = Kept(self.store)
         self.service = ServiceClock(self.kept.database, self.clock)
         self.monitor = ContractMonitor(

@@ -21,6 +21,7 @@ from firstline_core.errors import (
 )
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import (
     Array,
     AuditNote,
@@ -43,12 +44,10 @@ from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
+from firstline_gateway.serving.statistics import ServingStatistics
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.telemetry.counting import Counting
 from firstline_gateway.telemetry.journal import record
-from firstline_gateway.telemetry.metrics import GatewayMetrics
-from firstline_gateway.telemetry.statistics import Statistics
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ class Bench:
     def __init__(self, repository: Repository, folder: Path, *, looks_after_fleet: bool = False) -> None:
         self.clock = SimulatedClock()
         self.executor = GatedExecutor()
-        self.metrics = GatewayMetrics()
+        self.metrics = RequestMetrics("gateway")
         bounds = Bounds(requests=8, size_bytes=1 << 20, seconds=10.0, batch_rows=8)
         batcher = Batcher(single(self.executor, repository, clock=self.clock), clock=self.clock, bounds=bounds)
         self.kept = Kept(sqlite_store(folder))
@@ -82,14 +81,14 @@ class Bench:
             clock=self.clock,
             service=service,
         )
-        counting = Counting(self.metrics, Statistics(), self.clock)
+        statistics = ServingStatistics(self.metrics, self.clock)
         residency = Residency(repository, self.executor, clock=self.clock)
         self.plane = GatewayDataPlane(
             repository,
             batcher,
             self.contracts,
             self.deliveries,
-            counting=counting,
+            statistics=statistics,
             residency=residency,
             clock=self.clock,
             limits=Limits(),

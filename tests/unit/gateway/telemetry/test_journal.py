@@ -6,9 +6,9 @@ import pytest
 from support.logs import captured_lines
 
 from firstline_core.errors import FirstlineError, InferenceError, QueueFullError
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.telemetry import journal
 from firstline_gateway.telemetry.journal import record
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def no_flood_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(model: str = "digits", error: FirstlineError | None = None) -> tuple[list[dict[str, Any]], str]:
-    metrics = GatewayMetrics()
+    metrics = RequestMetrics("gateway")
     with captured_lines() as captured:
         record(metrics, transport="mqtt", model=model, principal="device:a", seconds=0.0015, error=error)
     return captured, metrics.render()[0].decode()

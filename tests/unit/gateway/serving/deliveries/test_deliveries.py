@@ -14,13 +14,13 @@ from support.gateway import request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import InferenceError, ReusedRequestIdError, StoreUnavailableError
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, ContractNotice, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, content_of
 from firstline_gateway.serving.deliveries.tables import DELIVERIES
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.telemetry.metrics import GatewayMetrics
 
 
 def answer_to(request: InferRequest, columns: int = 2) -> InferResponse:
@@ -38,7 +38,7 @@ class Replica:
 
     def __init__(self, settings: Store, clock: SimulatedClock) -> None:
         self.kept = Kept(settings)
-        self.metrics = GatewayMetrics()
+        self.metrics = RequestMetrics("gateway")
         self.deliveries = Deliveries(
             self.kept.database,
             self.kept.writer,
