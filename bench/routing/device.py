@@ -26,9 +26,8 @@ from firstline_core.errors import FirstlineError
 from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, InferResponse, Tier
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain, no_budget
 from firstline_edge.cloud.client import CloudClient

@@ -18,7 +18,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing.confidence import entropy, score
 from firstline_core.routing.policy import Kind, Policy, PolicyState, RowEvidence, make_policy, value_of
 from firstline_core.types import Tier
-from firstline_edge.cascade.router import Router
+from firstline_edge.cascade.cascade import Router
 from firstline_edge.models.models import DeviceModel
 
 KINDS: tuple[Kind, ...] = (

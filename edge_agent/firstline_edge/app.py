@@ -48,9 +48,8 @@ from firstline_edge.cache import metrics as cache_metrics
 from firstline_edge.cache.disk import DiskCache
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router, policy_from
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from
-from firstline_edge.cascade.router import Router, policy_from
 from firstline_edge.cloud import metrics as cloud_metrics
 from firstline_edge.cloud.chain import BudgetGate, no_budget
 from firstline_edge.cloud.client import CloudClient

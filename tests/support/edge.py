@@ -43,9 +43,8 @@ from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.live_traffic import LiveTraffic

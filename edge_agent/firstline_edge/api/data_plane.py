@@ -1,13 +1,16 @@
-"""The data plane: every protocol calls it to answer requests."""
+"""The data plane: every protocol calls it to answer requests. Bursts of requests wait in its admission queue."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections import deque
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotReadyError, RequestError, UnknownModelError
+from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError, RequestError, UnknownModelError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
@@ -15,10 +18,10 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.status import AgentStatus
-from firstline_edge.cascade.admission import AdmissionQueue
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
@@ -33,6 +36,12 @@ from firstline_edge.telemetry.version import VERSION
 LOCAL_PRINCIPAL = "local"
 PASSED_ON_INPUT = "image"
 """The input's name in a file request to a model that this device does not hold."""
+
+
+_SLICE_S = 0.02
+_FIRST_GUESS_S = 0.002
+_STEP = 1.05
+_CERTAIN_SHARE = 0.5  # of the expected waiting time: a request whose deadline is before that is certainly late
 
 
 class Rollbacks(Protocol):
@@ -51,6 +60,94 @@ class Rollbacks(Protocol):
         Raises:
             RequestError: there is no previous one.
         """
+
+
+class AdmissionQueue:
+    """The requests that wait for their turn on the event loop, in order of arrival.
+
+    Work of less than a millisecond runs on the event loop itself. A burst of requests would block the loop: timers,
+    arrivals and the gateway's answers would wait, and the last requests would miss their deadlines. So requests queue,
+    and the loop runs other work after each slice of time. A request that cannot be in time is refused as soon as that
+    is certain, while a retry, or another server, may still help. It is not refused earlier: a refusal costs a third of
+    an answer, so an agent that refuses on suspicion has less time for the requests that wait.
+
+    Args:
+        limit: of waiting requests.
+        clock: of the deadlines.
+    """
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # with their deadlines
+        self._begun = 0  # since the loop last came round
+        self._began_s = 0.0  # when the first of those did
+        self._turn_s = _FIRST_GUESS_S
+
+    def __len__(self) -> int:
+        """Number of waiting requests."""
+        return len(self._waiting)
+
+    @property
+    def wait_s(self) -> float:
+        """Expected seconds until all waiting requests have begun."""
+        return len(self._waiting) * self._turn_s
+
+    def _take_now(self, deadline_s: float, now_s: float) -> bool:
+        """Lets the request begin if no other waits and the slice has room; returns whether it did."""
+        if self._waiting or deadline_s <= now_s or (self._begun and now_s >= self._began_s + _SLICE_S):
+            return False
+        if self._begun:
+            self._begun += 1
+        else:
+            self._begin(now_s)
+        return True
+
+    async def take(self, deadline_s: float) -> None:
+        """Returns when the request may begin: at once if no other waits and the slice has room.
+
+        Raises:
+            QueueFullError: it cannot be in time, or too many wait.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._take_now(deadline_s, now_s):
+            return
+        if deadline_s <= now_s + _CERTAIN_SHARE * self.wait_s:
+            raise self._full("its deadline passes before its turn")
+        if len(self._waiting) >= self._limit:
+            raise self._full("no more may wait (api.waiting_limit)")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((turn, deadline_s))
+        await turn
+
+    def _begin(self, now_s: float) -> None:
+        if not self._begun:
+            self._began_s = now_s
+            asyncio.get_running_loop().call_soon(self._next)
+        self._begun += 1
+
+    def _next(self) -> None:
+        """The loop has come round: notes how long that took, and lets the next ones begin."""
+        now_s = self._clock.monotonic_s()
+        # Towards the median: an average would take the round in which five hundred others came for a slow one.
+        self._turn_s *= _STEP if now_s - self._began_s > self._begun * self._turn_s else 1 / _STEP
+        self._begun = 0
+        while self._waiting and self._begun * self._turn_s < _SLICE_S:
+            turn, deadline_s = self._waiting.popleft()
+            if turn.done():  # its caller has left
+                continue
+            if deadline_s <= now_s:
+                turn.set_exception(self._full("its deadline passed before its turn"))
+                continue
+            turn.set_result(None)
+            self._begin(now_s)
+
+    def _full(self, why: str) -> QueueFullError:
+        return QueueFullError(
+            f"This agent is busy with {counted(len(self._waiting) + 1, 'request')} that came before this one, "
+            f"and {why}; try again.",
+            retry_after_s=max(1.0, math.ceil(self.wait_s)),
+        )
 
 
 class EdgeDataPlane:

@@ -15,7 +15,7 @@ from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.watched import Watched
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.router import Router
+from firstline_edge.cascade.cascade import Router
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files

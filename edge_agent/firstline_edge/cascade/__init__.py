@@ -1,10 +1,7 @@
 """Decides for each request which tier answers: the edge model, the cache or the full model.
 
 Files
-    cascade         one request, read from top to bottom
-    admission       admits as many requests as fit a moment of the event loop
-    runner          runs this device's own model, behind the cache
-    router          decides a row by policy, threshold and the state of the certificate
+    cascade         one request, read from top to bottom, and the router that decides each row
+    escalation      asks the full model, or gives the edge answer now with a promised correction
     hedging         asks the full model early if asking it after the edge model would be too late
-    provisional     the edge answer now, with a promised correction
 """

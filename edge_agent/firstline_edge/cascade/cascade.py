@@ -7,45 +7,53 @@
                                                           later
 
 `policy.before` looks at the request alone, so it comes before the cache. A batch is decided row by row, and only
-escalated rows travel. The cache stores model outputs, never decisions: the policy decides each hit. The cascade knows
-no transport, no file format and no metric.
+escalated rows travel (`escalation.py`). The cache stores model outputs, never decisions: the policy decides each hit.
+The cascade knows no transport, no file format and no metric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from firstline_core.clock import Clock
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
-    CapacityError,
     DeadlineExceededError,
     FirstlineError,
     InferenceError,
     InvalidTensorError,
-    LinkError,
     QueueFullError,
     SheddingError,
 )
 from firstline_core.routing import policy
-from firstline_core.routing.policy import Decision
-from firstline_core.types import InferResponse, Reason, Tier, Wait
+from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence, value_of
+from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
 from firstline_edge.adaptation.variants import Chooser, EscalationCost
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.hooks import Audits
+from firstline_edge.audits.watched import CLEAR, CertificateState
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade.escalation import Escalation, Promises, shedding_error
 from firstline_edge.cascade.hedging import Hedge, Hedging
-from firstline_edge.cascade.provisional import Promises, ProvisionalAnswers
-from firstline_edge.cascade.router import Router
-from firstline_edge.cascade.runner import Runner, shedding_error
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
-from firstline_edge.requests.context import RequestContext, Row, attempt, content_digests, result_key
-from firstline_edge.requests.escalation import may_come, reason_for
+from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, content_digests, result_key
+from firstline_edge.requests.deadline import within
+from firstline_edge.requests.single_flight import SingleFlight
+from firstline_edge.settings.settings import PolicySection
 
-_NO_ROWS = ((), (0,))
 # Looking a member up in its enumeration takes as long as reading a clock.
-_EDGE, _CACHE, _CLOUD, _FIRST = Tier.EDGE, Tier.CACHE, Tier.CLOUD, Wait.FIRST
+_EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
+_AUTO, _ANY, _LOCAL_ONLY = Route.AUTO, Privacy.ANY, Privacy.LOCAL_ONLY
+_NO_ROWS = ((), (0,))
+_CONFIDENT, _DENIED = Decision(_EDGE, Reason.CONFIDENT), Decision(_EDGE, Reason.BUDGET)
+_TOO_HEAVY = Decision(_CLOUD, Reason.HEAVY)
+_LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +103,22 @@ class Cascade:
     ) -> None:
         self._models = models
         self._cache = cache
-        self._router = router
-        self._spending = spending
         self._client = client
         self._hedging = hedging
+        self._router = router
+        self._spending = spending
         self._audits = audits
         self._limit_bytes = options.limit_bytes
         self._clock = clock
         self._chooser = Chooser(client, clock, options.reserve_s, escalation_mj)
-        self._runner = Runner(cache, spending, clock)
-        self._provisional = ProvisionalAnswers(
-            promises, self._runner, clock, linked=client.linked, reserve_s=options.reserve_s
+        self._runs: SingleFlight[ModelOutput] = SingleFlight()
+        self._escalation = Escalation(
+            client, promises, audits, run_edge=self._compute_edge, clock=clock, reserve_s=options.reserve_s
         )
 
     async def close(self) -> None:
         """Cancels the edge model's runs whose callers have left."""
-        await self._runner.close()
+        await self._runs.close()
 
     async def infer(self, context: RequestContext) -> InferResponse:
         """Answers one request.
@@ -128,21 +136,21 @@ class Cascade:
         if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
         model = self._models.find(request.model, request.version)
+        if model is not None:
+            model = self._variant_of(context, model)
+        edge = model.edge if model is not None else None
+
+        # 1. What the request alone decides. A request that is bound to this device is refused if it cannot run here.
+        decision = policy.before(
+            request.route,
+            request.privacy,
+            holds_model=edge is not None,
+            size_bytes=request.size_bytes,
+            limit_bytes=self._limit_bytes,
+        )
         if model is None:
-            # Refuses a request that is bound to this device, before anything leaves it.
-            policy.before(
-                policy.RequestEvidence(request.route, request.privacy, False, request.size_bytes, self._limit_bytes)
-            )
             context.turn_to(_CLOUD, Reason.HEAVY)
             return await self._client.pass_on(request, context.deadline_s, context.attempts)
-        model = self._variant_of(context, model)
-        edge = model.edge
-
-        # 1. What the request alone decides.
-        size_bytes, limit_bytes = request.size_bytes, self._limit_bytes
-        decision = policy.before(
-            policy.RequestEvidence(request.route, request.privacy, edge is not None, size_bytes, limit_bytes)
-        )
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
@@ -151,24 +159,29 @@ class Cascade:
         ]
 
         hedge: Hedge | None = None
+        missing: Sequence[Row] = ()
         try:
             # 2. The edge model's output, from the cache or by running the model.
             if edge is not None and asks_edge:
-                missing = self._runner.recall(context, edge, context.rows)
+                missing = self._recall_edge(context, edge, context.rows)
                 if missing:
                     hedge = self._start_hedge(context, model, edge, missing)
-                    await self._run(context, edge, missing, hedge, bound=decision is not None)
+                    await self._run_edge(context, edge, missing, hedge, bound=decision is not None)
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
             escalated = [row for row in context.rows if not self._answered(context, model, row, decision, hedge)]
             self._audits.observe_decisions(request, model, context.rows)
-            self._hedging.settle(request, hedge, escalated, context.attempts)
+            if edge is not None and missing and request.route is _AUTO and request.privacy is _ANY:
+                edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
+            if hedge is not None:
+                self._hedging.settle(hedge, escalated, context.attempts)
             context.decision_record = {**self._router.record_of(model), **context.decision_record}
 
             # 4. The full model for the escalated rows.
-            return await self._escalate(context, model, escalated) if escalated else context.answer(model.version)
+            return await self._escalation.ask(context, model, escalated) if escalated else context.answer(model.version)
         finally:
-            self._hedging.call_off(hedge)
+            if hedge is not None:
+                self._hedging.cancel(hedge)
 
     def _variant_of(self, context: RequestContext, model: DeviceModel) -> DeviceModel:
         """Returns the model with the variant that answers this request."""
@@ -189,7 +202,19 @@ class Cascade:
             return None
         return self._hedging.start(context.request, model, edge, missing, context.deadline_s)
 
-    async def _run(
+    def _recall_edge(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
+        """Fills in the edge outputs that the cache knows, and returns the other rows."""
+        started_s = self._clock.monotonic_s()
+        missing: list[Row] = []
+        for row in rows:
+            row.edge, row.edge_tier = self._cache.get(row.content + edge.key), _CACHE
+            if row.edge is None:
+                missing.append(row)
+        if len(missing) < len(rows):
+            context.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+        return missing
+
+    async def _run_edge(
         self, context: RequestContext, edge: EdgeModel, missing: Sequence[Row], hedge: Hedge | None, *, bound: bool
     ) -> None:
         """Runs the edge model; its failure is an error only if no other tier may answer.
@@ -202,13 +227,69 @@ class Cascade:
             bound: whether the request is bound to this device.
         """
         try:
-            await self._runner.run(context, edge, missing, hedge)
+            await self._compute_missing(context, edge, missing, hedge)
         except (InferenceError, QueueFullError, SheddingError):
             if bound:
                 raise
         except DeadlineExceededError:
             if hedge is None or not hedge.landed:
                 raise
+
+    async def _compute_edge(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
+        """Fills in the edge outputs of rows, from the cache or by running the model."""
+        missing = self._recall_edge(context, edge, rows)
+        if missing:
+            await self._compute_missing(context, edge, missing, None)
+
+    async def _compute_missing(
+        self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
+    ) -> None:
+        """Runs the edge model on rows that the cache does not know, and stores its outputs in the cache.
+
+        Raises:
+            SheddingError: this device computes nothing at the moment.
+            FirstlineError: the model failed or was not done in time; see `infer`.
+        """
+        private = context.request.privacy is _LOCAL_ONLY
+        started_s = self._clock.monotonic_s()
+        try:
+            if context.shedding:
+                raise shedding_error(context.shedding)
+            outputs = await self._outputs(context, edge, rows, hedge)
+        except FirstlineError as error:
+            context.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
+            raise
+        context.attempts.append(attempt(self._clock, _EDGE, "ok", started_s))
+        if self._spending is not None and not private:
+            self._spending.ran(len(rows))
+        for row, output in zip(rows, outputs, strict=True):
+            row.edge, row.edge_tier = output, _EDGE
+            self._cache.put(row.content + edge.key, output, private=private)
+
+    async def _outputs(
+        self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
+    ) -> Sequence[ModelOutput]:
+        """Runs the edge model, on the event loop or in a thread; equal rows in threads are computed once."""
+        request, tensor = context.request, context.request.inputs[0]
+        if edge.quick(request):  # it runs at once, so that no other request can ask for the same row meanwhile
+            batch = tensor if len(rows) == len(context.rows) else tensor.take([row.position for row in rows])
+            return edge.run(batch, edge.measured_ms(request, len(rows)) / 1000)
+
+        async def compute(positions: Sequence[int]) -> list[ModelOutput]:
+            batch = tensor.take([rows[position].position for position in positions])
+            return await edge.run_in_thread(batch, context.deadline_s, edge.measured_ms(request, len(positions)) / 1000)
+
+        async def run_until(until_s: float) -> list[ModelOutput]:
+            run = self._runs.run([row.content + edge.key for row in rows], compute)
+            return await within(self._clock, until_s, run, _LATE)
+
+        if hedge is not None:
+            try:
+                return await run_until(hedge.until_s)
+            except DeadlineExceededError:
+                if hedge.landed:  # the full model's answer is still in time
+                    raise
+        return await run_until(context.deadline_s)
 
     def _answered(
         self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None
@@ -222,25 +303,25 @@ class Cascade:
             decision: the policy's decision without the edge output; None to decide by the score.
             hedge: the early call to the full model, if there is one.
         """
-        edge = model.edge
-        verdict = decision or self._router.verdict(model, row)
+        edge, router = model.edge, self._router
+        verdict = decision or router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
-            row.accept_edge(verdict.reason, edge.loaded.digest, certified=self._router.covers(model, row, verdict))
+            row.accept_edge(verdict.reason, edge.loaded.digest, certified=router.covers(model, row, verdict))
             return True
         if self._recall_full(context, model, row, hedge):
             return True
         if decision is not None or edge is None:
             return False
         if self._denied(context, row, verdict):
-            instead = self._router.instead(model, row, verdict)
-            certified = self._router.covers(model, row, instead)
+            instead = router.instead(model, row, verdict)
+            certified = router.covers(model, row, instead)
             unreachable = instead.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
             row.accept_edge(
                 Reason.LINK_DOWN if unreachable else instead.reason, edge.loaded.digest, certified=certified
             )
             return True
-        if not self._router.grants(model, row, verdict):
+        if not router.grants(model, row, verdict):
             row.accept_edge(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
@@ -271,33 +352,158 @@ class Cascade:
             context.denials[row.position] = denial
         return denial is not None
 
-    async def _escalate(self, context: RequestContext, model: DeviceModel, escalated: list[Row]) -> InferResponse:
-        """Asks the full model about the escalated rows; falls back on the edge answer where there can be one."""
-        request, deadline_s, edge = context.request, context.deadline_s, model.edge
-        context.turn_to(_CLOUD, escalated[0].reason)
 
-        # Without an edge answer to fall back on, a failure of the full model is the answer.
-        if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
-            try:
-                await self._client.answer_rows(request, model, escalated, deadline_s, context.attempts)
-            except (LinkError, CapacityError) as error:
-                if not context.shedding:
-                    raise
-                raise shedding_error(context.shedding, error) from error
-            return context.answer(model.version)
+class Terms(NamedTuple):
+    """The thresholds for answers of a model, or of one predicted class.
 
-        if request.wait is _FIRST:
-            return await self._provisional.give(context, model, edge, escalated, Reason.REQUESTED, promised=True)
-        reserve_s, has_answer = self._provisional.reserve(context, edge, escalated)
-        asked_until_s = deadline_s - reserve_s
-        try:
-            self._client.check_time(request, model, escalated if has_answer else (), asked_until_s)
-            await self._client.answer_rows(request, model, escalated, asked_until_s, context.attempts)
-            self._audits.observe_escalations(model, escalated)
-            return context.answer(model.version)
-        except FirstlineError as error:
-            reason, promised = reason_for(error), may_come(error)
-            context.cause = error.message
+    Attributes:
+        manifest, certificate_state: for which these terms hold.
+        threshold: the bundle's, raised by the device or an alarm.
+        covered: whether a certificate covers edge answers that their score accepts.
+        record: for the decision log, see `Router.record_of`.
+    """
 
-        # 5. The edge answer now; the correction later, if one may come.
-        return await self._provisional.give(context, model, edge, escalated, reason, promised=promised)
+    manifest: Manifest
+    certificate_state: CertificateState
+    threshold: float
+    covered: bool
+    record: Mapping[str, Any]
+
+
+class Router:
+    """Decides which tier answers a row by the edge model's output: policy, certificate, device settings.
+
+    Args:
+        min_threshold: raises a bundle's threshold, never lowers it.
+        chosen: the policy that decides.
+        clock: for policies that look at the time.
+        certificates: their states in the field; None if there are no audits.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_threshold: float,
+        chosen: Policy = CERTIFIED,
+        clock: Clock = SYSTEM_CLOCK,
+        certificates: CertificateStates | None = None,
+    ) -> None:
+        self._min_threshold = min_threshold
+        self.policy = chosen
+        self._clock = clock
+        self._terms: dict[tuple[str, str | None], Terms] = {}  # by the evidence's digest, and by group
+        self._states: defaultdict[str, PolicyState] = defaultdict(PolicyState)  # by the digest of the evidence
+        self._certificates = certificates
+
+    def adopt(self, chosen: Policy, min_threshold: float) -> None:
+        """Exchanges the policy and the least threshold from the next row on."""
+        if chosen.kind != self.policy.kind:
+            self._states.clear()
+        self.policy, self._min_threshold = chosen, min_threshold
+        self._terms.clear()
+
+    def threshold(self, model: DeviceModel, group: str | None = None) -> float:
+        """Returns the score from which edge answers are accepted; the device can only raise it.
+
+        Args:
+            model: that answered.
+            group: of the answer, see `DeviceModel.group`; None for the lowest threshold of any.
+        """
+        return self.terms(model, group).threshold
+
+    def verdict(self, model: DeviceModel, row: Row) -> Decision:
+        """Decides by the edge output; a row without one is too heavy for this device."""
+        edge, output = model.edge, row.edge
+        if output is None or edge is None:
+            return _TOO_HEAVY
+        score = math.nan if output.score is None else output.score
+        evidence = RowEvidence(
+            score,
+            value_of(output.value, score),
+            self.threshold(model, model.group(output)),
+            edge.certificate is not None,
+            output.probabilities,
+            self._clock.monotonic_s(),
+        )
+        return self.policy.decide(evidence, self._states[edge.digest])
+
+    def instead(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
+        """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
+        confident = row.score >= self.threshold(model, model.group(row.edge))
+        return _CONFIDENT if confident and not denied.demanded else _DENIED
+
+    def covers(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
+        """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
+        if verdict.reason is not _CONFIDENT.reason:
+            return False
+        return self.terms(model, model.group(row.edge)).covered
+
+    def uncertified(self, model: DeviceModel) -> str:
+        """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
+        if not self.policy.certifies:
+            return f"policy.kind is {self.policy.kind}, which no certificate covers"
+        watched = self._certificates.find(model) if self._certificates is not None else None
+        if watched is not None and watched.record.alarmed:
+            return f"an alarm voids its certificate: {watched.record.cause}"
+        return model.edge.uncertified if model.edge is not None else ""
+
+    def record_of(self, model: DeviceModel) -> Mapping[str, Any]:
+        """Returns the thresholds of this model's answers for the decision log; JSON-able."""
+        return self.terms(model).record
+
+    def grants(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
+        """Returns whether a row may be escalated.
+
+        The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
+        without the alarm too need no quota.
+        """
+        if self._certificates is None or verdict.reason is not Reason.UNCERTAIN:
+            return True
+        kept_before = row.score >= self._without_alarm(model, model.group(row.edge))
+        return not kept_before or self._certificates.grants(model)
+
+    def terms(self, model: DeviceModel, group: str | None = None) -> Terms:
+        """Returns the current terms for answers of a model, or of one group.
+
+        They are computed once, until the state of the certificate or the bundle changes.
+        """
+        certificate_state = CLEAR if self._certificates is None else self._certificates.of(model)
+        manifest = model.manifest
+        at = (model.edge.digest if model.edge is not None else "", group)
+        known = self._terms.get(at)
+        if known is None or known.certificate_state is not certificate_state or known.manifest is not manifest:
+            threshold = self._without_alarm(model, group)
+            if certificate_state.threshold is not None:
+                threshold = max(threshold, certificate_state.threshold)
+            certificate = model.edge.certificate if model.edge is not None else None
+            covered = (
+                certificate is not None
+                and certificate.contract in self.policy.certifies
+                and not certificate_state.alarmed
+                and policy.covered(_CONFIDENT, threshold, certificate, group)
+            )
+            record: Mapping[str, Any] = {
+                "threshold": threshold if math.isfinite(threshold) else None,
+                "by": certificate.by if certificate is not None else "",
+                "certificate": certificate and certificate.promise,
+                "uncertified": self.uncertified(model),
+            }
+            if group is not None:  # the record describes the model as a whole
+                record = self.terms(model).record
+            known = self._terms[at] = Terms(manifest, certificate_state, threshold, covered, record)
+        return known
+
+    def _without_alarm(self, model: DeviceModel, group: str | None) -> float:
+        certificate = model.edge.certificate if model.edge is not None else None
+        return policy.threshold_in_use(model.manifest.policy.threshold, certificate, self._min_threshold, group)
+
+
+def policy_from(section: PolicySection) -> Policy:
+    """Returns the policy that the settings choose, with its parameters."""
+    parameters = {
+        "least_value": section.least_value,
+        "threshold": section.threshold_cross_entropy if section.kind == "sedna" else section.threshold,
+        "rate": section.rate,
+        "pause_s": section.min_time_between_escalations_s,
+    }
+    return policy.make_policy(section.kind, **{name: parameters[name] for name in policy.parameters_of(section.kind)})

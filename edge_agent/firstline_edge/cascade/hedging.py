@@ -1,7 +1,8 @@
 """Asks the full model while the edge model still runs, if one after the other would be too late.
 
-A hedge is an escalation: if the rows are escalated later, they join it; otherwise it is cancelled. So no row is sent
-    twice, and an accepted edge answer was not escalated.
+A hedge starts a second attempt before the first one has failed (Dean and Barroso, "The Tail at Scale", CACM 2013). It
+is an escalation: if the rows are escalated later, they join it; otherwise it is cancelled. So no row is sent twice, and
+an accepted edge answer was not escalated.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock
-from firstline_core.routing.hedging import DecayedShare, HedgingEstimates, worth_hedging
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import HEDGED, Attempt, InferRequest, Privacy, Route, Tier, Wait
@@ -19,9 +19,6 @@ from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt
 from firstline_edge.settings.settings import EdgeSettings
-
-# Looking a member up in its enumeration takes as long as reading a clock.
-_AUTO, _ANY, _EDGE = Route.AUTO, Privacy.ANY, Tier.EDGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,30 @@ def hedge_options_from(settings: EdgeSettings) -> HedgeOptions | None:
         return None
     reserve_s = settings.policy.deadline_reserve_ms / 1000
     return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
+
+
+@dataclass(frozen=True, slots=True)
+class HedgingEstimates:
+    """The estimates for a request before the edge model runs.
+
+    Args:
+        left_s: time until the deadline.
+        edge_s: expected time of the edge model, including its queue; infinite if never measured.
+        cloud_s: time within which the gateway answers most such requests; None if unknown.
+        escalation_rate: recent share of this model's requests that were escalated; None with too few observations.
+    """
+
+    left_s: float
+    edge_s: float
+    cloud_s: float | None
+    escalation_rate: float | None
+
+
+def worth_hedging(estimates: HedgingEstimates, least_rate: float) -> bool:
+    """Returns whether an escalation is likely, in time if sent now, and too late if sent later."""
+    if estimates.cloud_s is None or estimates.escalation_rate is None or estimates.escalation_rate < least_rate:
+        return False
+    return estimates.cloud_s <= estimates.left_s < estimates.edge_s + estimates.cloud_s
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +135,6 @@ class Hedging:
         self._clock = clock
         self._options = options
         self._bucket = TokenBucket(options.burst if options is not None else 0.0)
-        self._rates: dict[str, DecayedShare] = {}
         self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
         self.used = self.unneeded = 0
 
@@ -143,14 +163,13 @@ class Hedging:
         now_s = self._clock.monotonic_s()
         left_s = deadline_s - now_s
         until_s = deadline_s - min(self._options.reserve_s, left_s / 4)
-        rate = self._rates.get(request.model)
-        prospect = HedgingEstimates(
+        estimates = HedgingEstimates(
             left_s=until_s - now_s,
             edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
             cloud_s=self._client.predicted_s(request, len(rows)),
-            escalation_rate=rate.value if rate is not None else None,
+            escalation_rate=edge.escalation_rate.value,
         )
-        if not worth_hedging(prospect, self._options.least_rate) or not self._bucket.take(now_s):
+        if not worth_hedging(estimates, self._options.least_rate) or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # To the very end: an escalation that joins it may have a little more time than there is to spare now.
@@ -160,43 +179,27 @@ class Hedging:
         call.add_done_callback(self._ended)
         return Hedge([row.content for row in rows], now_s, until_s, call, attempts)
 
-    def settle(
-        self, request: InferRequest, hedge: Hedge | None, escalated: Sequence[Row], attempts: list[Attempt]
-    ) -> None:
-        """Learns how often the edge model's answer is not accepted, and cancels a hedge that is not needed.
+    def settle(self, hedge: Hedge, escalated: Sequence[Row], attempts: list[Attempt]) -> None:
+        """Cancels a hedge that is not needed.
 
         Args:
-            request: that the edge model ran for.
-            hedge: of this request, if there is one.
+            hedge: of a request whose rows are decided.
             escalated: rows that the full model is yet to answer.
             attempts: of the request; gains a hedge that was not needed.
         """
-        if self._options is None:
-            return
-        joined = hedge is not None and hedge.joined
-        if request.route is _AUTO and request.privacy is _ANY and [tried for tried in attempts if tried.tier is _EDGE]:
-            self._learn(request.model, hit=bool(escalated) or joined)
-        if hedge is None:
-            return
-        if joined or any(row.content in hedge.contents for row in escalated):
+        if hedge.joined or any(row.content in hedge.contents for row in escalated):
             hedge.settled = True
             self.used += 1
         else:
-            self.call_off(hedge)
+            self.cancel(hedge)
             attempts.append(attempt(self._clock, Tier.CLOUD, HEDGED, hedge.started_s))
 
-    def call_off(self, hedge: Hedge | None) -> None:
-        """The request is over, however it ended: cancels its hedge, unless that was needed."""
-        if hedge is not None and not hedge.settled:
+    def cancel(self, hedge: Hedge) -> None:
+        """Cancels the hedge of a request that is over, unless it was needed."""
+        if not hedge.settled:
             hedge.settled = True
             self.unneeded += 1
             hedge.call.cancel()
-
-    def _learn(self, name: str, *, hit: bool) -> None:
-        rate = self._rates.get(name)
-        if rate is None:
-            rate = self._rates[name] = DecayedShare()
-        rate.add(hit=hit)
 
     def _ended(self, call: asyncio.Task[list[tuple[ModelOutput, str]]]) -> None:
         self._calls.discard(call)

@@ -30,6 +30,9 @@ from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Ten
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
 
+_HALF_LIFE_COUNT = 32.0
+_LEAST_WEIGHT = 4.0
+_DECAY = 2.0 ** (-1 / _HALF_LIFE_COUNT)
 _PACE_STEP, _PACE_LIMIT = 1.05, 1e6
 _SURE = 0.95
 _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
@@ -78,6 +81,25 @@ class Pace:
             self.late = max(1.0, self.late / _LATE_STEP)
 
 
+class EscalationRate:
+    """The recent share of a model's requests that were escalated: an observation counts half after 32 further ones."""
+
+    __slots__ = ("_hits", "_weight")
+
+    def __init__(self) -> None:
+        self._hits = self._weight = 0.0
+
+    def add(self, *, hit: bool) -> None:
+        """Adds a request, and whether it was escalated."""
+        self._hits = _DECAY * self._hits + hit
+        self._weight = _DECAY * self._weight + 1
+
+    @property
+    def value(self) -> float | None:
+        """Returns the share; None with too few observations."""
+        return self._hits / self._weight if self._weight >= _LEAST_WEIGHT else None
+
+
 @dataclass(frozen=True, slots=True)
 class EdgeModel:
     """An edge variant, ready to run.
@@ -95,6 +117,7 @@ class EdgeModel:
         bounded_score: whether the score lies in [0, 1]; otherwise it is not a probability.
         memory_bytes: that loading and measuring added to the process; 0 if the system does not report it.
         pace: of its runs since.
+        escalation_rate: of its requests since.
         profiled: this device's earlier measurement, which provides its times; None if it was measured at load.
 
     Attributes:
@@ -113,6 +136,7 @@ class EdgeModel:
     bounded_score: bool = True
     memory_bytes: int = 0
     pace: Pace = field(default_factory=Pace, compare=False)
+    escalation_rate: EscalationRate = field(default_factory=EscalationRate, compare=False)
     profiled: Point | None = field(default=None, compare=False)
     key: bytes = field(init=False)
 

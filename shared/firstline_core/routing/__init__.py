@@ -20,7 +20,6 @@ Monitoring: does the contract still hold in the field?
 Deadlines: the latency of links.
     timing          the latency of a link, by size of the payload
     quantiles       quantiles of a stream with decaying weights
-    hedging         whether to ask the full model before the small one has answered
     token_bucket    a token bucket
 
 Budgets: the cost of an escalation, and whether it is worth it.

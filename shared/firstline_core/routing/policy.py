@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,26 +20,6 @@ from firstline_core.routing.certificate import Certificate, Contract
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 Kind = Literal["certified", "value", "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight"]
-
-
-class RequestEvidence(NamedTuple):
-    """The evidence for one request before the edge model runs.
-
-    Attributes:
-        holds_model: this device has an edge variant of the bundle loaded.
-        size_bytes: payload of the request.
-        limit_bytes: the largest payload that this device processes.
-    """
-
-    route: Route
-    privacy: Privacy
-    holds_model: bool
-    size_bytes: int
-    limit_bytes: int
-
-    @property
-    def heavy(self) -> bool:
-        return not self.holds_model or self.size_bytes > self.limit_bytes
 
 
 # Looking up a member of an enumeration takes as long as the rest of `before`.
@@ -60,31 +40,39 @@ class Decision:
     demanded: bool = True
 
 
-def before(evidence: RequestEvidence) -> Decision | None:
+def before(route: Route, privacy: Privacy, *, holds_model: bool, size_bytes: int, limit_bytes: int) -> Decision | None:
     """Decides without the edge model's answer; returns None if the answer is needed.
+
+    Args:
+        route: of the request.
+        privacy: of the request.
+        holds_model: whether this device has an edge variant of the bundle loaded.
+        size_bytes: payload of the request.
+        limit_bytes: the largest payload that this device processes.
 
     Raises:
         RequestError: no tier may answer: the request is heavy, but bound to this device.
     """
-    if evidence.route is _AUTO and evidence.privacy is _ANY and not evidence.heavy:  # most requests
+    heavy = not holds_model or size_bytes > limit_bytes
+    if route is _AUTO and privacy is _ANY and not heavy:  # most requests
         return None
-    if evidence.heavy and (evidence.privacy is Privacy.LOCAL_ONLY or evidence.route is Route.EDGE):
-        bound = "privacy=local_only" if evidence.privacy is Privacy.LOCAL_ONLY else "route=edge"
+    if heavy and (privacy is Privacy.LOCAL_ONLY or route is Route.EDGE):
+        bound = "privacy=local_only" if privacy is Privacy.LOCAL_ONLY else "route=edge"
         cause = (
-            f"its payload of {evidence.size_bytes} bytes is over this device's limit of {evidence.limit_bytes}"
-            if evidence.holds_model
+            f"its payload of {size_bytes} bytes is over this device's limit of {limit_bytes}"
+            if holds_model
             else "this device holds no edge variant of the model"
         )
         raise RequestError(f"The request asks for {bound}, but {cause}; send it without {bound}.")
-    if evidence.privacy is Privacy.LOCAL_ONLY:
-        if evidence.route is Route.CLOUD:
+    if privacy is Privacy.LOCAL_ONLY:
+        if route is Route.CLOUD:
             raise RequestError("privacy=local_only and route=cloud exclude each other; drop one of them.")
         return Decision(Tier.EDGE, Reason.LOCAL_ONLY)
-    if evidence.heavy:
+    if heavy:
         return Decision(Tier.CLOUD, Reason.HEAVY)
-    if evidence.route is Route.CLOUD:
+    if route is Route.CLOUD:
         return Decision(Tier.CLOUD, Reason.REQUESTED)
-    if evidence.route is Route.EDGE:
+    if route is Route.EDGE:
         return Decision(Tier.EDGE, Reason.REQUESTED)
     return None
 

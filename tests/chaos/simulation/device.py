@@ -20,9 +20,8 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.cascade import Cascade, CascadeOptions
+from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cascade.router import Router
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient

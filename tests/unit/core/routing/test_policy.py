@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from firstline_core.routing.policy import (
     KINDS,
     Decision,
     PolicyState,
-    RequestEvidence,
     RowEvidence,
     before,
     make_policy,
@@ -24,8 +24,8 @@ from firstline_core.types import Privacy, Reason, Route, Tier
 
 def evidence(
     route: Route = Route.AUTO, privacy: Privacy = Privacy.ANY, *, holds_model: bool = True, size_bytes: int = 10
-) -> RequestEvidence:
-    return RequestEvidence(route, privacy, holds_model, size_bytes, limit_bytes=10)
+) -> dict[str, Any]:
+    return {"route": route, "privacy": privacy, "holds_model": holds_model, "size_bytes": size_bytes, "limit_bytes": 10}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def evidence(
         (evidence(Route.EDGE, Privacy.LOCAL_ONLY), Decision(Tier.EDGE, Reason.LOCAL_ONLY)),
     ],
 )
-def test_before(given: RequestEvidence, expected: Decision | None) -> None:
-    assert before(given) == expected
+def test_before(given: dict[str, Any], expected: Decision | None) -> None:
+    assert before(**given) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_before(given: RequestEvidence, expected: Decision | None) -> None:
         (evidence(Route.CLOUD, Privacy.LOCAL_ONLY), "privacy=local_only and route=cloud exclude each other"),
     ],
 )
-def test_what_no_tier_may_answer_is_refused(given: RequestEvidence, message: str) -> None:
+def test_what_no_tier_may_answer_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        before(given)
+        before(**given)
 
 
 KEPT, ESCALATED = Decision(Tier.EDGE, Reason.CONFIDENT), Decision(Tier.CLOUD, Reason.UNCERTAIN)

@@ -7,7 +7,7 @@ from support.edge import SURE, UNSURE, Scene, said
 
 from firstline_core.routing import policy
 from firstline_core.types import Reason, Tier
-from firstline_edge.cascade.router import policy_from
+from firstline_edge.cascade.cascade import policy_from
 from firstline_edge.settings.settings import PolicySection
 
 

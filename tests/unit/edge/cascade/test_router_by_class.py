@@ -14,7 +14,7 @@ from support.edge import Scene
 from bench.support.bundles import with_certificate
 from firstline_core.routing.certificate import GroupCertificate
 from firstline_core.types import Reason, Tier
-from firstline_edge.cascade.router import Router
+from firstline_edge.cascade.cascade import Router
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row
 

@@ -8,8 +8,8 @@ import pytest
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import QueueFullError
-from firstline_edge.cascade import admission as turns
-from firstline_edge.cascade.admission import AdmissionQueue
+from firstline_edge.api import data_plane as turns
+from firstline_edge.api.data_plane import AdmissionQueue
 
 
 class ManualClock:
