@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from firstline import errors
 from firstline.client.async_client import AsyncClient
-from firstline.client.infer_many import Outcome
-from firstline.client.prediction import Prediction
+from firstline.client.calls import Prediction
+from firstline.client.retries import Outcome
 from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (

@@ -12,7 +12,7 @@ from cryptography.utils import CryptographyDeprecationWarning
 
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
-from firstline.client.sse import EventReader
+from firstline.client.answer_stream import EventReader
 from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, ProtocolError, RequestError
 from firstline_core.processing.images import decode

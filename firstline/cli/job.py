@@ -13,7 +13,7 @@ import typer
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import CaOption
 from firstline.cli.output import Output, OutputOption, percent, print_json
-from firstline.client.prediction import Prediction
+from firstline.client.calls import Prediction
 from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
 from firstline_core.storage.secrets import read_secret

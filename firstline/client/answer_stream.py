@@ -1,4 +1,8 @@
-"""Follows one answer until it is final, over connections that may drop. Shared by both clients."""
+"""Follows one answer until it is final, over connections that may drop: server-sent events, for both clients.
+
+The reader of events is strict: a malformed stream is an error, not an answer that never arrives.
+https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,91 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx
 import orjson
 
-from firstline.client import calls, connection
-from firstline.client.calls import Call
-from firstline.client.prediction import Prediction, prediction_from
-from firstline.client.sse import EventReader
+from firstline.client import connection
+from firstline.client.calls import Call, Prediction, prediction_from, read_infer, read_prediction
+from firstline.client.retries import TEMPORARY
 from firstline_core.errors import (
-    CapacityError,
     FirstlineError,
     LinkDownError,
     ProtocolError,
-    RemoteTimeoutError,
     RequestError,
 )
 from firstline_core.protocol import oip
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.http_errors import error_from
+from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.types import Answer, InferResponse, Status
+
+_END = b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: a number that increases within a stream, and its data."""
+
+    id: int
+    data: bytes
+
+
+class EventReader:
+    """Assembles the pieces of one stream.
+
+    Args:
+        limit_bytes: the largest event.
+    """
+
+    def __init__(self, limit_bytes: int = DEFAULT_LIMITS.body_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self._held = bytearray()
+
+    def read(self, piece: bytes) -> list[Event]:
+        """Returns the events that this piece completes.
+
+        Raises:
+            ProtocolError: an event is malformed, or over the limit.
+        """
+        searched = max(0, len(self._held) - 1)  # an end may lie across two pieces
+        self._held += piece
+        found: list[Event] = []
+        start = 0
+        while (end := self._held.find(_END, max(start, searched))) >= 0:
+            event = _event(bytes(self._held[start:end]))
+            if event is not None:
+                found.append(event)
+            start = end + len(_END)
+        del self._held[:start]
+        if len(self._held) > self._limit_bytes:
+            raise ProtocolError(f"An event is larger than {self._limit_bytes} bytes, the most that is read.")
+        return found
+
+
+def _event(block: bytes) -> Event | None:
+    """Reads the lines of one block; returns None for a comment, which only keeps the stream alive."""
+    fields = {b"id": b"", b"data": b""}
+    for line in block.split(b"\n"):
+        name, _, value = line.partition(b":")
+        if name in fields:
+            fields[name] += value.removeprefix(b" ")
+        elif name:  # a comment has none
+            raise ProtocolError(f"The event stream has a field {name[:40]!r}, which no Firstline server writes.")
+    if not fields[b"data"]:
+        return None
+    if not fields[b"id"].isdigit() or len(fields[b"id"]) > 18:
+        raise ProtocolError(f"The event stream has an event with the id {fields[b'id'][:40]!r}; a number is expected.")
+    return Event(int(fields[b"id"]), fields[b"data"])
+
 
 EVENT_STREAM_TYPE = "text/event-stream"
 DEFAULT_PATIENCE_S = 60.0
 
-# Errors that may pass; a server repeats any other refusal.
-PASSING = (CapacityError, LinkDownError, RemoteTimeoutError)
-
-_CUT_SHORT = "The event stream ended before its last word."
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0
 _RNG = random.Random()  # noqa: S311 (jitter)
@@ -72,7 +130,7 @@ class Following(Generic[T]):
         patience_s: float,
         *,
         request_id: str = "",
-        first: Call | None = None,
+        first: Call[T] | None = None,
     ) -> None:
         self._form = form
         self._read = read
@@ -82,11 +140,12 @@ class Following(Generic[T]):
         self._first = first
         self._seen = 0
         self._reader = EventReader()
+        self._failure: FirstlineError = LinkDownError("")
         self._failures = 0
         self._failing_since_s: float | None = None
         self.done = False
 
-    def next_call(self) -> Call:
+    def next_call(self) -> Call[T]:
         """Returns the next call to send."""
         first, self._first = self._first, None
         self._reader = EventReader()
@@ -94,7 +153,7 @@ class Following(Generic[T]):
             return first
         path = f"/firstline/v1/answers/{quote(self._request_id, safe='')}/events"
         headers = {"Accept": EVENT_STREAM_TYPE, "Last-Event-ID": str(self._seen)}
-        return Call("GET", path, headers=headers, params={"form": self._form})
+        return Call("GET", path, self._read_whole, headers=headers, params={"form": self._form})
 
     def connected(self, response: httpx.Response) -> bool:
         """Returns whether events follow; otherwise the caller reads the body for `read_response`."""
@@ -139,33 +198,47 @@ class Following(Generic[T]):
             found.append(answer)
         return found
 
-    def wait_s(self, failure: FirstlineError) -> float:
-        """Returns the time to wait before the next call: exponential backoff with full jitter (seconds).
-
-        Args:
-            failure: why the stream ended before the final answer.
+    @contextmanager
+    def attempt(self, url: str) -> Iterator[None]:
+        """Remembers why one connection ended before the final answer, if a retry may help.
 
         Raises:
-            FirstlineError: `failure`, if no answer was seen yet or the time for retries is over.
+            FirstlineError: no retry helps.
+        """
+        self._failure = LinkDownError("The event stream ended before its last word.")
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self._failure = connection.link_error(error, url)
+        except TEMPORARY as error:
+            if self.done:  # what came of a job: asking again gives the same
+                raise
+            self._failure = error
+
+    def wait_s(self) -> float:
+        """Returns the time to wait before the next call: exponential backoff with full jitter (seconds).
+
+        Raises:
+            FirstlineError: why the connection ended, if no answer was seen yet or the time for retries is over.
         """
         now_s = time.monotonic()
         self._failing_since_s = now_s if self._failing_since_s is None else self._failing_since_s
         if not self._request_id or now_s - self._failing_since_s >= self._patience_s:
-            raise failure
+            raise self._failure
         drawn_s = full_jitter_s(_RNG, self._failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
         self._failures += 1
-        return min(self._patience_s, failure.retry_after_s or 0.0) + drawn_s
+        return min(self._patience_s, self._failure.retry_after_s or 0.0) + drawn_s
 
 
 def tensors_of(request_id: str, patience_s: float) -> Following[InferResponse]:
     """Follows the answer with an id, as tensors."""
-    return Following("v2", _tensors, calls.read_infer, patience_s, request_id=request_id)
+    return Following("v2", _tensors, read_infer, patience_s, request_id=request_id)
 
 
-def prediction_of(call: Call, patience_s: float) -> Following[Prediction]:
+def prediction_of(call: Call[Prediction], patience_s: float) -> Following[Prediction]:
     """Follows the answer to a call of the endpoint for files, as a label."""
     first = replace(call, headers={**(call.headers or {}), "Accept": EVENT_STREAM_TYPE})
-    return Following("short", _prediction, calls.read_prediction, patience_s, first=first)
+    return Following("short", _prediction, read_prediction, patience_s, first=first)
 
 
 def _refusal(data: bytes) -> FirstlineError | None:
@@ -199,9 +272,8 @@ def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
         FirstlineError: the server refuses, or cannot be reached any longer.
     """
     while not following.done:
-        failure: FirstlineError = LinkDownError(_CUT_SHORT)
-        call = following.next_call()
-        try:
+        with following.attempt(str(http.base_url)):
+            call = following.next_call()
             with http.stream(
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             ) as response:
@@ -211,22 +283,15 @@ def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
                 else:
                     response.read()
                     yield from following.read_response(response)
-        except httpx.HTTPError as error:
-            failure = connection.link_error(error, str(http.base_url))
-        except PASSING as error:
-            if following.done:  # what came of a job: asking again gives the same
-                raise
-            failure = error
         if not following.done:
-            time.sleep(following.wait_s(failure))
+            time.sleep(following.wait_s())
 
 
 async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> AsyncIterator[T]:
     """`follow` for asyncio."""
     while not following.done:
-        failure: FirstlineError = LinkDownError(_CUT_SHORT)
-        call = following.next_call()
-        try:
+        with following.attempt(str(http.base_url)):
+            call = following.next_call()
             async with http.stream(
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             ) as response:
@@ -238,11 +303,5 @@ async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> Asyn
                     await response.aread()
                     for answer in following.read_response(response):
                         yield answer
-        except httpx.HTTPError as error:
-            failure = connection.link_error(error, str(http.base_url))
-        except PASSING as error:
-            if following.done:  # what came of a job: asking again gives the same
-                raise
-            failure = error
         if not following.done:
-            await asyncio.sleep(following.wait_s(failure))
+            await asyncio.sleep(following.wait_s())

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from firstline.client import answer_stream, calls, tracing
+from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, RequestOptions
+from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
-from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_tasks
+from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_tasks
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
-from firstline.client.prediction import Prediction
-from firstline.client.sync_client import POLL_S, Inputs, T, check_job, check_time
-from firstline_core.errors import DeadlineExceededError
+from firstline.client.retries import Outcome, Steps
+from firstline_core.errors import FirstlineError
 from firstline_core.protocol.http_client import open_async_client
-from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
+from firstline_core.types import InferResponse, ModelMetadata, Wait
+
+T = TypeVar("T")
 
 
 class AsyncClient(BaseClient[httpx.AsyncClient]):
@@ -52,7 +53,7 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> InferResponse:
         """See `Client.infer`."""
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return calls.read_infer(await self._send(call))
+        return await self._send(call)
 
     def infer_many(
         self,
@@ -68,15 +69,10 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         **options: Unpack[RequestOptions],
     ) -> AsyncIterator[Outcome]:
         """See `Client.infer_many`."""
-        traced = tracing.with_current_trace(options)  # the trace of the call, not of a later iteration
-        return in_tasks(
-            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
-            requests,
-            in_flight=in_flight,
-            ordered=ordered,
-            patience_s=patience_s,
-            on_progress=on_progress,
-        )
+        traced = calls.with_current_trace(options)  # the trace of the call, not of a later iteration
+        infer = partial(calls.infer, model, options=traced, version=version, outputs=outputs)
+        sent = (retries.retried(at, partial(infer, inputs), patience_s) for at, inputs in enumerate(requests))
+        return in_tasks(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     async def submit(
         self,
@@ -90,34 +86,23 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> str:
         """See `Client.submit`."""
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return calls.read_job(await self._send(calls.as_job(call)))
+        return await self._send(calls.as_job(call))
 
     async def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
         """See `Client.submit_file`."""
-        return calls.read_job(await self._send(calls.as_job(calls.infer_file(model, file, options))))
+        return await self._send(calls.as_job(calls.infer_file(model, file, options)))
 
     async def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.result`."""
-        return await self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
+        return await self._run(self._job_result(calls.answer(job_id), job_id, timeout_s))
 
     async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """See `Client.result_file`."""
-        return await self._result(calls.answer_as_label(job_id), calls.read_prediction, job_id, timeout_s)
+        return await self._run(self._job_result(calls.answer_as_label(job_id), job_id, timeout_s))
 
     async def forget(self, job_id: str) -> None:
         """See `Client.forget`."""
-        calls.read_deleted(await self._send(calls.forget(job_id)))
-
-    async def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
-        end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                return read(await self._send(calls.long_polling(call, self.silence_limit_s(end_s))))
-            except DeadlineExceededError:  # the job's
-                raise
-            except answer_stream.PASSING as error:
-                check_job(job_id, error, end_s, timeout_s)
-            await asyncio.sleep(POLL_S)
+        await self._send(calls.forget(job_id))
 
     async def infer_file(
         self,
@@ -127,25 +112,19 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
     ) -> Prediction:
         """See `Client.infer_file`."""
         call = calls.infer_file(model, file, options)
-        return calls.read_prediction(await self._send(call))
+        return await self._send(call)
 
     async def answer(self, request_id: str) -> InferResponse:
         """See `Client.answer`."""
-        return calls.read_infer(await self._send(calls.answer(request_id)))
+        return await self._send(calls.answer(request_id))
 
     async def prediction(self, request_id: str) -> Prediction:
         """See `Client.prediction`."""
-        return calls.read_prediction(await self._send(calls.answer_as_label(request_id)))
+        return await self._send(calls.answer_as_label(request_id))
 
     async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """See `Client.wait_for_final`."""
-        end_s = time.monotonic() + timeout_s
-        while True:
-            found = await self.answer(request_id)
-            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
-                return found
-            check_time(request_id, end_s, timeout_s)
-            await asyncio.sleep(POLL_S)
+        return await self._run(retries.final_answer(request_id, timeout_s=timeout_s))
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
         """See `Client.events`."""
@@ -165,20 +144,40 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """See `Client.metadata`."""
-        return calls.read_metadata(await self._send(calls.metadata(model, version)))
+        return await self._send(calls.metadata(model, version))
 
     async def status(self) -> dict[str, Any]:
         """See `Client.status`."""
-        return calls.read_status(await self._send(calls.status()))
+        return await self._send(calls.status())
 
     async def ready(self) -> bool:
         """See `Client.ready`."""
-        return calls.read_ready(await self._send(calls.ready()))
+        return await self._send(calls.ready())
 
-    async def _send(self, call: Call) -> httpx.Response:
+    async def _send(self, call: Call[T]) -> T:
         try:
-            return await self._http.request(
+            response = await self._http.request(
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
+        return call.read(response)
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Sends the calls of some steps, and waits between them."""
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = await self._send(step)
+                except FirstlineError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -17,16 +18,17 @@ import numpy as np
 import orjson
 from numpy.typing import ArrayLike
 
-from firstline.client import tracing
-from firstline.client.prediction import Prediction, prediction_from
 from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
+from firstline_core.protocol import answer as answers
 from firstline_core.protocol import http, http_body, oip
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
+from firstline_core.telemetry.trace import restored
 from firstline_core.types import (
     DATATYPES,
     LOWEST_PRIORITY,
+    Answer,
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -38,16 +40,22 @@ from firstline_core.types import (
     Wait,
 )
 
+T = TypeVar("T")
+
+Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
+"""Arrays with rows on the first axis, or bytes (one or a list) for encoded images, by the inputs' names."""
+
 _WAIT_S = 5
 _TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A request before it is sent."""
+class Call(Generic[T]):
+    """A request before it is sent; `read` decodes the response, or raises the server's error."""
 
     method: str
     path: str
+    read: Callable[[httpx.Response], T]
     content: bytes = b""
     headers: Mapping[str, str] | None = None
     params: Mapping[str, str] | None = None
@@ -78,13 +86,13 @@ class RequestOptions(TypedDict, total=False):
 
 def infer(
     model: str,
-    inputs: Mapping[str, ArrayLike | bytes | Sequence[bytes]],
+    inputs: Inputs,
     options: RequestOptions,
     *,
     version: str | int = "",
     client_id: str = "",
     outputs: Sequence[str] = (),
-) -> Call:
+) -> Call[InferResponse]:
     """Returns a V2 request with binary tensors.
 
     Raises:
@@ -111,7 +119,8 @@ def infer(
         priority=_priority(options),
     )
     encoded = oip.encode_request(request, now_s=0.0)
-    return Call("POST", f"{_v2(model, version)}/infer", encoded.body, http.headers_for(encoded) | _traced(options))
+    headers = http.headers_for(encoded) | _traced(options)
+    return Call("POST", f"{_v2(model, version)}/infer", read_infer, encoded.body, headers)
 
 
 def read_infer(response: httpx.Response) -> InferResponse:
@@ -123,9 +132,10 @@ def read_infer(response: httpx.Response) -> InferResponse:
         raise ProtocolError(f"{response.url} did not answer as a V2 server does. {error.message}") from error
 
 
-def as_job(call: Call) -> Call:
+def as_job(call: Call[Any]) -> Call[str]:
     """Returns the same request as a job, whose answer is fetched later (RFC 7240)."""
-    return replace(call, headers={**(call.headers or {}), "Prefer": "respond-async"})
+    headers = {**(call.headers or {}), "Prefer": "respond-async"}
+    return Call(call.method, call.path, read_job, call.content, headers, call.params)
 
 
 def read_job(response: httpx.Response) -> str:
@@ -143,16 +153,12 @@ def read_job(response: httpx.Response) -> str:
         raise ProtocolError(f"{response.url} did not say under which id it keeps the job.") from error
 
 
-def forget(job_id: str) -> Call:
+def forget(job_id: str) -> Call[None]:
     """Returns the request that deletes a job."""
-    return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}")
+    return Call("DELETE", f"/firstline/v1/answers/{quote(job_id, safe='')}", _check)
 
 
-def read_deleted(response: httpx.Response) -> None:
-    _check(response)
-
-
-def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) -> Call:
+def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) -> Call[Prediction]:
     """Returns a request with an encoded image or JSON as its body.
 
     Raises:
@@ -171,7 +177,8 @@ def infer_file(model: str, file: str | Path | bytes, options: RequestOptions) ->
     if "priority" in options:
         params["priority"] = str(_priority(options))
     path = f"/firstline/v1/models/{quote(model, safe='')}/infer"
-    return Call("POST", path, content, {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options), params)
+    headers = {http.CONTENT_TYPE: http.BINARY_TYPE} | _traced(options)
+    return Call("POST", path, read_prediction, content, headers, params)
 
 
 def read_prediction(response: httpx.Response) -> Prediction:
@@ -183,23 +190,23 @@ def read_prediction(response: httpx.Response) -> Prediction:
     return prediction_from(_json(response), str(response.url))
 
 
-def answer(request_id: str) -> Call:
+def answer(request_id: str) -> Call[InferResponse]:
     """Returns the request for the latest answer with an id, as tensors."""
-    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", params={"form": "v2"})
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", read_infer, params={"form": "v2"})
 
 
-def answer_as_label(request_id: str) -> Call:
+def answer_as_label(request_id: str) -> Call[Prediction]:
     """Returns the request for the latest answer with an id, as a label."""
-    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}")
+    return Call("GET", f"/firstline/v1/answers/{quote(request_id, safe='')}", read_prediction)
 
 
-def long_polling(call: Call, left_s: float) -> Call:
+def long_polling(call: Call[T], left_s: float) -> Call[T]:
     """Returns the same request with long polling (RFC 7240): the gateway may hold it for up to `left_s`."""
     return replace(call, headers={**(call.headers or {}), "Prefer": f"wait={int(max(0, min(_WAIT_S, left_s)))}"})
 
 
-def metadata(model: str, version: str | int = "") -> Call:
-    return Call("GET", _v2(model, version))
+def metadata(model: str, version: str | int = "") -> Call[ModelMetadata]:
+    return Call("GET", _v2(model, version), read_metadata)
 
 
 def read_metadata(response: httpx.Response) -> ModelMetadata:
@@ -218,17 +225,13 @@ def read_metadata(response: httpx.Response) -> ModelMetadata:
         raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
 
 
-def status() -> Call:
-    return Call("GET", "/firstline/v1/status")
+def status() -> Call[dict[str, Any]]:
+    """Returns the request for an agent's status."""
+    return Call("GET", "/firstline/v1/status", _json)
 
 
-def read_status(response: httpx.Response) -> dict[str, Any]:
-    """Returns an agent's status."""
-    return _json(response)
-
-
-def ready() -> Call:
-    return Call("GET", "/v2/health/ready")
+def ready() -> Call[bool]:
+    return Call("GET", "/v2/health/ready", read_ready)
 
 
 def read_ready(response: httpx.Response) -> bool:
@@ -290,7 +293,7 @@ def _check_options(options: RequestOptions) -> None:
 
 
 def _traced(options: RequestOptions) -> dict[str, str]:
-    return tracing.headers(options.get("traceparent"), options.get("tracestate"))
+    return trace_headers(options.get("traceparent"), options.get("tracestate"))
 
 
 def _timeout_s(options: RequestOptions) -> float | None:
@@ -348,3 +351,81 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ProtocolError(f"{response.url} did not answer with a JSON object.")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A classifier's answer as a label.
+
+    Attributes:
+        label: the most likely class.
+        probability: of that class.
+        top: the most likely classes with their probabilities, best first.
+        answer: tier, reason and status of the answer, and the `request_id` of a later correction.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    model: str
+    version: str
+    answer: Answer
+
+
+def prediction_from(found: Mapping[str, Any], source: str) -> Prediction:
+    """Reads the JSON answer of the endpoint for files.
+
+    Args:
+        found: the decoded object.
+        source: the server's address, for error messages.
+
+    Raises:
+        InvalidTensorError: the file held several rows, or the model is not a classifier.
+        ProtocolError: a Firstline server does not send this.
+    """
+    if "results" in found or "outputs" in found:
+        raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
+    try:
+        return Prediction(
+            label=found["label"],
+            probability=float(found["probability"]),
+            top=tuple((entry["label"], float(entry["probability"])) for entry in found["top"]),
+            model=found["model"],
+            version=found["version"],
+            answer=answers.from_dict(found),
+        )
+    except (KeyError, TypeError, ValueError, InvalidTensorError) as error:
+        raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
+
+
+def trace_headers(traceparent: str | None, tracestate: str | None) -> dict[str, str]:
+    """Returns the trace headers of a request; none without a trace.
+
+    Args:
+        traceparent: of the caller, e.g. the header of the request that it answers; a malformed one is ignored (W3C
+            Trace Context).
+        tracestate: the header that accompanies `traceparent`.
+    """
+    named = restored(traceparent or "", tracestate or "")
+    return named.headers() if named is not None else _current_span()
+
+
+def _current_span() -> dict[str, str]:
+    """Returns the headers of OpenTelemetry's current span, if the program has imported OpenTelemetry."""
+    api: Any = sys.modules.get("opentelemetry.trace")
+    current = getattr(api, "get_current_span", None)  # absent while another thread imports it
+    if current is None:
+        return {}
+    span = current().get_span_context()
+    if not span.is_valid:
+        return {}
+    found = restored(
+        f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}", span.trace_state.to_header()
+    )
+    return {} if found is None else found.headers()
+
+
+def with_current_trace(options: RequestOptions) -> RequestOptions:
+    """Returns the options with the current trace, for calls from other threads."""
+    headers = trace_headers(options.get("traceparent"), options.get("tracestate"))
+    return {**options, **headers}  # type: ignore[typeddict-item]  # the headers have the options' names

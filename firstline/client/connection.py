@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 
 import httpx
 
+from firstline.client.calls import Call
+from firstline.client.retries import Steps, job_result
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol.http_client import ClientSettings, open_client
 
@@ -19,6 +21,7 @@ DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+T = TypeVar("T")
 
 
 class BaseClient(ABC, Generic[Http]):
@@ -49,7 +52,10 @@ class BaseClient(ABC, Generic[Http]):
     def _open(settings: ClientSettings) -> Http:
         """Returns the httpx client of this kind."""
 
-    def silence_limit_s(self, end_s: float) -> float:
+    def _job_result(self, call: Call[T], job_id: str, timeout_s: float) -> Steps[T]:
+        return job_result(call, job_id, timeout_s=timeout_s, silence_limit_s=self._silence_limit_s)
+
+    def _silence_limit_s(self, end_s: float) -> float:
         """Returns how long the server may stay silent before `end_s` on the monotonic clock (seconds)."""
         read_s = self._http.timeout.read
         left_s = end_s - time.monotonic()

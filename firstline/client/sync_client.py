@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
-from numpy.typing import ArrayLike
 
-from firstline.client import answer_stream, calls, tracing
+from firstline.client import answer_stream, calls, retries
 from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, RequestOptions
+from firstline.client.calls import Call, Inputs, Prediction, RequestOptions
 from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error
-from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Outcome, Progress, in_threads
+from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_threads
 from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
-from firstline.client.prediction import Prediction
-from firstline_core.errors import DeadlineExceededError, FirstlineError, RemoteTimeoutError
+from firstline.client.retries import Outcome, Steps
+from firstline_core.errors import FirstlineError
 from firstline_core.protocol.http_client import open_client
-from firstline_core.types import InferResponse, ModelMetadata, Status, Wait
-
-Inputs = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
+from firstline_core.types import InferResponse, ModelMetadata, Wait
 
 T = TypeVar("T")
-
-POLL_S = 0.1
 
 
 class Client(BaseClient[httpx.Client]):
@@ -81,7 +77,7 @@ class Client(BaseClient[httpx.Client]):
             **options: see `RequestOptions`.
         """
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return calls.read_infer(self._send(call))
+        return self._send(call)
 
     def infer_many(
         self,
@@ -109,15 +105,10 @@ class Client(BaseClient[httpx.Client]):
             on_progress: called after each outcome with the number of outcomes so far.
             **options: see `RequestOptions`.
         """
-        traced = tracing.with_current_trace(options)  # other threads do not have this span
-        return in_threads(
-            lambda inputs: self.infer(model, inputs, version=version, outputs=outputs, **traced),
-            requests,
-            in_flight=in_flight,
-            ordered=ordered,
-            patience_s=patience_s,
-            on_progress=on_progress,
-        )
+        traced = calls.with_current_trace(options)  # other threads do not have this span
+        infer = partial(calls.infer, model, options=traced, version=version, outputs=outputs)
+        sent = (retries.retried(at, partial(infer, inputs), patience_s) for at, inputs in enumerate(requests))
+        return in_threads(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     def submit(
         self,
@@ -135,11 +126,11 @@ class Client(BaseClient[httpx.Client]):
             The job's id, once the gateway has stored the job durably.
         """
         call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return calls.read_job(self._send(calls.as_job(call)))
+        return self._send(calls.as_job(call))
 
     def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[RequestOptions]) -> str:
         """Submits a job: like `infer_file`, but the answer is fetched later with `result_file`."""
-        return calls.read_job(self._send(calls.as_job(calls.infer_file(model, file, options))))
+        return self._send(calls.as_job(calls.infer_file(model, file, options)))
 
     def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Waits for a job of yours and returns its answer.
@@ -149,26 +140,15 @@ class Client(BaseClient[httpx.Client]):
             UnknownAnswerError: the gateway has no job with this id for you.
             FirstlineError: the job failed.
         """
-        return self._result(calls.answer(job_id), calls.read_infer, job_id, timeout_s)
+        return self._run(self._job_result(calls.answer(job_id), job_id, timeout_s))
 
     def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
         """Like `result`, as a label, for a job of `submit_file`."""
-        return self._result(calls.answer_as_label(job_id), calls.read_prediction, job_id, timeout_s)
+        return self._run(self._job_result(calls.answer_as_label(job_id), job_id, timeout_s))
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
-        calls.read_deleted(self._send(calls.forget(job_id)))
-
-    def _result(self, call: Call, read: Callable[[httpx.Response], T], job_id: str, timeout_s: float) -> T:
-        end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                return read(self._send(calls.long_polling(call, self.silence_limit_s(end_s))))
-            except DeadlineExceededError:  # the job's
-                raise
-            except answer_stream.PASSING as error:
-                check_job(job_id, error, end_s, timeout_s)
-            time.sleep(POLL_S)
+        self._send(calls.forget(job_id))
 
     def infer_file(
         self,
@@ -184,7 +164,7 @@ class Client(BaseClient[httpx.Client]):
             **options: see `RequestOptions`.
         """
         call = calls.infer_file(model, file, options)
-        return calls.read_prediction(self._send(call))
+        return self._send(call)
 
     def answer(self, request_id: str) -> InferResponse:
         """Returns the latest answer to a request of yours: the correction, once there is one.
@@ -194,7 +174,7 @@ class Client(BaseClient[httpx.Client]):
         Raises:
             UnknownAnswerError: there is no answer with this id for you.
         """
-        return calls.read_infer(self._send(calls.answer(request_id)))
+        return self._send(calls.answer(request_id))
 
     def prediction(self, request_id: str) -> Prediction:
         """Like `answer`, as the label and its probability.
@@ -203,7 +183,7 @@ class Client(BaseClient[httpx.Client]):
             UnknownAnswerError: there is no answer with this id for you.
             InvalidTensorError: the request held several rows, or its model is not a classifier.
         """
-        return calls.read_prediction(self._send(calls.answer_as_label(request_id)))
+        return self._send(calls.answer_as_label(request_id))
 
     def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
         """Polls until the answer with an id is final or expired.
@@ -214,13 +194,7 @@ class Client(BaseClient[httpx.Client]):
         Raises:
             RemoteTimeoutError: the answer was still provisional after `timeout_s`.
         """
-        end_s = time.monotonic() + timeout_s
-        while True:
-            found = self.answer(request_id)
-            if found.answer is None or found.answer.status is not Status.PROVISIONAL:
-                return found
-            check_time(request_id, end_s, timeout_s)
-            time.sleep(POLL_S)
+        return self._run(retries.final_answer(request_id, timeout_s=timeout_s))
 
     def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> Iterator[InferResponse]:
         """Yields the current answer to a request of yours, then the final one as soon as the agent has it.
@@ -257,34 +231,40 @@ class Client(BaseClient[httpx.Client]):
 
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Returns a model's inputs, outputs and labels."""
-        return calls.read_metadata(self._send(calls.metadata(model, version)))
+        return self._send(calls.metadata(model, version))
 
     def status(self) -> dict[str, Any]:
         """Returns an agent's status: its models, links, outbox and cache. A gateway does not offer it."""
-        return calls.read_status(self._send(calls.status()))
+        return self._send(calls.status())
 
     def ready(self) -> bool:
         """Returns whether the tier is ready for requests."""
-        return calls.read_ready(self._send(calls.ready()))
+        return self._send(calls.ready())
 
-    def _send(self, call: Call) -> httpx.Response:
+    def _send(self, call: Call[T]) -> T:
         try:
-            return self._http.request(
+            response = self._http.request(
                 call.method, call.path, content=call.content, headers=call.headers, params=call.params
             )
         except httpx.HTTPError as error:
             raise link_error(error, self.url) from error
+        return call.read(response)
 
-
-def check_job(job_id: str, error: FirstlineError, end_s: float, timeout_s: float) -> None:
-    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
-    if time.monotonic() >= end_s:
-        raise RemoteTimeoutError(
-            f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"
-        ) from error
-
-
-def check_time(request_id: str, end_s: float, timeout_s: float) -> None:
-    """Raises RemoteTimeoutError once `end_s`, on the monotonic clock, has come."""
-    if time.monotonic() >= end_s:
-        raise RemoteTimeoutError(f"The answer {request_id} was still provisional after {timeout_s} s; ask again later.")
+    def _run(self, steps: Steps[T]) -> T:
+        """Sends the calls of some steps, and waits between them."""
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, float):
+                    time.sleep(step)
+                    step = next(steps)
+                    continue
+                try:
+                    answer = self._send(step)
+                except FirstlineError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -18,7 +18,7 @@ from support.agent import DIGITS, edge_settings, serving_agent, until
 from support.broker import free_port
 from support.gateway import serving
 
-from firstline.client.sse import EventReader
+from firstline.client.answer_stream import EventReader
 from firstline.demo.cuttable_link import CuttableLink
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import firstline
 from firstline import AsyncClient, Client, FirstlineError, Outcome, Prediction, errors
 from firstline.cli.app import app
-from firstline.client.infer_many import Retries
+from firstline.client.retries import Retries
 from firstline.workbench.dataset import open_dataset
 from firstline_core.types import InferResponse
 from firstline_gateway.app import open_gateway

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.readme import links, places
 
-from firstline.client.sse import EventReader
+from firstline.client.answer_stream import EventReader
 from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin

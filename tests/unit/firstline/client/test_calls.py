@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 
 import firstline
-from firstline.client import calls, connection, tracing
+from firstline.client import calls, connection
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -335,7 +335,7 @@ class TestTrace:
         with use_span(span):
             assert self.asked() == [theirs] * 2
             assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
-            assert tracing.with_current_trace({"route": "edge"}) == {"route": "edge"} | theirs
+            assert calls.with_current_trace({"route": "edge"}) == {"route": "edge"} | theirs
             with use_span(INVALID_SPAN):
                 assert self.asked() == [{}, {}]
         assert self.asked() == [{}, {}]
@@ -345,11 +345,13 @@ class TestTrace:
     ) -> None:
         seen: list[object] = []
 
-        def infer(self: object, model: str, inputs: object, **options: object) -> InferResponse:
-            seen.append(options.get("traceparent"))
-            return InferResponse(model, "1", ())
+        reply = oip.encode_response(InferRequest("m", (), "", binary_output=True), InferResponse("m", "1", ()))
 
-        monkeypatch.setattr(firstline.Client, "infer", infer)
+        def request(*_: object, headers: dict[str, str], **__: object) -> httpx.Response:
+            seen.append(headers.get("traceparent"))
+            return response(200, reply.body, **http.headers_for(reply))
+
+        monkeypatch.setattr(httpx.Client, "request", request)
         with firstline.Client() as client:
             with use_span(NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(0)))):
                 outcomes = client.infer_many("m", [{"x": [1]}] * 3)

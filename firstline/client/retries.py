@@ -1,0 +1,134 @@
+"""Calls that are repeated: until a job is answered, until an answer is final, or until a request succeeds. No I/O.
+
+Each function yields what its caller has to do next, a call to send or a time to wait (seconds), and receives the call's
+answer. The synchronous and the asynchronous client perform these steps in their own ways.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from firstline.client.calls import Call, answer, long_polling
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    FirstlineError,
+    LinkDownError,
+    RemoteTimeoutError,
+)
+from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.types import InferResponse, Status
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[Call[Any] | float, Any, T]
+"""Yields calls and waiting times (seconds), receives the calls' answers, and returns a result."""
+
+TEMPORARY = (CapacityError, LinkDownError, RemoteTimeoutError)
+"""Errors after which the same call may succeed; a server repeats any other refusal."""
+
+_POLL_S = 0.1
+_BACKOFF_S = 0.1
+_BACKOFF_MAX_S = 5.0
+_RNG = random.Random()  # noqa: S311 (jitter)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one of many requests.
+
+    Attributes:
+        position: index of the request, from 0.
+        response: None if there is an error.
+        error: why there is no response.
+    """
+
+    position: int
+    response: InferResponse | None = None
+    error: FirstlineError | None = None
+
+    def result(self) -> InferResponse:
+        """Returns the response.
+
+        Raises:
+            FirstlineError: the request failed.
+        """
+        if self.response is None:
+            raise self.error or FirstlineError("There is neither a response nor an error.")
+        return self.response
+
+
+class Retries:
+    """Decides when one request is sent again.
+
+    Args:
+        patience_s: how long to retry (seconds).
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._end_s = time.monotonic() + patience_s
+        self._failures = 0
+
+    def wait_s(self, error: FirstlineError) -> float | None:
+        """Returns the time to wait, at least the server's `Retry-After`; None if the error is final."""
+        if not isinstance(error, TEMPORARY) or isinstance(error, DeadlineExceededError):
+            return None
+        drawn_s = full_jitter_s(_RNG, self._failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
+        wait_s = (error.retry_after_s or 0.0) + drawn_s
+        self._failures += 1
+        return wait_s if time.monotonic() + wait_s <= self._end_s else None
+
+
+def retried(position: int, build: Callable[[], Call[InferResponse]], patience_s: float) -> Steps[Outcome]:
+    """Repeats one of many requests while it fails with a temporary error."""
+    retries = Retries(patience_s)
+    while True:
+        try:
+            return Outcome(position, (yield build()))
+        except FirstlineError as error:
+            wait_s = retries.wait_s(error)
+            if wait_s is None:
+                return Outcome(position, error=error)
+        yield wait_s
+
+
+def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_limit_s: Callable[[float], float]) -> Steps[T]:
+    """Repeats a long-polling call until a job is answered.
+
+    Args:
+        call: asks for the job's answer.
+        job_id: id of the job.
+        timeout_s: how long to wait (seconds).
+        silence_limit_s: how long the server may stay silent, for a time at which the waiting ends.
+    """
+    end_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            result: T = yield long_polling(call, silence_limit_s(end_s))
+            return result
+        except DeadlineExceededError:  # the job's
+            raise
+        except TEMPORARY as error:
+            if time.monotonic() >= end_s:
+                raise RemoteTimeoutError(
+                    f"The job {job_id} was not answered within {timeout_s} s; ask again later. {error.message}"
+                ) from error
+        yield _POLL_S
+
+
+def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
+    """Repeats a call until the answer with an id is no longer provisional."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        found: InferResponse = yield answer(request_id)
+        if found.answer is None or found.answer.status is not Status.PROVISIONAL:
+            return found
+        if time.monotonic() >= end_s:
+            raise RemoteTimeoutError(
+                f"The answer {request_id} was still provisional after {timeout_s} s; ask again later."
+            )
+        yield _POLL_S
