@@ -14,7 +14,7 @@ from importlib import import_module
 from types import FrameType
 
 from firstline_core.errors import ConfigError, FirstlineError
-from firstline_edge.cli.output import complain
+from firstline_edge.cli.output import print_error
 from firstline_edge.cli.parser import FAILED, OK, USAGE, parse
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -32,7 +32,7 @@ def main() -> int:
         code = command(arguments)
         sys.stdout.flush()
     except FirstlineError as error:
-        complain(error.message)
+        print_error(error.message)
         return USAGE if isinstance(error, ConfigError) else FAILED
     except BrokenPipeError:  # whoever read our output has enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit

@@ -184,5 +184,5 @@ def _with_options(command: str, found: ProfileRequest) -> str:
         words.append(f"--providers {','.join(request.providers)}")
     if request.throttled_share:
         words.append(f"--throttled {request.throttled_share:g}")
-    words += [option for option, on in (("--quick", request.quick), ("--anew", request.anew)) if on]
+    words += [option for option, on in (("--quick", request.quick), ("--remeasure", request.anew)) if on]
     return " ".join(words)

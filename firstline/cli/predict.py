@@ -144,7 +144,7 @@ def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: floa
     if lacks:
         return (
             f"warning: of {', '.join(lacks)} the profile knows no slow moments, and no cost of other models, so that "
-            "long waits will be longer than is said; firstline profile --anew measures them."
+            "long waits will be longer than is said; firstline profile --remeasure measures them."
         )
     pairs = {
         (stream.point.key.variant, beside.variant)

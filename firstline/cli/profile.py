@@ -51,7 +51,7 @@ QuickOption = Annotated[bool, typer.Option("--quick", help="A fifth of the time.
 AloneOption = Annotated[
     bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
 ]
-AnewOption = Annotated[bool, typer.Option("--anew", help="Measure known points again.")]
+RemeasureOption = Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")]
 JoulesOption = Annotated[
     float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
 ]
@@ -88,7 +88,7 @@ def profile_command(
     variant: VariantOption = None,
     quick: QuickOption = False,
     alone: AloneOption = False,
-    anew: AnewOption = False,
+    remeasure: RemeasureOption = False,
     joules_per_core_second: JoulesOption = 0.0,
     throttled: ThrottledOption = 0.0,
     sustained: SustainedOption = 0.0,
@@ -116,7 +116,7 @@ def profile_command(
         variants=tuple(variant or ()),
         total_s=QUICK_S if quick else TOTAL_S,
         alone=alone,
-        again=anew,
+        again=remeasure,
         joules_per_core_s=joules_per_core_second,
         throttled_share=throttled,
         sustained_s=60 * sustained,
@@ -133,7 +133,7 @@ def profile_command(
             quick,
             tuple(options.threads),
             _numbers(batches, "--batches", 1),
-            anew,
+            remeasure,
             variants=tuple(options.variants),
             providers=_providers(providers) if providers else (),
             throttled_share=throttled,

@@ -22,10 +22,10 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cli.checks import identity_findings
+from firstline_edge.cli.doctor_device import identity_findings
+from firstline_edge.cli.doctor_links import link_findings
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.join import join_gateway
-from firstline_edge.cli.link_checks import link_findings
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.identity import rejoining
 from firstline_edge.identity.device_identity import DeviceIdentity

@@ -17,9 +17,8 @@ from support.gateway import serving
 from firstline_core.bundle.store import open_bundle
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cli.bundle_checks import served_findings
+from firstline_edge.cli.doctor_links import link_findings, served_findings
 from firstline_edge.cli.findings import State
-from firstline_edge.cli.link_checks import link_findings
 from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load as load_gateway_settings
 

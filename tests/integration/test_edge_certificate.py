@@ -15,8 +15,8 @@ from firstline.cli.app import app
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.types import Answer, Reason
 from firstline_edge.app import EdgeAgent
+from firstline_edge.cli.doctor_models import model_findings
 from firstline_edge.cli.explain import describe
-from firstline_edge.cli.model_checks import model_findings
 from firstline_edge.cli.status import describe as describe_status
 
 HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
@@ -109,7 +109,7 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
         assert (model["threshold"], model["certificate"]["by"]) == (min(known), "class")
         assert model["certificate"]["thresholds"] == thresholds
         text = "\n".join(describe_status("http://h", agent.status()))
-        assert f"or more: {len(known)} of 10 classes are kept, each from a score of its own" in text
+        assert f"or more: {len(known)} of 10 classes, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
         agent.recorder.flush()
         lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]

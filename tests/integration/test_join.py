@@ -80,7 +80,7 @@ async def test_a_second_time_it_says_who_the_device_is(gateway: Site, device: De
     code, out, _ = await device.join(gateway.url, "--token-file", token)
     assert code == 0
     assert "already joined" in out
-    assert "the token was not used; --force joins anew" in out
+    assert "the token was not used; --force joins again" in out
     assert device.files.device.read_bytes() == before
 
 
@@ -180,4 +180,4 @@ async def test_a_damaged_identity_costs_the_links_and_not_the_agent(gateway: Sit
     else:
         identity = device.files.read()
         assert identity is not None
-        assert "join anew" in Credentials(device.files, identity, device.files.written(), SYSTEM_CLOCK).problem
+        assert "join again" in Credentials(device.files, identity, device.files.written(), SYSTEM_CLOCK).problem

@@ -1,44 +1,134 @@
-"""`edge-agent doctor`: what is missing or slow on this device, and what to type. Needs no wheel to start."""
+"""`edge-agent doctor`: reports what is missing or slow on this device, and what to type. Needs no wheel to start."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import platform
+import struct
+import sys
 from collections import Counter
 from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from firstline_edge.cli.findings import Finding, State, from_error
-from firstline_edge.cli.machine import machine_findings, package_findings
-from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK, USAGE
+from firstline_edge.cli.findings import Finding, State, missing, ok, slow
+from firstline_edge.cli.output import print_error, print_json, print_line
+from firstline_edge.cli.parser import FAILED, OK, USAGE, load_settings
+
+if TYPE_CHECKING:
+    from firstline_edge.settings.settings import EdgeSettings
+
+_PYTHONS = ((3, 11), (3, 13))
+# Without a runtime, because a Jetson has its own onnxruntime-gpu.
+_INSTALL = "pip install 'firstline[edge-core]'"
+_NEEDED = {
+    "numpy": "numpy",
+    "PIL": "pillow",
+    "msgspec": "msgspec",
+    "orjson": "orjson",
+    "httpx": "httpx",
+    "httptools": "httptools",
+    "uvicorn": "uvicorn",
+    "diskcache": "diskcache",
+    "paho.mqtt": "paho-mqtt",
+    "structlog": "structlog",
+    "prometheus_client": "prometheus-client",
+}
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Looks at the machine first, then at what its wheels are needed for."""
+    """Checks the machine first, then the parts that need its packages."""
     findings = [*machine_findings(), *package_findings()]
     if not any(finding.state is State.MISSING for finding in findings):
         from firstline_core.errors import ConfigError
-        from firstline_edge.cli.checks import all_findings
-        from firstline_edge.settings.load import load
 
         try:
-            settings = load(arguments.config, overrides=dict(arguments.overrides))
+            settings = load_settings(arguments)
         except ConfigError as error:
-            findings.append(from_error("configuration", error.message))
+            findings.append(missing("configuration", error.message))
             _print(findings, arguments.output)
-            complain(error.message)
+            print_error(error.message)
             return USAGE
-        findings += all_findings(settings)
+        findings += _all_findings(settings)
     _print(findings, arguments.output)
     return FAILED if any(finding.state is State.MISSING for finding in findings) else OK
 
 
+def _all_findings(settings: EdgeSettings) -> list[Finding]:
+    """Returns the findings that need the packages."""
+    from firstline_core.clock import SYSTEM_CLOCK
+    from firstline_edge.cli import doctor_device, doctor_links, doctor_models
+    from firstline_edge.identity.device_identity import DeviceIdentity
+
+    identity = DeviceIdentity(settings, SYSTEM_CLOCK)
+    links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, identity.credentials))
+    return [
+        *doctor_device.hardware_findings(settings),
+        *doctor_models.model_findings(settings),
+        *doctor_models.contract_findings(settings),
+        *doctor_device.identity_findings(identity),
+        *links,
+        *doctor_device.fleet_findings(settings),
+        *doctor_device.state_findings(settings),
+        doctor_device.clock_finding(clock_offset_s),
+        *doctor_device.secret_findings(settings),
+    ]
+
+
 def _print(findings: list[Finding], form: str) -> None:
     if form == "json":
-        say_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
         return
     for finding in findings:
-        say(f"{finding.state:7}  {finding.subject}: {finding.detail}")
+        print_line(f"{finding.state:7}  {finding.subject}: {finding.detail}")
         if finding.advice:
-            say(f"         {finding.advice}")
+            print_line(f"         {finding.advice}")
     counts = Counter(finding.state for finding in findings)
-    say(", ".join(f"{counts[state]} {state}" for state in State))
+    print_line(", ".join(f"{counts[state]} {state}" for state in State))
+
+
+def machine_findings() -> list[Finding]:
+    """Checks the processor first: on a 32-bit system the other checks fail."""
+    bits = struct.calcsize("P") * 8
+    machine = platform.machine()
+    findings = []
+    if bits == 32:
+        findings.append(
+            slow(
+                "processor",
+                f"{machine}, a 32-bit system: PyPI has no numpy, Pillow or ONNX Runtime wheels for it",
+                "install a 64-bit system (on a Raspberry Pi: Raspberry Pi OS 64-bit), or the packages of your "
+                "distribution: apt install python3-numpy python3-pil",
+            )
+        )
+    else:
+        findings.append(ok("processor", f"{machine}, {bits} bits"))
+    current = sys.version_info[:2]
+    supported = _PYTHONS[0] <= current <= _PYTHONS[1]
+    findings.append(
+        Finding(
+            "python",
+            State.OK if supported else State.MISSING,
+            f"{platform.python_version()} ({platform.python_implementation()})",
+            "" if supported else "install Python 3.11, 3.12 or 3.13",
+        )
+    )
+    return findings
+
+
+def package_findings() -> list[Finding]:
+    """Checks whether each package can be imported; an installed one may still fail on this device."""
+    installed: list[str] = []
+    findings: list[Finding] = []
+    for module, distribution in _NEEDED.items():
+        try:
+            import_module(module)
+        except (ImportError, OSError) as error:  # OSError: a wheel for another C library or processor
+            findings.append(missing(distribution, f"cannot be imported: {error}", _INSTALL))
+        else:
+            installed.append(f"{distribution} {version(distribution)}")
+    if installed:
+        findings.append(ok("packages", ", ".join(installed)))
+    return findings

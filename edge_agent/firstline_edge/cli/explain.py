@@ -1,4 +1,4 @@
-"""`edge-agent explain REQUEST_ID`: the story of one request, from the decision log; `explain plan` is beside."""
+"""`edge-agent explain REQUEST_ID`: how a request was decided, from the decision log; see `plan` for `explain plan`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
-from firstline_edge.cli.output import complain, say, say_json
-from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings.load import load
+from firstline_edge.cli.output import print_error, print_json, print_lines
+from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import decisions_path
 
 PLAN = "plan"
@@ -21,7 +20,7 @@ PLAN = "plan"
 _TIERS = {"cache": "the result cache", "edge": "this device's model", "cloud": "the gateway"}
 
 _REASONS = {
-    Reason.CONFIDENT: "This device's model was sure enough{scores}, so its answer was kept.",
+    Reason.CONFIDENT: "This device's model was sure enough{scores}, so its answer was accepted.",
     Reason.UNCERTAIN: "This device's model was not sure enough{scores}, so the full model was to answer.",
     Reason.HEAVY: "This device could not answer: it does not run the model, or the payload was over its limit.",
     Reason.REQUESTED: "The caller asked for this by `route` or `wait`.",
@@ -50,33 +49,32 @@ _FIRST = "The full model was to answer; the caller asked not to wait for it (`wa
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Prints what the decision log knows of one request, or hands on to the plan."""
+    """Prints the entries of one request in the decision log, or runs `explain plan`."""
     if arguments.request_id == PLAN:
-        # Models' figures are no business of a request's story.
-        return import_module("firstline_edge.cli.explain_plan").command(arguments)  # type: ignore[no-any-return]
-    settings = load(arguments.config, overrides=dict(arguments.overrides))
+        # The plan needs many more modules than the decision log.
+        return import_module("firstline_edge.cli.plan").command(arguments)  # type: ignore[no-any-return]
+    settings = load_settings(arguments)
     path = decisions_path(settings.state_dir)
     try:
         lines = find(path, arguments.request_id)
     except OSError as error:
-        complain(f"The decision log {path} cannot be read: {error.strerror}.")
+        print_error(f"The decision log {path} cannot be read: {error.strerror}.")
         return FAILED
     if not lines:
-        complain(
+        print_error(
             f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "
             "was local_only (these are never logged), or was refused before it had an id."
         )
         return FAILED
     if arguments.output == "json":
-        say_json(lines)
+        print_json(lines)
     else:
-        for text in [sentence for line in lines for sentence in describe(line)]:
-            say(text)
+        print_lines(sentence for line in lines for sentence in describe(line))
     return OK
 
 
 def describe(line: dict[str, Any]) -> list[str]:
-    """One line of the log in sentences; a line without what it should say is shown as it is."""
+    """Returns one line of the log in sentences; a line without the expected fields is shown as it is."""
     try:
         return _described(line)
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -87,43 +85,43 @@ def _described(line: dict[str, Any]) -> list[str]:
     at = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if line.get("event") == "refused":
         name = " ".join(filter(None, [line["model"], line["version"]]))
-        said = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
-        return said + [_tried(attempt) for attempt in line["attempts"]]
+        sentences = [f"{at}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
+        return sentences + [_attempt(attempt) for attempt in line["attempts"]]
     if line.get("event") == "audited":
         return [f"{at}  {_audited(line)}"]
     digest = f", model {line['model_digest'][:12]}" if line["model_digest"] else ""
-    who = _TIERS[line["tier"]] + digest
+    source = _TIERS[line["tier"]] + digest
     if line.get("event") == "corrected":
         if line["status"] == Status.EXPIRED:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{at}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
-        return [f"{at}  Corrected by {who}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
-    said = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {who}."]
-    said += [_tried(attempt) for attempt in line["attempts"]]
-    said += _variant(line)
-    said.append(f"  {_why(line)}{_cause(line)}")
-    said += [_denied(row) for row in line.get("denied", ())]
+        return [f"{at}  Corrected by {source}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
+    sentences = [f"{at}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {source}."]
+    sentences += [_attempt(attempt) for attempt in line["attempts"]]
+    sentences += _variant(line)
+    sentences.append(f"  {_why(line)}{_cause(line)}")
+    sentences += [_denied(row) for row in line.get("denied", ())]
     if line["rows"]:
-        said += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
-    kept = "The promise is on the disk." if line["durable"] else ""
-    said.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _covered(line), kept])))
+        sentences += [f"  row {number}: {_row(row)}" for number, row in enumerate(line["rows"])]
+    stored = "The promise is on the disk." if line["durable"] else ""
+    sentences.append("  " + " ".join(filter(None, [_STATUSES[Status(line["status"])], _certification(line), stored])))
     if "trace_id" in line:
-        said.append(f"  Trace {line['trace_id']}, span {line['span_id']}.")
-    return said
+        sentences.append(f"  Trace {line['trace_id']}, span {line['span_id']}.")
+    return sentences
 
 
 def _variant(line: dict[str, Any]) -> list[str]:
-    """Which of several variants answered, and why not the best."""
+    """Returns which of several variants answered, and why not the best one."""
     if not line.get("variant"):
         return []
     why = f"; not a better one, for {line['variant_why']}" if line.get("variant_why") else ", the best of those held"
-    said = [f"  Of the model's variants it was given {line['variant']}{why}."]
+    sentences = [f"  Of the model's variants it was given {line['variant']}{why}."]
     if line.get("sheds"):
-        said.append(f"  Nothing was to be computed on this device ({line['sheds']}).")
-    return said
+        sentences.append(f"  Nothing was to be computed on this device ({line['sheds']}).")
+    return sentences
 
 
-_FOUND = {
+_OUTCOMES = {
     "agreed": "the full model agreed",
     "disagreed": "the full model disagreed",
     "lost": "no answer came",
@@ -132,11 +130,11 @@ _FOUND = {
 
 def _audited(line: dict[str, Any]) -> str:
     drawn = f"drawn with probability {line['propensity']:.3g}, as {line['audit_id']}"
-    return f"Row {line['row']} was audited: {_FOUND[line['outcome']]} ({drawn}).{_cause(line)}"
+    return f"Row {line['row']} was audited: {_OUTCOMES[line['outcome']]} ({drawn}).{_cause(line)}"
 
 
-def _covered(line: dict[str, Any]) -> str:
-    """Why the answer is certified, or why an answer that was kept for its score is not."""
+def _certification(line: dict[str, Any]) -> str:
+    """Returns why the answer is certified, or why an edge answer that was accepted for its score is not."""
     confident = line["reason"] == Reason.CONFIDENT
     if line["certified"]:
         if confident and line.get("certificate"):
@@ -147,7 +145,7 @@ def _covered(line: dict[str, Any]) -> str:
 
 def _why(line: dict[str, Any]) -> str:
     reason = Reason(line["reason"])
-    if reason is Reason.LINK_DOWN and any(tried["outcome"] == UnauthorizedError.code for tried in line["attempts"]):
+    if reason is Reason.LINK_DOWN and any(attempt["outcome"] == UnauthorizedError.code for attempt in line["attempts"]):
         return _UNAUTHORIZED
     if reason is Reason.REQUESTED and line.get("wait") == Wait.FIRST:
         return _FIRST
@@ -167,7 +165,7 @@ def _cause(line: dict[str, Any]) -> str:
     return f" Why: {line['cause']}" if line.get("cause") else ""
 
 
-def _tried(attempt: dict[str, Any]) -> str:
+def _attempt(attempt: dict[str, Any]) -> str:
     outcome = "answered" if attempt["outcome"] == "ok" else f"failed ({attempt['outcome']})"
     if attempt["outcome"] == HEDGED:
         outcome = "was asked early and not needed,"
@@ -183,7 +181,7 @@ def _scores(line: dict[str, Any]) -> str:
         return ""
     lowest = "lowest score" if line["rows"] else "score"
     stricter = f" or more, by predicted {line['by']}" if line.get("by") else ""
-    return f" ({lowest} {line['confidence']:.4f}, kept from {line['threshold']:.4f}{stricter})"
+    return f" ({lowest} {line['confidence']:.4f}, accepted from {line['threshold']:.4f}{stricter})"
 
 
 def _row(row: dict[str, Any]) -> str:

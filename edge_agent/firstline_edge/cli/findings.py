@@ -1,4 +1,4 @@
-"""The findings of `doctor`: a subject, how it is, and what to type."""
+"""The findings of `doctor`: a subject, its state, and what to type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finding:
         subject: the part that was checked.
         state: how it is.
         detail: the finding, with figures.
-        advice: what to type, or "" where nothing needs to be done.
+        advice: what to type, or "" if nothing needs to be done.
     """
 
     subject: str
@@ -29,6 +29,21 @@ class Finding:
     advice: str = ""
 
 
-def from_error(subject: str, sentence: str, advice: str = "") -> Finding:
-    """A finding for something that fails; our errors say what to do themselves."""
-    return Finding(subject, State.MISSING, sentence, advice)
+def ok(subject: str, detail: str) -> Finding:
+    """Returns a finding about a part that works."""
+    return Finding(subject, State.OK, detail)
+
+
+def slow(subject: str, detail: str, advice: str = "") -> Finding:
+    """Returns a finding about a part that works worse than it could."""
+    return Finding(subject, State.SLOW, detail, advice)
+
+
+def missing(subject: str, detail: str, advice: str = "") -> Finding:
+    """Returns a finding about a part that does not work; the project's error messages contain their own advice."""
+    return Finding(subject, State.MISSING, detail, advice)
+
+
+def slow_if(is_slow: bool, subject: str, detail: str, advice: str) -> Finding:
+    """Returns a finding about a part that works; with the advice if it is slow."""
+    return slow(subject, detail, advice) if is_slow else ok(subject, detail)

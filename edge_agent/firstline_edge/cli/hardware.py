@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -20,17 +19,16 @@ from firstline_core.hardware.survey import describe_device, measure_device, with
 from firstline_core.storage.files import make_folder
 from firstline_core.telemetry.wording import counted
 from firstline_edge.budgets.sensors import device_sensors
-from firstline_edge.cli.output import say, say_json
-from firstline_edge.cli.parser import OK
+from firstline_edge.cli.output import print_json, print_line, print_lines, print_progress
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
-from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path
 
 _SOURCES = (
     "# Layout: recorded by edge-agent hardware --record. Say here in which state, and where its drivers are described."
 )
-_BETWEEN_S = 1.0  # two readings, for what only counts
+_BETWEEN_S = 1.0  # two readings, because counters need two
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -40,53 +38,50 @@ def command(arguments: argparse.Namespace) -> int:
         ConfigError: the state directory cannot be made, on which the disk is measured.
         DeadlineExceededError: a driver hangs.
     """
-    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    settings = load_settings(arguments)
     if arguments.record is not None:
         return _record(settings, Path(arguments.record))
-    found = _catalogue(settings, anew=arguments.measure)
+    catalogue = _catalogue(settings, measure=arguments.measure)
     now = limited(read_twice(device_sensors(settings), _BETWEEN_S))
     if arguments.output == "json":
-        say_json({"catalogue": msgspec.to_builtins(found), "sensors": msgspec.to_builtins(now)})
+        print_json({"catalogue": msgspec.to_builtins(catalogue), "sensors": msgspec.to_builtins(now)})
     else:
-        for line in (*catalogue_lines(found), "", *sensor_lines(now)):
-            say(line)
+        print_lines((*catalogue_lines(catalogue), "", *sensor_lines(now)))
     return OK
 
 
-def _catalogue(settings: EdgeSettings, *, anew: bool) -> Catalogue:
+def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     surveyor = Surveyor(tree, folder, hardware_path(folder))
-    found, kept = read_in_time(tree, partial(describe_device, tree, folder)), surveyor.kept()
-    if not anew:
-        return with_measurements(found, kept) if kept is not None and kept.fingerprint == found.fingerprint else found
+    described = read_in_time(tree, partial(describe_device, tree, folder))
+    if not measure:
+        stored = surveyor.kept()
+        is_valid = stored is not None and stored.fingerprint == described.fingerprint
+        return with_measurements(described, stored) if stored is not None and is_valid else described
     try:
         make_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    found = measure_device(found, tree, folder, _progress)
-    surveyor.keep(found)
-    return found
+    measured = measure_device(described, tree, folder, lambda what: print_progress(f"measuring: {what}"))
+    surveyor.keep(measured)
+    return measured
 
 
 def _record(settings: EdgeSettings, path: Path) -> int:
     """Records one reading; counters are recorded as they are."""
     tree = Recording(Path(settings.hardware.root))
-    found = read_in_time(tree, partial(describe_device, tree, settings.state_dir))
+    board = read_in_time(tree, partial(describe_device, tree, settings.state_dir))
     read_in_time(tree, lambda: Sensors(tree).read(time.monotonic()))
     lines = tree.lines()
-    title = f"# {found.board or 'A board that does not say its name'}, kernel {found.kernel}."
+    title = f"# {board.board or 'A board that does not say its name'}, kernel {board.kernel}."
     try:
         path.write_text("\n".join([title, _SOURCES, *lines, ""]), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
     unread = sum(line.startswith("#") for line in lines)
     summary = f"{path}: {counted(len(lines) - unread, 'file')} of this board"
-    say(summary + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
-    say("Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.")
+    print_line(summary + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
+    print_line("Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.")
     return OK
-
-
-def _progress(what: str) -> None:
-    print(f"measuring: {what}", file=sys.stderr, flush=True)  # noqa: T201

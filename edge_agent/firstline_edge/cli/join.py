@@ -12,9 +12,9 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
-from firstline_edge.cli.output import say, say_json
+from firstline_edge.cli.agent_api import agent_url
+from firstline_edge.cli.output import print_json, print_line
 from firstline_edge.cli.parser import OK
-from firstline_edge.cli.status import address_of
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.rejoining import LOOK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
@@ -27,24 +27,24 @@ _TOKEN_LIMIT_CHARS = 4096
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Joins, once: a second time it says who the device is."""
-    # What it was joined as before does not matter to how it joins.
+    """Joins once; a second call prints the identity."""
+    # A previous identity must not affect how the device joins.
     settings = load(arguments.config, overrides={**dict(arguments.overrides), "agent.use_identity": False})
-    url = _checked(arguments.url)
+    url = _checked_url(arguments.url)
     token = parse_join_token(_token_text(arguments.token_file))
     files = IdentityFiles(settings.state_dir)
-    known = None if arguments.force else files.read()
-    if known is not None and _still_good(known, token, files):
-        _print(arguments.output, known, settings, "already joined", files)
+    identity = None if arguments.force else files.read()
+    if identity is not None and _is_valid(identity, token, files):
+        _print(arguments.output, identity, settings, "already joined", files)
         if arguments.output == "text":
-            say(
-                f"the identity in {files.folder} stays, the token was not used; --force joins anew (after a revocation)"
+            print_line(
+                f"the identity in {files.folder} stays, the token was not used; --force joins again, after a revocation"
             )
         return OK
-    if known is not None and known.authority != token.ca_hash.hex():
+    if identity is not None and identity.authority != token.ca_hash.hex():
         raise ConfigError(
-            f"This device joined {known.gateway} as '{known.device}', and the token is another gateway's; --force "
-            "leaves the one for the other."
+            f"This device joined {identity.gateway} as '{identity.device}', and the token is another gateway's; "
+            "--force leaves the one for the other."
         )
     before = readable_identity(settings.state_dir)
     joined = asyncio.run(join_gateway(url, token, files, proxy=arguments.proxy))
@@ -53,7 +53,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> Identity:
-    """Gets the first certificate; where this was interrupted before, with the key of then.
+    """Gets the first certificate; an interrupted attempt continues with its key.
 
     Raises:
         FirstlineError: see `exchange.py`.
@@ -71,12 +71,12 @@ async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, prox
     return identity
 
 
-def _still_good(known: Identity, token: JoinToken, files: IdentityFiles) -> bool:
-    floor = TimeFloor(files.time, SYSTEM_CLOCK, least_s=known.not_before_s, most_s=known.authority_ends_s)
-    return known.authority == token.ca_hash.hex() and known.not_after_s > floor.now_s()
+def _is_valid(identity: Identity, token: JoinToken, files: IdentityFiles) -> bool:
+    floor = TimeFloor(files.time, SYSTEM_CLOCK, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
+    return identity.authority == token.ca_hash.hex() and identity.not_after_s > floor.now_s()
 
 
-def _checked(url: str) -> str:
+def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
@@ -90,7 +90,7 @@ def _checked(url: str) -> str:
 
 
 def _token_text(file: str) -> str:
-    """The token, from a file or from stdin: on the command line every user of the machine could read it."""
+    """Returns the token from a file or stdin: every user of the machine can read the command line."""
     if file != "-":
         if not Path(file).exists():
             raise ConfigError(f"There is no token file {file}; write the join token into it, or pipe it in with -.")
@@ -98,11 +98,11 @@ def _token_text(file: str) -> str:
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 
 
-def _then(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
+def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
     """Returns the steps that make the agent use the new identity."""
-    if before is not None and not restart_needed(before, joined) and address_of(settings) is not None:
+    if before is not None and not restart_needed(before, joined) and agent_url(settings) is not None:
         return f"the agent that runs uses it within {LOOK_S:g} s"
-    return "start the agent anew"
+    return "restart the agent"
 
 
 def _print(
@@ -115,7 +115,7 @@ def _print(
     before: Identity | None = None,
 ) -> None:
     if form == "json":
-        say_json(
+        print_json(
             {
                 "event": what.replace(" ", "_"),
                 "device": identity.device,
@@ -127,16 +127,20 @@ def _print(
             }
         )
         return
-    say(f"{what} {identity.gateway} as {identity.device}, certificate until {shown(identity.not_after_s)}")
+    print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {shown(identity.not_after_s)}")
     said = settings.agent.device_id
     if said and said != identity.device:
-        say(f"agent.device_id is '{said}': take it out of the configuration, the name is '{identity.device}' now")
-    then = _then(settings, before, identity)
+        print_line(
+            f"agent.device_id is '{said}': take it out of the configuration, the name is '{identity.device}' now"
+        )
+    then = _next_step(settings, before, identity)
     used = [link for link in settings.links if link.shows_identity]
     if not settings.links:
         broker = f" and mqtt at {identity.broker.host}:{identity.broker.port}" if identity.broker is not None else ""
-        say(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, {then}")
+        print_line(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, {then}")
     elif used:
-        say(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; {then}")
+        print_line(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; {then}")
     else:
-        say(f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file')
+        print_line(
+            f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file'
+        )

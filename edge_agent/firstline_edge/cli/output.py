@@ -1,21 +1,33 @@
-"""The output of commands: results on stdout, the one sentence of a failure on stderr."""
+"""The output of commands: results on stdout, the sentence of a failure on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 
 
-def say(text: str) -> None:
-    """One line on stdout, at once: a program may read it from a pipe."""
+def print_line(text: str) -> None:
+    """Writes one line to stdout at once, because a program may read it from a pipe."""
     print(text, flush=True)  # noqa: T201
 
 
-def say_json(value: object, *, indent: int | None = 2) -> None:
-    """A value as JSON on stdout."""
-    say(json.dumps(value, indent=indent))
+def print_lines(lines: Iterable[str]) -> None:
+    """Writes lines to stdout."""
+    for line in lines:
+        print_line(line)
 
 
-def complain(sentence: str) -> None:
-    """Why it could not be done, on stderr."""
-    print(f"edge-agent: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Writes a value as JSON to stdout."""
+    print_line(json.dumps(value, indent=indent))
+
+
+def print_error(sentence: str) -> None:
+    """Writes the reason of a failure to stderr."""
+    print_progress(f"edge-agent: {sentence}")
+
+
+def print_progress(text: str) -> None:
+    """Writes one line to stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from firstline_edge.settings.settings import EdgeSettings
+
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK = 0
@@ -21,8 +23,8 @@ _MOST_COUNT = 1024
 _EPILOG = """\
 exit codes:
   0  done; `run` ends with it after SIGTERM or SIGINT, also while it starts
-  1  it could not be done: the port is taken, no agent answers, no such request, doctor found something missing
-  2  the command line or the configuration makes no sense; one sentence on stderr says why
+  1  failure: the port is taken, no agent answers, no such request, doctor found something missing
+  2  the command line or the configuration is invalid; one sentence on stderr says why
   130  another command than `run` was interrupted with Ctrl-C
 
 every setting can also come from the environment, FIRSTLINE_EDGE_SECTION__KEY, e.g. FIRSTLINE_EDGE_API__PORT=9000,
@@ -43,8 +45,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     _add_agent_commands(commands)
     _add_fleet_commands(commands)
     _add_hardware_commands(commands)
-    _command(commands, "doctor", "find what is missing or slow on this device, and say what to type")
+    _command(commands, "doctor", "find what is missing or slow on this device, and print what to type")
     return parser.parse_args(arguments)
+
+
+def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSettings:
+    """Returns the settings that a command line names.
+
+    Args:
+        arguments: as `parse` returned them.
+        overrides: sections of values that win over the command line.
+
+    Raises:
+        ConfigError: they cannot be read, or are invalid.
+    """
+    from firstline_edge.settings.load import load
+
+    return load(arguments.config, overrides={**dict(arguments.overrides), **overrides})
 
 
 def _add_agent_commands(commands: Commands) -> None:
@@ -52,10 +69,12 @@ def _add_agent_commands(commands: Commands) -> None:
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
-    status = _command(commands, "status", "ask the running agent how it is")
+    status = _command(commands, "status", "print the status of the running agent")
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
 
-    explain = _command(commands, "explain", "tell the story of one request, or how a model had best run here")
+    explain = _command(
+        commands, "explain", "explain how one request was decided, or how a model runs best on this device"
+    )
     explain.add_argument("request_id", metavar="REQUEST_ID|plan", help="from an answer's parameters; or the word plan")
     explain.add_argument("model", metavar="MODEL", nargs="?", help="of a plan: the model's name; without it, all")
     explain.add_argument(
@@ -75,11 +94,11 @@ def _add_agent_commands(commands: Commands) -> None:
     )
     audits.add_argument("--model", help="a bundle's name, where there are several")
     audits.add_argument(
-        "--since", type=_moment, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
+        "--since", type=_parse_time, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
-    purge = _command(commands, "purge", "erase what was kept: requests, answers, results, scores, the decision log")
-    purge.add_argument("--yes", action="store_true", help="do it; without this, say what there is")
+    purge = _command(commands, "purge", "erase stored requests, answers, results, scores and the decision log")
+    purge.add_argument("--yes", action="store_true", help="erase; without this, only print what would be erased")
     purge.add_argument(
         "--what",
         action="append",
@@ -89,22 +108,22 @@ def _add_agent_commands(commands: Commands) -> None:
 
 
 def _add_fleet_commands(commands: Commands) -> None:
-    join = _command(commands, "join", "make this device known to a gateway, once, by a join token")
+    join = _command(commands, "join", "register this device with a gateway, once, with a join token")
     join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
     join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
     join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
-    join.add_argument("--force", action="store_true", help="join anew, though this device has an identity")
+    join.add_argument("--force", action="store_true", help="join again, although this device has an identity")
 
-    _command(commands, "updates", "tell how the fleet's updates of this device's models and configuration stand")
+    _command(commands, "updates", "print the state of the fleet's updates of models and configuration")
 
-    rollback = _command(commands, "rollback", "have what ran before the fleet's latest update run again")
+    rollback = _command(commands, "rollback", "roll a model or the configuration back to the previous version")
     what = rollback.add_mutually_exclusive_group(required=True)
     what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent updates`")
     what.add_argument("--configuration", action="store_true", help="the configuration, instead of a model")
 
 
 def _add_hardware_commands(commands: Commands) -> None:
-    hardware = _command(commands, "hardware", "tell what this device is, and what its sensors say now")
+    hardware = _command(commands, "hardware", "print the hardware of this device and its sensor readings")
     hardware.add_argument(
         "--measure",
         action="store_true",
@@ -114,25 +133,37 @@ def _add_hardware_commands(commands: Commands) -> None:
     hardware.add_argument(
         "--record",
         metavar="FILE",
-        help="write what this board's files say, without serial numbers, MACs and names, as a test takes it up",
+        help="write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
     )
 
     profile = _command(commands, "profile", "measure what each model of a bundle costs on this device")
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
-    profile.add_argument("--threads", type=_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores")
-    profile.add_argument("--batches", type=_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16")
+    profile.add_argument(
+        "--threads", type=_parse_counts, default=(), metavar="N,...", help="of a run; default: 1, all cores"
+    )
+    profile.add_argument(
+        "--batches", type=_parse_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16"
+    )
     profile.add_argument("--quick", action="store_true", help="take a fifth of the time")
-    profile.add_argument("--alone", action="store_true", help="nothing else runs here: do not give way to it")
+    profile.add_argument("--alone", action="store_true", help="do not wait for other programs, because none runs here")
     profile.add_argument(
-        "--throttled", type=float, default=0.0, metavar="SHARE", help="single samples with so much processor time too"
+        "--throttled",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="also measure single samples with this share of the processor time",
     )
     profile.add_argument(
-        "--sustained", type=float, default=0.0, metavar="MINUTES", help="single samples after full load too"
+        "--sustained",
+        type=float,
+        default=0.0,
+        metavar="MINUTES",
+        help="also measure single samples after this long at full load",
     )
-    profile.add_argument("--anew", action="store_true", help="measure again what is known already")
+    profile.add_argument("--remeasure", action="store_true", help="measure known points again")
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -140,7 +171,7 @@ def _moment(text: str) -> float:
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _counts(text: str, least: int = 0) -> tuple[int, ...]:
+def _parse_counts(text: str, least: int = 0) -> tuple[int, ...]:
     try:
         found = tuple(int(one) for one in text.split(","))
     except ValueError:
@@ -150,11 +181,11 @@ def _counts(text: str, least: int = 0) -> tuple[int, ...]:
     return found
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return _counts(text, 1)
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    return _parse_counts(text, 1)
 
 
-def _override(text: str) -> tuple[str, str]:
+def _parse_override(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or ("." not in key.strip(".") and key != "links"):
         raise argparse.ArgumentTypeError(f"'{text}' is not SECTION.KEY=VALUE, such as api.port=9000")
@@ -174,15 +205,15 @@ def _command(
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it every default holds")
+    command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it the defaults")
     command.add_argument(
         "--set",
         dest="overrides",
-        type=_override,
+        type=_parse_override,
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="one setting, over file and environment; may be repeated",
+        help="one setting, which wins over file and environment; may be repeated",
     )
-    command.add_argument("-o", "--output", choices=forms, default=forms[0], help="form of what is printed")
+    command.add_argument("-o", "--output", choices=forms, default=forms[0], help="format of the output")
     return command

@@ -7,7 +7,7 @@ import asyncio
 
 from firstline_core.telemetry import logs
 from firstline_edge.app import run_agent
-from firstline_edge.cli.output import complain, say, say_json
+from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings.last_good import keep, load_or_last_good
 
@@ -21,9 +21,9 @@ def command(arguments: argparse.Namespace) -> int:
         if configuration is not None and not trouble:
             keep(settings.state_dir, configuration)
         if arguments.output == "json":
-            say_json({"event": "ready", "url": url}, indent=None)
+            print_json({"event": "ready", "url": url}, indent=None)
         else:
-            say(f"listening on {url}")
+            print_line(f"listening on {url}")
 
     overrides = dict(arguments.overrides)
     if arguments.port is not None:
@@ -37,6 +37,6 @@ def command(arguments: argparse.Namespace) -> int:
             log.error("the configuration is broken", why=trouble)
         asyncio.run(run_agent(settings, ready, problems={arguments.config: trouble} if trouble else {}))
     except OSError as error:
-        complain(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
+        print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED
     return OK

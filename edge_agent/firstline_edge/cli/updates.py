@@ -9,17 +9,16 @@ from typing import Any
 import msgspec
 
 from firstline_core.errors import CapacityError
-from firstline_edge.cli.output import say, say_json
-from firstline_edge.cli.parser import OK
+from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
-from firstline_edge.settings.load import load
 from firstline_edge.state import configuration_path, updates_path
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Prints one line for each model that the fleet ever updated here, and one for its configuration."""
-    settings = load(arguments.config, overrides=dict(arguments.overrides))
+    settings = load_settings(arguments)
     try:
         store = ModelStore(updates_path(settings.state_dir), repair=False)
         configuration = read_state(configuration_path(settings.state_dir))
@@ -35,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
             for update, pointer in updates
         ]
         running = configuration.running
-        say_json(
+        print_json(
             {
                 "updates": documents + [msgspec.to_builtins(update) for update in own],
                 "configuration": running and {"name": running.name, "version": running.version},
@@ -43,10 +42,10 @@ def command(arguments: argparse.Namespace) -> int:
         )
         return OK
     if not updates and not own:
-        say("nothing of this device was ever updated by a fleet")
+        print_line("nothing of this device was ever updated by a fleet")
     for update in [update for update, _ in updates] + own:
         since = datetime.fromtimestamp(update.since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         why = f"  {update.message or update.reason}" if update.reason else ""
         name = update.name if update.what == "model" else f"{update.what} {update.name}"
-        say(f"{name:24} version {update.version:<8} {update.state.value:12} since {since}{why}")
+        print_line(f"{name:24} version {update.version:<8} {update.state.value:12} since {since}{why}")
     return OK

@@ -58,8 +58,8 @@ class Credentials:
             if not self.problem:
                 log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
             self.problem = (
-                f"The certificate in {self.files.folder} cannot be used ({error}); join anew with `edge-agent join URL "
-                "--token-file FILE --force`."
+                f"The certificate in {self.files.folder} cannot be used ({error}); join again with "
+                "`edge-agent join URL --token-file FILE --force`."
             )
             return False
         self.problem = ""

@@ -60,7 +60,7 @@ def read_identity(state_dir: Path) -> Identity | None:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, IntegrityError) as error:
         raise ConfigError(
-            f"{path} is damaged; join anew with `edge-agent join URL --token-file FILE --force`."
+            f"{path} is damaged; join again with `edge-agent join URL --token-file FILE --force`."
         ) from error
 
 

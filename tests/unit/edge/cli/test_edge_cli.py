@@ -26,7 +26,7 @@ from firstline_core.planning.split import Splits, encode
 from firstline_core.routing.timing import TimingReport
 from firstline_core.types import Reason
 from firstline_edge.__main__ import main
-from firstline_edge.cli import checks, machine
+from firstline_edge.cli import doctor, doctor_device
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.status import describe as describe_status
@@ -123,7 +123,7 @@ def test_every_reason_has_its_sentence(reason: str) -> None:
     sentence = describe(LINE | {"reason": reason})[3].strip()
     assert sentence.endswith(".") and "{" not in sentence
     if reason == "uncertain":
-        assert "(score 0.5000, kept from 0.9700)" in sentence
+        assert "(score 0.5000, accepted from 0.9700)" in sentence
 
 
 def test_explain_tells_what_a_kept_answer_is_certified_for() -> None:
@@ -238,15 +238,15 @@ def test_status_in_words() -> None:
     }  # fmt: skip
     assert describe_status("http://h", status) == [
         "d 0 at http://h, ready, up 3 s",
-        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "model   m 1: e on CPU, not measured, accepted from a score of 0.9",
         "        passed over better: no such provider.",
-        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "model   m 1: e on CPU, not measured, accepted from a score of 0.9",
         "problem m 1: Another bundle.",
         "        passed over better: no such provider.",
         "model   m 1: all goes to the cloud. No runtime.",
-        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "model   m 1: e on CPU, not measured, accepted from a score of 0.9",
         "        certified: at most 5 %",
-        "model   m 1: e on CPU, not measured, kept from a score of 0.9",
+        "model   m 1: e on CPU, not measured, accepted from a score of 0.9",
         "        not certified: its certificate is void",
         "problem /x: Broken.",
         "link    http http://g: down. Refused.",
@@ -338,7 +338,7 @@ class TestDoctor:
         def refuse(_folder: Path) -> float:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(checks, "_fsync_ms", refuse)
+        monkeypatch.setattr(doctor_device, "_fsync_ms", refuse)
         _, found = self.findings(config, monkeypatch, capsys)
         assert found["state directory"]["state"] == "missing" and advice in found["state directory"]["advice"]
 
@@ -364,9 +364,9 @@ class TestDoctor:
         assert str(aside) in found["outbox"]["detail"]
 
     def test_a_32_bit_system_is_told_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(machine.struct, "calcsize", lambda _: 4)
-        monkeypatch.setattr(machine.platform, "machine", lambda: "armv7l")
-        first = machine.machine_findings()[0]
+        monkeypatch.setattr(doctor.struct, "calcsize", lambda _: 4)
+        monkeypatch.setattr(doctor.platform, "machine", lambda: "armv7l")
+        first = doctor.machine_findings()[0]
         assert (first.subject, first.state) == ("processor", State.SLOW)
         assert "armv7l, a 32-bit system" in first.detail and "64-bit" in first.advice
 

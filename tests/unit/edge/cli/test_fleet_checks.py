@@ -7,8 +7,8 @@ from typing import Any
 
 from support.agent import edge_settings
 
+from firstline_edge.cli.doctor_device import fleet_findings
 from firstline_edge.cli.findings import State
-from firstline_edge.cli.fleet_checks import fleet_findings
 
 MQTT = {"kind": "mqtt", "host": "broker"}
 HTTP = {"kind": "http", "url": "http://gateway:8080"}

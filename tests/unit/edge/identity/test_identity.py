@@ -263,7 +263,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
             flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
             path.write_bytes(flipped)
             problem = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=NOW_S)).problem
-            assert "join anew" in problem or not problem
+            assert "join again" in problem or not problem
             refused += bool(problem)
         assert refused
         path.write_bytes(whole)

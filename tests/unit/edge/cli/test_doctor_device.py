@@ -16,8 +16,8 @@ from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device, thermal_zones
+from firstline_edge.cli.doctor_device import engine_findings, hardware_findings, limit_findings, sensor_finding
 from firstline_edge.cli.findings import State
-from firstline_edge.cli.hardware_checks import engine_findings, hardware_findings, limit_findings, sensor_finding
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Doctor's look at the links: name, connection, the right far side, the token, and how long a round trip takes."""
+"""Checks of `doctor` on the links: name, connection, identity of the far end, token, round trip, and served bundles."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import ssl
 import statistics
 import time
 from email.utils import parsedate_to_datetime
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
 
+from firstline_core.bundle.manifest import Manifest
+from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
@@ -23,16 +26,17 @@ from firstline_core.protocol.mqtt_messages import Publication
 from firstline_core.protocol.mqtt_tls import handshake_problem
 from firstline_core.protocol.topics import Topics
 from firstline_core.storage.secrets import read_secret
-from firstline_edge.cli.bundle_checks import served_findings
-from firstline_edge.cli.findings import Finding, State, from_error
+from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
 from firstline_edge.cloud.links import make_http_link, mqtt_settings
 from firstline_edge.identity.credentials import Credentials
+from firstline_edge.models.loading import bundle_paths
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
 from firstline_edge.state import is_in_use
 
 _PROBES = 5
 _PING = b"\xc0\x00"  # MQTT 5, section 3.12: not what a connection begins with
 _TIMEOUT_S = 3.0
+_ADVICE = "give both the same bundle: copy this device's folder {path} into the gateway's models.directory, or its here"
 
 
 async def link_findings(
@@ -46,7 +50,7 @@ async def link_findings(
     """
     if not settings.links:
         advice = "add a [[links]] section, or uncertain answers are never corrected"
-        return [Finding("links", State.SLOW, "none configured", advice)], None
+        return [slow("links", "none configured", advice)], None
     findings: list[Finding] = []
     offset_s: float | None = None
     for number, section in enumerate(settings.links):
@@ -55,7 +59,7 @@ async def link_findings(
         try:
             far_side = _far_side(section, settings, credentials)
         except ConfigError as error:  # what `run` would refuse
-            findings.append(from_error(subject, error.message))
+            findings.append(missing(subject, error.message))
             continue
         failure = await _unreachable(subject, section, host, port)
         if failure is not None:
@@ -174,7 +178,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
         async with asyncio.timeout(_TIMEOUT_S):
             await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
-        return from_error(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
+        return missing(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
     far_side = "the gateway" if section.kind == "http" else "mosquitto"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -182,7 +186,7 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
             writer.close()
     except (OSError, TimeoutError) as error:
         why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"
-        return from_error(
+        return missing(
             subject, f"no connection: {why}", f"start {far_side}, or let the firewall pass: nc -vz {host} {port}"
         )
     return None
@@ -198,13 +202,13 @@ async def _probed(subject: str, link: _FarSide, settings: EdgeSettings) -> Findi
             await link.probe(_TIMEOUT_S)
             spent_ms.append((time.perf_counter() - started_s) * 1000)
     except FirstlineError as error:
-        return from_error(subject, error.message)
+        return missing(subject, error.message)
     finally:
         await link.close()
     p50_ms = statistics.median(spent_ms)
-    slow = p50_ms > settings.policy.default_timeout_ms / 2
-    advice = "raise policy.default_timeout_ms: half of it goes to one round trip" if slow else ""
-    return Finding(subject, State.SLOW if slow else State.OK, f"answers in {p50_ms:.3g} ms (p50)", advice)
+    is_slow = p50_ms > settings.policy.default_timeout_ms / 2
+    advice = "raise policy.default_timeout_ms: half of it goes to one round trip"
+    return slow_if(is_slow, subject, f"answers in {p50_ms:.3g} ms (p50)", advice)
 
 
 async def _authorised(
@@ -232,7 +236,7 @@ async def _authorised(
             if finding.state is State.OK:
                 findings += await served_findings(subject, client, settings)
     except (*HTTP_FAILURES, OSError) as error:
-        return [from_error(f"{subject} token", f"the gateway did not answer: {error}")], None
+        return [missing(f"{subject} token", f"the gateway did not answer: {error}")], None
     date = response.headers.get("date")
     try:
         offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
@@ -249,17 +253,69 @@ def _tls(section: LinkSection, credentials: Credentials | None) -> ssl.SSLContex
 
 def _certificate_finding(subject: str, response: httpx.Response) -> Finding:
     if response.status_code == 200:
-        return Finding(subject, State.OK, "is accepted")
-    return from_error(subject, error_from(response.status_code, response.content).message)
+        return ok(subject, "is accepted")
+    return missing(subject, error_from(response.status_code, response.content).message)
 
 
 def _token_finding(subject: str, token: str, status: int) -> Finding:
     if status in (401, 403):
-        return from_error(
+        return missing(
             subject,
             "is refused" if token else "is missing, and the gateway wants one",
             "on the gateway: firstline-gateway key create NAME --device; then put it into token_file",
         )
     if status != 200:
-        return from_error(subject, f"the gateway answers /v2 with status {status}")
-    return Finding(subject, State.OK, "is accepted" if token else "is not needed")
+        return missing(subject, f"the gateway answers /v2 with status {status}")
+    return ok(subject, "is accepted" if token else "is not needed")
+
+
+async def served_findings(subject: str, client: httpx.AsyncClient, settings: EdgeSettings) -> list[Finding]:
+    """One finding for each bundle that is held here and can be read.
+
+    Args:
+        subject: the link.
+        client: of the gateway, with the device's token.
+        settings: whose models.directories are looked at.
+    """
+    held: list[tuple[Path, Manifest]] = []
+    for path in bundle_paths(Path(directory) for directory in settings.models.directories):
+        try:
+            held.append((path, open_bundle(path).manifest))
+        except FirstlineError:  # told with the models
+            continue
+    if not held:
+        return []
+    try:
+        response = await client.get("/firstline/v1/models")
+        served = _digests(response.json()) if response.status_code == 200 else None
+    except (*HTTP_FAILURES, ValueError, KeyError, TypeError, AttributeError):
+        served = None
+    if served is None:
+        return [missing(f"{subject} models", "the gateway does not say which models it serves")]
+    return [
+        _compared(f"{subject} model {manifest.name} {manifest.version}", path, manifest, served)
+        for path, manifest in held
+    ]
+
+
+def _digests(said: Any) -> dict[str, dict[str, str]]:
+    """Digests of full models by version, by name."""
+    found: dict[str, dict[str, str]] = {}
+    for model in said["models"]:
+        found.setdefault(model["name"], {})[str(model["version"])] = model["full_model_digest"]
+    return found
+
+
+def _compared(subject: str, path: Path, manifest: Manifest, served: dict[str, dict[str, str]]) -> Finding:
+    advice = _ADVICE.format(path=path)
+    versions = served.get(manifest.name, {})
+    if not versions:
+        return missing(subject, f"the gateway does not serve {manifest.name} at all", advice)
+    digest = versions.get(str(manifest.version))
+    if digest is None:
+        there = ", ".join(sorted(versions))
+        return missing(subject, f"the gateway serves {manifest.name} only in version {there}", advice)
+    if digest != manifest.full_digest:
+        detail = f"the gateway's full model is {digest[:12]}, this bundle names {manifest.full_digest[:12] or 'none'}"
+        return missing(subject, detail, advice)
+    return ok(subject, f"the gateway serves the same bundle, full model {digest[:12]}")

@@ -18,7 +18,7 @@ from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
-from firstline_edge.cli.contract_checks import contract_findings
+from firstline_edge.cli.doctor_models import contract_findings
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import State
 from firstline_edge.cli.parser import parse
@@ -43,9 +43,9 @@ def test_status_says_what_the_audits_found() -> None:
 @pytest.mark.parametrize(
     ("found", "kept"),
     [
-        ({"escalates_all": True}, "no answer is kept"),
-        ({"tightened": 0.9}, "fewer answers are kept"),
-        ({}, "answers are kept as before"),
+        ({"escalates_all": True}, "no edge answer is accepted"),
+        ({"tightened": 0.9}, "fewer edge answers are accepted"),
+        ({}, "edge answers are accepted as before"),
     ],
 )
 def test_status_says_what_an_alarm_did(found: dict[str, Any], kept: str) -> None:

@@ -17,9 +17,9 @@ from firstline_core.hardware.survey import describe_device
 from firstline_core.planning.plan import Link
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.routing.timing import LinkTiming
-from firstline_edge.cli import explain_plan
+from firstline_edge.cli import plan
 from firstline_edge.cli.parser import parse
-from firstline_edge.cli.plan_link import known, measured
+from firstline_edge.cli.plan import link_for_plan, with_measurements
 from firstline_edge.state import device_profile_path
 
 
@@ -37,41 +37,41 @@ def used(*sizes_bytes: int, service_s: float | None = 0.1) -> LinkTiming:
 
 
 def test_the_running_agents_link_is_taken_where_nothing_is_stated() -> None:
-    link, said = measured(Link(), status(used(1_000, 20_000, 60_000)))
+    link, said = with_measurements(Link(), status(used(1_000, 20_000, 60_000)))
     assert link.bytes_per_s == pytest.approx(1e6, rel=0.1) and link.round_trip_ms == pytest.approx(20, rel=0.1)
     assert len(said) == 2 and all("over 'http'" in each for each in said)
 
 
 def test_what_is_stated_overrides() -> None:
-    link, said = measured(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
+    link, said = with_measurements(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
     assert link.round_trip_ms == 4.0 and link.bytes_per_s is not None
     assert len(said) == 1 and "bandwidth" in said[0]
-    link, said = measured(Link(bytes_per_s=5.0), status(used(1_000, 60_000)))
+    link, said = with_measurements(Link(bytes_per_s=5.0), status(used(1_000, 60_000)))
     assert link.bytes_per_s == 5.0 and len(said) == 1 and "round trip" in said[0]
 
 
 def test_payloads_of_one_size_tell_a_round_trip_of_that_size_and_no_bandwidth() -> None:
-    link, said = measured(Link(), status(used(30_000)))
+    link, said = with_measurements(Link(), status(used(30_000)))
     assert link.bytes_per_s is None and link.round_trip_ms == pytest.approx(50, rel=0.1)
     assert "payloads of 30000 bytes" in said[0] and "shows no bandwidth" in said[1]
 
 
 def test_a_gateway_that_says_nothing_of_its_own_time_leaves_the_round_trip_open() -> None:
-    link, said = measured(Link(), status(used(30_000, service_s=None)))
+    link, said = with_measurements(Link(), status(used(30_000, service_s=None)))
     assert link == Link() and "does not say what of 'http' is its own time" in said[0]
 
 
 def test_an_agent_that_has_sent_nothing_tells_nothing() -> None:
-    assert measured(Link(), status(None)) == (
+    assert with_measurements(Link(), status(None)) == (
         Link(), ["The running agent has sent nothing recently, so it has not measured its link."]
     )  # fmt: skip
 
 
 def test_without_a_running_agent_it_is_said(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path)
-    link, said = known(8.0, None, settings)
+    link, said = link_for_plan(8.0, None, settings)
     assert link == Link(bytes_per_s=1e6) and "No agent" in said[0]
-    assert known(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
+    assert link_for_plan(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
 
 
 def test_the_devices_own_profile_is_the_plans_and_a_damaged_one_is_told(
@@ -88,7 +88,7 @@ def test_the_devices_own_profile_is_the_plans_and_a_damaged_one_is_told(
     )
 
     def planned() -> str:
-        assert explain_plan.command(parse(["explain", "plan", "digits", "--config", str(config)])) == 0
+        assert plan.command(parse(["explain", "plan", "digits", "--config", str(config)])) == 0
         return capsys.readouterr().out
 
     assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()

@@ -1,0 +1,65 @@
+"""Requests of commands to the running agent over its API."""
+
+from __future__ import annotations
+
+import httpx
+
+from firstline_core.errors import CapacityError, ConfigError
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
+from firstline_core.protocol.http_errors import error_from
+from firstline_edge.api.tokens import first_token
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import is_in_use, url_path
+
+
+def agent_url(settings: EdgeSettings) -> str | None:
+    """Returns the address of the agent with these settings, as it noted it or as configured; None if none runs.
+
+    The note may be left of an agent that was killed, and another process may use its port: the token must not be sent
+    there. Only the lock of the state directory ends with the process.
+
+    Raises:
+        CapacityError: this user may not read the state directory.
+    """
+    try:
+        if not is_in_use(settings.state_dir):
+            return None
+        note = url_path(settings.state_dir)
+        configured = f"http://{settings.api.host}:{settings.api.port}"
+        return (note.read_text().strip() if note.exists() else "") or configured
+    except OSError as error:
+        raise CapacityError(
+            f"{settings.state_dir} cannot be read: {error.strerror}; ask as the user that the agent runs as."
+        ) from error
+
+
+def call_agent(
+    settings: EdgeSettings, url: str, method: str, path: str, *, timeout_s: float, advice: str, json: object = None
+) -> httpx.Response:
+    """Returns the agent's answer with status 200.
+
+    Args:
+        settings: name the file with the token.
+        url: of the agent.
+        method: of the request.
+        path: of the request.
+        timeout_s: of each step of the exchange.
+        advice: what to do if no agent answers.
+        json: body of the request; None for no body.
+
+    Raises:
+        ConfigError: the token cannot be read.
+        CapacityError: no agent answers, or the address is not a URL.
+        FirstlineError: the agent's error.
+    """
+    token = first_token(settings.api.token_file, "api.token_file")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with open_client(ClientSettings(url, headers=headers, timeout=timeout_s)) as client:
+            response = client.request(method, path, json=json)
+    except (*HTTP_FAILURES, ConfigError) as error:  # the latter: not a URL
+        raise CapacityError(f"No agent answers at {url} ({error}); {advice}.") from error
+    if response.status_code != 200:
+        refusal = error_from(response.status_code, response.content)
+        raise type(refusal)(f"{url}: {refusal.message}", retry_after_s=refusal.retry_after_s)
+    return response

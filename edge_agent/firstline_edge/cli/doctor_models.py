@@ -1,0 +1,147 @@
+"""Checks of `doctor` on the models: every variant is loaded and run, and the audits of its certificate are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from firstline_core.bundle.loading import load_model, load_scorer
+from firstline_core.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Model,
+    certificate_problem,
+    parse_manifest,
+    valid_certificate,
+)
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
+from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.telemetry.wording import counted
+from firstline_edge.audits import records
+from firstline_edge.audits.records import Record, key_of
+from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if
+from firstline_edge.models.loading import bundle_paths, quickest_ms
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import standing_path
+
+_RUNS = 20
+_INSTALL = {
+    "onnx": "pip install 'firstline[edge]'; on a Jetson instead 'firstline[edge-core]' and NVIDIA's onnxruntime-gpu",
+    "tflite": "pip install 'firstline[litert]'",
+}
+_PROVIDERS = (
+    "correct models.providers, or install the onnxruntime build that has it; on a Jetson NVIDIA's onnxruntime-gpu, "
+    "which pip install 'firstline[edge]' would replace: keep to 'firstline[edge-core]' there"
+)
+
+
+def model_findings(settings: EdgeSettings) -> list[Finding]:
+    """Returns one finding for each edge variant of each bundle."""
+    directories = [Path(directory) for directory in settings.models.directories]
+    if not directories:
+        advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
+        return [slow("models", "none configured", advice)]
+    options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
+    try:
+        check_options(options, "models.providers")
+    except ConfigError as error:  # the agent does not start, whatever the models
+        return [missing("execution providers", error.message, _PROVIDERS)]
+    findings = [
+        missing("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
+        for directory in directories
+        if not bundle_paths([directory])
+    ]
+    for path in bundle_paths(directories):
+        try:
+            bundle = open_bundle(path)
+        except FirstlineError as error:
+            advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
+            findings.append(missing(f"bundle {path.name}", error.message, advice))
+            continue
+        findings += _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
+    return findings
+
+
+def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -> list[Finding]:
+    manifest = bundle.manifest
+    name = f"model {manifest.name} {manifest.version}"
+    try:
+        load_scorer(bundle, options)
+    except FirstlineError as error:
+        return [missing(name, error.message, _INSTALL["onnx"])]
+    if not manifest.edge:
+        return [slow(name, "has no edge variant; every request goes to the cloud")]
+    findings: list[Finding] = []
+    used = ""
+    for model in manifest.edge:
+        subject = f"{name} {model.id}"
+        try:
+            p50_ms, provider = _measure(bundle, model, options)
+        except FirstlineError as error:
+            findings.append(missing(subject, error.message, _INSTALL[model.runtime]))
+            continue
+        used = used or model.id
+        pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
+        role = f"the one in use; {_certification(manifest, model)}" if used == model.id else "a spare"
+        is_slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
+        advice = "use a smaller edge model, or raise policy.default_timeout_ms"
+        findings.append(slow_if(is_slow, subject, f"{pace} on {provider}, {role}", advice))
+    if not used:
+        return findings
+    return [  # a variant that does not load is no loss if another one does
+        slow(f.subject, f.detail, f"{f.advice}; until then {used} is used") if f.state is State.MISSING else f
+        for f in findings
+    ]
+
+
+def _certification(manifest: Manifest, model: Model) -> str:
+    certificate = valid_certificate(manifest, model)
+    if certificate is None:
+        return f"not certified: {certificate_problem(manifest, model)}"
+    return f"certified: {certificate.promise}"
+
+
+def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[float | None, str]:
+    """Returns milliseconds of one row (None if no row is typical), and the provider."""
+    loaded = load_model(bundle, model, options)
+    try:
+        measured = quickest_ms(bundle.manifest, loaded, loaded.predict, _RUNS)
+        return measured and measured[0], loaded.runtime.provider
+    finally:
+        loaded.close()
+
+
+def contract_findings(settings: EdgeSettings) -> list[Finding]:
+    """Returns the findings of the audits about the certificates in use; empty if there are none."""
+    path = standing_path(settings.state_dir)
+    try:
+        stored = records.read(path)
+    except (IntegrityError, OSError) as error:
+        return [slow("audits", f"{error}", "certify the models anew: nothing is certified until then")]
+    findings = []
+    for folder in bundle_paths([Path(directory) for directory in settings.models.directories]):
+        try:
+            manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
+        except (FirstlineError, OSError):
+            continue  # `model_findings` reports it
+        for variant in manifest.edge:
+            record = _record_of(manifest, variant, stored)
+            if record is not None:
+                findings.append(_contract_finding(f"contract {manifest.name} {manifest.version} {variant.id}", record))
+    return findings
+
+
+def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Record]) -> Record | None:
+    certificate = valid_certificate(manifest, variant)
+    if certificate is None or certificate.audit_epsilon is None:
+        return None
+    return stored.get(key_of(manifest.name, str(manifest.version), certificate, certificate.audit_epsilon))
+
+
+def _contract_finding(subject: str, record: Record) -> Finding:
+    audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
+    if not record.alarmed:
+        return ok(subject, audits)
+    advice = "certify anew, also on `edge-agent audits`, and copy the new bundle here"
+    return slow(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)

@@ -1,0 +1,165 @@
+"""`edge-agent explain plan [MODEL]`: the best way to run a bundle on this device, with the figures behind it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from firstline_core.bundle.store import Bundle, declared, open_bundle
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.hardware.catalogue import Catalogue
+from firstline_core.hardware.kernel_files import Tree, read_in_time
+from firstline_core.hardware.survey import describe_device
+from firstline_core.planning import split
+from firstline_core.planning.plan import Link, Plan, plan, plan_lines
+from firstline_core.profile import profile
+from firstline_core.profile.files import bundled_profiles, profile_of_machine
+from firstline_core.profile.profile import Profile
+from firstline_edge.cli.output import print_json, print_lines
+from firstline_edge.cli.parser import OK, load_settings
+from firstline_edge.cli.status import agent_status
+from firstline_edge.hardware.surveyor import Surveyor
+from firstline_edge.models.loading import bundle_paths
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import device_profile_path, hardware_path
+
+SPLITS = "split.json"
+
+Document = TypeVar("Document")
+_MBIT = 1e6 / 8
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Prints a plan for each model.
+
+    Raises:
+        ConfigError: no such model, or a file that cannot be read.
+        ProtocolError: a file is not such a document.
+    """
+    settings = load_settings(arguments)
+    catalogue = _catalogue(settings)
+    link, assumed = link_for_plan(arguments.bandwidth, arguments.round_trip, settings)
+    plans = []
+    for bundle in _bundles(settings, arguments.model):
+        measured, damaged = _profile(bundle, catalogue, arguments.profile, settings)
+        planned = _plan(bundle, catalogue, link, arguments.splits, measured)
+        plans.append(replace(planned, open=(*planned.open, *assumed, *damaged)))
+    if arguments.output == "json":
+        print_json(json.loads(msgspec.json.encode(plans)))  # endless bandwidth is null
+    else:
+        print_lines(line for plan_ in plans for line in plan_lines(plan_))
+    return OK
+
+
+def _plan(bundle: Bundle, catalogue: Catalogue, link: Link, split_file: Path | None, measured: Profile | None) -> Plan:
+    splits = _read(split_file or _if_there(bundle.path / SPLITS), split.LIMIT_BYTES, split.decode)
+    return plan(bundle.manifest, measured, catalogue, splits, link)
+
+
+def _profile(
+    bundle: Bundle, catalogue: Catalogue, named: Path | None, settings: EdgeSettings
+) -> tuple[Profile | None, list[str]]:
+    """Returns the named profile, otherwise the device's own or one in the bundle; and errors of damaged ones."""
+    if named is not None:
+        return _read(named, profile.LIMIT_BYTES, profile.decode), []
+    name = bundle.manifest.name
+    own = device_profile_path(settings.state_dir, name)
+    found, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
+    return found, [f"{message} It is ignored." for message in damaged.values()]
+
+
+def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
+    folders = list(bundle_paths(Path(folder) for folder in settings.models.directories))
+    matching = [folder for folder in folders if (bundle := declared(folder)) is not None and model in (None, bundle[0])]
+    if not matching:
+        named = f"no model '{model}'" if model is not None else "no model"
+        raise ConfigError(
+            f"models.directories names {named}; it names {', '.join(map(str, folders)) or 'nothing'}. Name a bundle's "
+            "folder there, or with --set 'models.directories=[\"FOLDER\"]'."
+        )
+    return [open_bundle(folder) for folder in matching]
+
+
+def _catalogue(settings: EdgeSettings) -> Catalogue:
+    """Returns the stored catalogue if it is valid; nothing is measured for a plan."""
+    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
+    described = read_in_time(tree, partial(describe_device, tree, folder))
+    stored = Surveyor(tree, folder, hardware_path(folder)).kept()
+    return stored if stored is not None and stored.fingerprint == described.fingerprint else described
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _read(path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Document]) -> Document | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit_bytes + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    return decode(content, str(path))
+
+
+def link_for_plan(
+    bandwidth_mbit_s: float | None, round_trip_ms: float | None, settings: EdgeSettings
+) -> tuple[Link, list[str]]:
+    """Returns the link, and sentences about the source of figures that were not stated.
+
+    Args:
+        bandwidth_mbit_s: as stated; None to ask the running agent.
+        round_trip_ms: likewise.
+        settings: the agent's.
+    """
+    bytes_per_s = None if bandwidth_mbit_s is None else bandwidth_mbit_s * _MBIT
+    stated = Link(bytes_per_s, round_trip_ms)
+    if bytes_per_s is not None and round_trip_ms is not None:
+        return stated, []
+    try:
+        status = agent_status(settings)[1]
+    except FirstlineError:
+        return stated, ["No agent of this configuration answers that has measured its link recently."]
+    return with_measurements(stated, status)
+
+
+def with_measurements(stated: Link, status: Mapping[str, Any]) -> tuple[Link, list[str]]:
+    """Fills in unstated figures from the first link of the running agent that has measured them.
+
+    Args:
+        stated: the stated figures, which stay unchanged.
+        status: the agent's.
+    """
+    timings = {name: link.get("timing") for name, link in status.get("links", {}).items()}
+    name, timing = next(((name, timing) for name, timing in timings.items() if timing), ("", None))
+    if timing is None:
+        return stated, ["The running agent has sent nothing recently, so it has not measured its link."]
+    bytes_per_s, round_trip_ms, notes = stated.bytes_per_s, stated.round_trip_ms, []
+    at_rest_ms, rate = timing.get("round_trip_ms"), timing.get("bytes_per_s")
+    if round_trip_ms is None:
+        round_trip_ms = at_rest_ms
+        what = "what a payload of no size would take"
+        if round_trip_ms is None:
+            round_trip_ms, what = timing.get("network_p50_ms"), f"that of payloads of {timing['typical_bytes']} bytes"
+        if round_trip_ms is None:
+            notes.append(f"The gateway does not say what of '{name}' is its own time, so the round trip is not known.")
+        else:
+            notes.append(
+                f"The round trip, {round_trip_ms:.3g} ms, was measured by the running agent over '{name}': {what}."
+            )
+    if bytes_per_s is None:
+        bytes_per_s = rate
+        if bytes_per_s is None:
+            notes.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
+        else:
+            mbit_s = bytes_per_s / _MBIT
+            notes.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
+    return Link(bytes_per_s, round_trip_ms), notes
