@@ -163,7 +163,7 @@ def test_who_has_seen_all_hears_no_more(followed: Follow) -> None:
 
 
 STREAM = b':\n\nid: 1\ndata: {"a": 1}\n\n:\n\nid: 2\ndata: {"a": 2}\n\n'
-EVENTS = [Event(1, b'{"a": 1}'), Event(2, b'{"a": 2}')]
+STREAM_EVENTS = [Event(1, b'{"a": 1}'), Event(2, b'{"a": 2}')]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
@@ -171,7 +171,7 @@ def test_pieces_of_any_size_say_the_same(cuts: list[int]) -> None:
     reader = EventReader()
     bounds = pairwise([0, *sorted(cuts), len(STREAM)])
     found = [event for start, end in bounds for event in reader.read(STREAM[start:end])]
-    assert found == EVENTS
+    assert found == STREAM_EVENTS
 
 
 def test_a_space_after_the_colon_is_not_needed() -> None:
