@@ -257,7 +257,7 @@ class Gateway:
             self.writer,
             clock=clock,
             service=service,
-            signed_digest=self.registry.bundles.digest if self.registry is not None else None,
+            signed_digest=self.registry.catalogue.digest if self.registry is not None else None,
             on_change=self.engine.wake,
             before_start=self.full_models.prepare if self.full_models is not None else None,
         )
@@ -298,7 +298,7 @@ class Gateway:
             if self.settings.fetched_models is not None:
                 self.full_models = FullModels(
                     FetchedBundles(self.settings.fetched_models, self.registry.files.read),
-                    self.registry.bundles,
+                    self.registry.catalogue,
                     self.repository,
                     self.residency.orders,
                     self._readers,

@@ -75,6 +75,8 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             schema = framework()
             for operation in (each for methods in schema["paths"].values() for each in methods.values()):
+                if "description" in operation:  # of the framework's routes: the docstring, which is one sentence
+                    operation["summary"] = " ".join(operation.pop("description").split())
                 operation["responses"].pop("422", None)  # the framework's own, which is answered as a 400
                 operation["responses"] |= refusals()
             schema["paths"]["/firstline/v1/answers/{request_id}"]["get"]["responses"] |= _PENDING

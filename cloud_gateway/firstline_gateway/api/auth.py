@@ -13,12 +13,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
-from firstline_core.protocol.enrolment import application_principal, device_principal
+from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_core.protocol.http_server import request_info
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.identity.client_certificate import Presented
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.principals import SCOPES
+from firstline_gateway.identity.principals import ANYBODY, SCOPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +164,58 @@ def gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-async def require_infer(
-    request: Request, _documented: Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key."))]
-) -> None:
-    """Requires the scope 'infer', and sets `request.state.principal`."""
-    request.state.principal = (await authorize(gateway_of(request).identity, request, "infer")).principal
+# The dependencies of the control plane's routes.
+
+GatewayDep = Annotated[Gateway, Depends(gateway_of)]
+# Describes the header for OpenAPI; `authenticate` reads it.
+_Bearer = Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key, or the key of a device."))]
 
 
-async def require_fleet(
-    request: Request,
-    _documented: Annotated[
-        object, Depends(HTTPBearer(auto_error=False, description="An API key with the scope 'fleet'."))
-    ],
-) -> None:
-    """Requires the scope 'fleet', and sets `request.state.principal`."""
-    caller = await authorize(gateway_of(request).identity, request, "fleet")
-    request.state.principal = caller.principal or "anybody"
+async def require_infer(request: Request, _: _Bearer) -> str:
+    """Requires the scope 'infer', and returns the principal."""
+    return (await authorize(gateway_of(request).identity, request, "infer")).principal
+
+
+async def require_fleet(request: Request, _: _Bearer) -> str:
+    """Requires the scope 'fleet', and returns the principal."""
+    return (await authorize(gateway_of(request).identity, request, "fleet")).principal or ANYBODY
+
+
+async def require_fleet_or_admin(request: Request, _: _Bearer) -> str:
+    """Requires the scope 'fleet' to read and 'admin' to change, and returns the principal."""
+    scope = "fleet" if request.method == "GET" else "admin"
+    return (await authorize(gateway_of(request).identity, request, scope)).principal
+
+
+async def require_device(request: Request, _: _Bearer) -> str:
+    """Requires a device, and returns the name in its certificate or key."""
+    caller = await authenticate(gateway_of(request).identity, request)
+    name = device_of_principal(caller.principal) if caller.principal else None
+    if name is None:
+        raise ForbiddenError(
+            "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), and "
+            "let the device join."
+        )
+    return name
+
+
+async def require_device_or_fleet(request: Request, _: _Bearer) -> None:
+    """Requires a device, or the scope 'fleet'."""
+    caller = await authenticate(gateway_of(request).identity, request)
+    if device_of_principal(caller.principal) is None:
+        check_scope(caller, "fleet")
+
+
+async def require_metrics_reader(request: Request, _: _Bearer) -> None:
+    """Requires an API key of any scope, unless `api.open_metrics` is set."""
+    gateway = gateway_of(request)
+    if not gateway.settings.api.open_metrics:
+        caller = await authenticate(gateway.identity, request)
+        if device_of_principal(caller.principal) is not None:
+            raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
+
+
+InferDep = Annotated[str, Depends(require_infer)]
+OperatorDep = Annotated[str, Depends(require_fleet)]
+AdminDep = Annotated[str, Depends(require_fleet_or_admin)]
+DeviceDep = Annotated[str, Depends(require_device)]

@@ -2,133 +2,103 @@
 
 from __future__ import annotations
 
-import math
 from asyncio import to_thread, wrap_future
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
-from fastapi.security import HTTPBearer
+from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from firstline_core.errors import RequestError, UnknownModelError
-from firstline_core.protocol import http
+from firstline_core.errors import UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import authorize, gateway_of
-from firstline_gateway.api.errors import response_of
+from firstline_gateway.api.auth import AdminDep, GatewayDep, require_fleet_or_admin
 from firstline_gateway.api.gateway import Gateway
+from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.contracts.records import Contribution
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.
 _DEVICES_SHOWN = 100
-_PER_HOUR = "escalations_per_hour"
 _MOST_PER_HOUR = 1e12
 
 log = logger(__name__)
 
 
-async def _operator(
-    request: Request,
-    _documented: Annotated[
-        object,
-        Depends(
-            HTTPBearer(auto_error=False, description="An API key with the scope 'fleet' to read, 'admin' to change.")
-        ),
-    ],
-) -> None:
-    scope = "fleet" if request.method == "GET" else "admin"
-    caller = await authorize(gateway_of(request).identity, request, scope)
-    request.state.principal = caller.principal
+router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(require_fleet_or_admin)])
 
 
-router = APIRouter(prefix="/firstline/v1/contracts", tags=["contracts"], dependencies=[Depends(_operator)])
-
-
-@router.get("", summary="The audits of every contract, and the quotas that operators set.")
-async def list_contracts(request: Request) -> Response:
-    gateway = gateway_of(request)
+@router.get("")
+async def list_contracts(gateway: GatewayDep) -> Response:
+    """The audits of every contract, and the quotas that operators set."""
     await wrap_future(gateway.contracts.refresh())
-    return response_of(
-        http.json_reply(
-            {
-                "delta": gateway.settings.contracts.delta,
-                "contracts": [_described(gateway, pool) for pool in gateway.contracts.pools()],
-                "quotas": [_quota(model, per_hour) for model, per_hour in sorted(gateway.contracts.quotas().items())],
-                "device_alarms": _device_alarms(gateway, gateway.contracts.device_alarms()),
-            }
-        )
+    contracts = gateway.contracts
+    return json_response(
+        {
+            "delta": gateway.settings.contracts.delta,
+            "contracts": [_described(gateway, pool) for pool in contracts.pools()],
+            "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
+            "device_alarms": _device_alarms(gateway, contracts.device_alarms()),
+        }
     )
 
 
-@router.get("/{bundle}", summary="The contracts of a bundle, with the devices that contributed most disagreements.")
-async def read_contract(request: Request, bundle: str) -> Response:
-    gateway = gateway_of(request)
+@router.get("/{bundle}")
+async def read_contract(gateway: GatewayDep, bundle: str) -> Response:
+    """The contracts of a bundle, with the devices that contributed most disagreements."""
     await wrap_future(gateway.contracts.refresh())
     pools = [pool for pool in gateway.contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         gateway.repository.versions(bundle)  # raises if the bundle is not served either
     contributions = await to_thread(gateway.contracts.contributions, [pool.key for pool in pools], _DEVICES_SHOWN)
     described = [
-        _described(gateway, pool)
-        | {
-            "contributions": [
-                {
-                    "device": one.device,
-                    "audits": one.audits,
-                    "disagreements": one.disagreements,
-                    "last_audit": _date(one.last_s),
-                }
-                for one in contributions[pool.key]
-            ]
-        }
+        _described(gateway, pool) | {"contributions": [_contribution(one) for one in contributions[pool.key]]}
         for pool in pools
     ]
     alarms = [alarm for alarm in gateway.contracts.device_alarms() if alarm.model.name == bundle]
-    described_bundle = {"bundle": bundle, "contracts": described, "device_alarms": _device_alarms(gateway, alarms)}
-    return response_of(http.json_reply(described_bundle))
+    alarms_described = _device_alarms(gateway, alarms)
+    return json_response({"bundle": bundle, "contracts": described, "device_alarms": alarms_described})
 
 
-@router.delete(
-    "/{bundle}/versions/{version}", summary="End the alarms of a version: delete its audits and start again."
-)
-async def end_contract(request: Request, bundle: str, version: str) -> Response:
-    gateway, model = gateway_of(request), _model(bundle, version)
+@router.delete("/{bundle}/versions/{version}")
+async def end_contract(gateway: GatewayDep, principal: AdminDep, bundle: str, version: str) -> Response:
+    """End the alarms of a version: delete its audits and start again."""
+    model = _model(bundle, version)
     ended = await wrap_future(gateway.contracts.end(model))
     if not ended:
         raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-    _log_change(request, "contract's audits forgotten", model, tests=ended)
-    return response_of(http.json_reply({"ended": ended}))
+    _log_change(principal, "contract's audits forgotten", model, tests=ended)
+    return json_response({"ended": ended})
 
 
-@router.put(
-    "/{bundle}/versions/{version}/quota",
-    summary="Limit the escalations of a version in an hour, of all devices together.",
-    openapi_extra={
-        "parameters": [{"name": _PER_HOUR, "in": "query", "required": True, "schema": {"type": "number", "minimum": 0}}]
-    },
-)
-async def set_quota(request: Request, bundle: str, version: str) -> Response:
-    gateway = gateway_of(request)
+@router.put("/{bundle}/versions/{version}/quota")
+async def set_quota(
+    gateway: GatewayDep,
+    principal: AdminDep,
+    bundle: str,
+    version: str,
+    escalations_per_hour: Annotated[float, Query(ge=0, le=_MOST_PER_HOUR)],
+) -> Response:
+    """Limit the escalations of a version in an hour, of all devices together."""
     model = gateway.repository.resolve(bundle, version).key
-    per_hour = _per_hour(request.query_params.get(_PER_HOUR))
-    await wrap_future(gateway.contracts.set_quota(model, per_hour))
-    _log_change(request, "contract's quota set", model, escalations_per_hour=per_hour)
-    return response_of(http.json_reply(_quota(model, per_hour)))
+    await wrap_future(gateway.contracts.set_quota(model, escalations_per_hour))
+    _log_change(principal, "contract's quota set", model, escalations_per_hour=escalations_per_hour)
+    return json_response(_quota(model, escalations_per_hour))
 
 
-@router.delete("/{bundle}/versions/{version}/quota", summary="Delete an operator's quota.")
-async def delete_quota(request: Request, bundle: str, version: str) -> Response:
-    gateway, model = gateway_of(request), _model(bundle, version)
+@router.delete("/{bundle}/versions/{version}/quota")
+async def delete_quota(gateway: GatewayDep, principal: AdminDep, bundle: str, version: str) -> Response:
+    """Delete an operator's quota."""
+    model = _model(bundle, version)
     if model not in gateway.contracts.quotas():
         raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
     await wrap_future(gateway.contracts.set_quota(model, None))
-    _log_change(request, "contract's quota taken back", model)
-    return response_of(http.json_reply(_quota(model, None)))
+    _log_change(principal, "contract's quota taken back", model)
+    return json_response(_quota(model, None))
 
 
 def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
@@ -156,6 +126,15 @@ def _described(gateway: Gateway, pool: Pool) -> dict[str, Any]:
     }
 
 
+def _contribution(one: Contribution) -> dict[str, Any]:
+    return {
+        "device": one.device,
+        "audits": one.audits,
+        "disagreements": one.disagreements,
+        "last_audit": _date(one.last_s),
+    }
+
+
 def _device_alarms(gateway: Gateway, alarms: Sequence[DeviceAlarm]) -> list[dict[str, Any]]:
     return [
         {
@@ -179,21 +158,7 @@ def _variant(gateway: Gateway, model: ModelKey, edge_digest: str) -> str | None:
 
 
 def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:
-    return {"bundle": model.name, "version": str(model.version), _PER_HOUR: per_hour}
-
-
-def _per_hour(text: str | None) -> float:
-    try:
-        per_hour = float(text or "")
-    except ValueError:
-        per_hour = math.nan
-    if not 0 <= per_hour <= _MOST_PER_HOUR:
-        said = "is missing" if text is None else f"is {shown(text)}"
-        raise RequestError(
-            f"Query parameter '{_PER_HOUR}' {said}; give what all devices together may escalate, "
-            f"0 to {_MOST_PER_HOUR:g}."
-        )
-    return per_hour
+    return {"bundle": model.name, "version": str(model.version), "escalations_per_hour": per_hour}
 
 
 def _model(bundle: str, version: str) -> ModelKey:
@@ -207,5 +172,5 @@ def _date(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds")
 
 
-def _log_change(request: Request, event: str, model: ModelKey, **facts: object) -> None:
-    log.warning(event, model=model.name, version=model.version, principal=request.state.principal, **facts)
+def _log_change(principal: str, event: str, model: ModelKey, **facts: object) -> None:
+    log.warning(event, model=model.name, version=model.version, principal=principal, **facts)

@@ -5,148 +5,117 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from firstline_core.errors import ForbiddenError
-from firstline_core.protocol import extensions, http, http_body
-from firstline_core.protocol.enrolment import device_of_principal
+from firstline_core.protocol import extensions, http
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import authenticate, gateway_of, require_fleet, require_infer
-from firstline_gateway.api.errors import response_of
+from firstline_gateway.api.auth import GatewayDep, require_fleet, require_infer, require_metrics_reader
+from firstline_gateway.api.messages import json_response, read_body, response_of
 from firstline_gateway.executors.base import ExecutorReport
 
 # Bodies of requests about models.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
 
-async def _reader_of_metrics(request: Request) -> None:
-    gateway = gateway_of(request)
-    if not gateway.settings.api.open_metrics:
-        caller = await authenticate(gateway.identity, request)
-        if device_of_principal(caller.principal) is not None:
-            raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
-
-
 health = APIRouter(tags=["health"])
 metadata = APIRouter(tags=["models"], dependencies=[Depends(require_infer)])
 operation = APIRouter(tags=["models"], dependencies=[Depends(require_fleet)])
-metrics = APIRouter(tags=["health"], dependencies=[Depends(_reader_of_metrics)])
+metrics = APIRouter(tags=["health"], dependencies=[Depends(require_metrics_reader)])
 
 
 @health.head("/v2/health/live", include_in_schema=False)
-@health.get("/v2/health/live", summary="Is the process up? Needs no key.")
-async def live(request: Request) -> Response:
-    return response_of(http.live_reply(gateway_of(request).plane))
+@health.get("/v2/health/live")
+async def live(gateway: GatewayDep) -> Response:
+    """Is the process up? Needs no key."""
+    return response_of(http.live_reply(gateway.plane))
 
 
 @health.head("/v2/health/ready", include_in_schema=False)
-@health.get("/v2/health/ready", summary="Does it accept requests? 400 while it does not. Needs no key.")
-async def ready(request: Request) -> Response:
-    return response_of(http.ready_reply(gateway_of(request).plane))
+@health.get("/v2/health/ready")
+async def ready(gateway: GatewayDep) -> Response:
+    """Does it accept requests? 400 while it does not. Needs no key."""
+    return response_of(http.ready_reply(gateway.plane))
 
 
-@metrics.get(
-    "/metrics",
-    summary="Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set.",
-)
-async def read_metrics(request: Request) -> Response:
-    content, content_type = gateway_of(request).metrics.render()
+@metrics.get("/metrics")
+async def read_metrics(gateway: GatewayDep) -> Response:
+    """Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set."""
+    content, content_type = gateway.metrics.render()
     return Response(content, media_type=content_type)
 
 
-@metadata.get("/v2", summary="The server's name, version and extensions.")
-async def server_metadata(request: Request) -> Response:
-    return response_of(http.server_metadata_reply(gateway_of(request).plane))
+@metadata.get("/v2")
+async def server_metadata(gateway: GatewayDep) -> Response:
+    """The server's name, version and extensions."""
+    return response_of(http.server_metadata_reply(gateway.plane))
 
 
-@metadata.get("/v2/models/stats", summary="Numbers and durations of runs of every model, in Triton's format.")
-@metadata.get("/v2/models/{model}/stats", summary="Numbers and durations of runs of a model, by version.")
-@metadata.get("/v2/models/{model}/versions/{version}/stats", summary="Numbers and durations of runs of a version.")
-async def statistics(request: Request, model: str = "", version: str = "") -> Response:
-    plane = gateway_of(request).plane
-    return response_of(extensions.reply_or_refusal(lambda: extensions.statistics_json(plane, model, version)))
+@metadata.get("/v2/models/stats")
+@metadata.get("/v2/models/{model}/stats")
+@metadata.get("/v2/models/{model}/versions/{version}/stats")
+async def statistics(gateway: GatewayDep, model: str = "", version: str = "") -> Response:
+    """Numbers and durations of runs by model and version, in Triton's format."""
+    return json_response(extensions.statistics_json(gateway.plane, model, version))
 
 
-@metadata.get("/v2/models/{model}", summary="Inputs and outputs of the current version.")
-async def model_metadata(request: Request, model: str) -> Response:
-    return response_of(http.model_metadata_reply(gateway_of(request).plane, model, ""))
+@metadata.get("/v2/models/{model}")
+@metadata.get("/v2/models/{model}/versions/{version}")
+async def model_metadata(gateway: GatewayDep, model: str, version: str = "") -> Response:
+    """Inputs and outputs of a version; of the current one if none is named."""
+    return response_of(http.model_metadata_reply(gateway.plane, model, version))
 
 
-@metadata.get("/v2/models/{model}/versions/{version}", summary="Inputs and outputs of a version.")
-async def version_metadata(request: Request, model: str, version: str) -> Response:
-    return response_of(http.model_metadata_reply(gateway_of(request).plane, model, version))
+@metadata.get("/v2/models/{model}/ready")
+@metadata.get("/v2/models/{model}/versions/{version}/ready")
+async def model_ready(gateway: GatewayDep, model: str, version: str = "") -> Response:
+    """Would this version answer now? The current one if none is named."""
+    return response_of(http.model_ready_reply(gateway.plane, model, version))
 
 
-@metadata.get("/v2/models/{model}/ready", summary="Would the current version answer now?")
-async def model_ready(request: Request, model: str) -> Response:
-    return response_of(http.model_ready_reply(gateway_of(request).plane, model, ""))
+@metadata.get("/v2/models/{model}/config")
+@metadata.get("/v2/models/{model}/versions/{version}/config")
+async def model_config(gateway: GatewayDep, model: str, version: str = "") -> Response:
+    """Triton's configuration of a version; of the current one if none is named."""
+    return json_response(gateway.plane.config(model, version))
 
 
-@metadata.get("/v2/models/{model}/versions/{version}/ready", summary="Would this version answer now?")
-async def version_ready(request: Request, model: str, version: str) -> Response:
-    return response_of(http.model_ready_reply(gateway_of(request).plane, model, version))
+@metadata.post("/v2/repository/index")
+async def repository_index(request: Request, gateway: GatewayDep) -> Response:
+    """Triton's list of models; the body is empty, or {"ready": true}."""
+    return response_of(extensions.index_reply(gateway.plane, await read_body(request, _SMALL), _SMALL))
 
 
-@metadata.get("/v2/models/{model}/config", summary="Triton's configuration of the current version.")
-@metadata.get("/v2/models/{model}/versions/{version}/config", summary="Triton's configuration of a version.")
-async def model_config(request: Request, model: str, version: str = "") -> Response:
-    plane = gateway_of(request).plane
-    return response_of(extensions.reply_or_refusal(lambda: plane.config(model, version)))
+@operation.post("/v2/repository/models/{model}/load")
+async def load_model(request: Request, gateway: GatewayDep, model: str) -> Response:
+    """Reload all versions of a model; if one does not load, the previous ones stay."""
+    return response_of(await extensions.load_reply(gateway.plane, model, await read_body(request, _SMALL), _SMALL))
 
 
-@metadata.post("/v2/repository/index", summary='Triton\'s list of models; the body is empty, or {"ready": true}.')
-async def repository_index(request: Request) -> Response:
-    gateway = gateway_of(request)
-    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
-    return response_of(extensions.index_reply(gateway.plane, body, _SMALL))
+@operation.post("/v2/repository/models/{model}/unload")
+async def unload_model(request: Request, gateway: GatewayDep, model: str) -> Response:
+    """Unload a model, and free its memory once requests in flight are answered."""
+    return response_of(await extensions.unload_reply(gateway.plane, model, await read_body(request, _SMALL), _SMALL))
 
 
-@operation.post(
-    "/v2/repository/models/{model}/load",
-    summary="Reload all versions of a model; if one does not load, the previous ones stay.",
-)
-async def load_model(request: Request, model: str) -> Response:
-    gateway = gateway_of(request)
-    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
-    return response_of(await extensions.load_reply(gateway.plane, model, body, _SMALL))
+@metadata.get("/firstline/v1/models")
+async def list_models(gateway: GatewayDep) -> Response:
+    """The models served: versions, labels and full model digests."""
+    repository = gateway.repository
+    models = [
+        {
+            "name": served.key.name,
+            "version": str(served.key.version),
+            "current": served.key.version == repository.versions(served.key.name)[-1],
+            "full_model_digest": served.digest,
+            "labels": served.manifest.labels,
+        }
+        for served in repository
+    ]
+    return json_response({"models": models})
 
 
-@operation.post(
-    "/v2/repository/models/{model}/unload",
-    summary="Unload a model, and free its memory once requests in flight are answered.",
-)
-async def unload_model(request: Request, model: str) -> Response:
-    gateway = gateway_of(request)
-    body = await http_body.read_body(http_body.in_time(request.stream()), request.headers, _SMALL)
-    return response_of(await extensions.unload_reply(gateway.plane, model, body, _SMALL))
-
-
-@metadata.get("/firstline/v1/models", summary="The models served: versions, labels and full model digests.")
-async def list_models(request: Request) -> Response:
-    repository = gateway_of(request).repository
-    return response_of(
-        http.json_reply(
-            {
-                "models": [
-                    {
-                        "name": served.key.name,
-                        "version": str(served.key.version),
-                        "current": served.key.version == repository.versions(served.key.name)[-1],
-                        "full_model_digest": served.digest,
-                        "labels": served.manifest.labels,
-                    }
-                    for served in repository
-                ]
-            }
-        )
-    )
-
-
-@operation.get(
-    "/firstline/v1/executors",
-    tags=["executors"],
-    summary="The executors, if there are several: their state, shares and speeds.",
-)
-async def list_executors(request: Request) -> Response:
-    return response_of(http.json_reply({"executors": [_executor(each) for each in gateway_of(request).executors]}))
+@operation.get("/firstline/v1/executors", tags=["executors"])
+async def list_executors(gateway: GatewayDep) -> Response:
+    """The executors, if there are several: their state, shares and speeds."""
+    return json_response({"executors": [_executor(each) for each in gateway.executors]})
 
 
 def _executor(found: ExecutorReport) -> dict[str, object]:
@@ -173,10 +142,8 @@ def _executor(found: ExecutorReport) -> dict[str, object]:
     }
 
 
-@operation.get(
-    "/firstline/v1/store", tags=["store"], summary="The database, and the reason if it accepts no writes at the moment."
-)
-async def read_store(request: Request) -> Response:
-    gateway = gateway_of(request)
+@operation.get("/firstline/v1/store", tags=["store"])
+async def read_store(gateway: GatewayDep) -> Response:
+    """The database, and the reason if it accepts no writes at the moment."""
     problem = gateway.writer.trouble
-    return response_of(http.json_reply({"database": gateway.database.shown, "up": not problem, "problem": problem}))
+    return json_response({"database": gateway.database.shown, "up": not problem, "problem": problem})

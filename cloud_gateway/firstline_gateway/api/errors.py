@@ -1,4 +1,8 @@
-"""Errors as `application/problem+json` (RFC 9457), with the codes and statuses of the rest of the API."""
+"""Answers every failure in JSON: those of the project, of the framework, and unexpected ones.
+
+The form is `{"error": sentence, "code": code}`, as in V2; below /fleet/ it is `application/problem+json` (RFC 9457),
+with the same codes and statuses.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,66 @@ from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import Reply, error_reply, json_reply
 from firstline_core.protocol.http_errors import status_of
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.api.messages import response_of
 
-PREFIX = "/fleet/"
-"""Errors of endpoints below this path have this form."""
+_PROBLEMS_BELOW = "/fleet/"
+
+log = logger(__name__)
 
 
-def problem(status: int, detail: str, code: str, retry_after_s: float | None = None) -> Response:
-    """Returns an error; `detail` is a sentence for people and `code` a word for programs."""
+def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
+    """Installs the handlers that answer failures in JSON.
+
+    Args:
+        app: the framework's application.
+        on_error: called for each unexpected failure.
+    """
+    app.add_exception_handler(FirstlineError, _project_error)
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(RequestValidationError, _invalid_parameter)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
+    app.add_middleware(LastResort, on_error=on_error)
+
+
+async def _project_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
+    if not request.url.path.startswith(_PROBLEMS_BELOW):
+        return response_of(error_reply(error))
+    # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
+    status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
+    return _problem(status, error.message, error.code, error.retry_after_s)
+
+
+async def _framework_error(request: Request, error: Exception) -> Response:
+    """Answers 404 and 405, which the router raises."""
+    assert isinstance(error, HTTPException)  # noqa: S101
+    path = request.url.path[:200]
+    sentence = {
+        404: f"There is no endpoint {path}; GET /openapi.json lists the endpoints.",
+        405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
+    }.get(error.status_code, HTTPStatus(error.status_code).description)
+    if path.startswith(_PROBLEMS_BELOW):
+        response = _problem(error.status_code, sentence, RequestError.code)
+    else:
+        response = response_of(json_reply({"error": sentence, "code": RequestError.code}, error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _invalid_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101
+    faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    return await _project_error(
+        request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]}).")
+    )
+
+
+async def _disconnected(request: Request, _error: Exception) -> Response:
+    """Ends the request of a client that has left; it must not count as a failure in the log."""
+    return await _project_error(request, LinkDownError("The client closed the connection before the body was whole."))
+
+
+def _problem(status: int, detail: str, code: str, retry_after_s: float | None = None) -> Response:
     # "about:blank": the title is the status' own, and there is no page about the problem (section 4.2.1).
     body: dict[str, Any] = {
         "type": "about:blank",
@@ -42,68 +99,6 @@ def problem(status: int, detail: str, code: str, retry_after_s: float | None = N
         headers["Retry-After"] = str(math.ceil(retry_after_s))
         body["retry_after_s"] = round(retry_after_s, 3)
     return Response(msgspec.json.encode(body), status, headers)
-
-
-def problem_of(error: FirstlineError) -> Response:
-    """Returns the response for an error."""
-    # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
-    status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
-    return problem(status, error.message, error.code, error.retry_after_s)
-
-
-log = logger(__name__)
-
-
-def response_of(reply: Reply) -> Response:
-    """Returns a reply as the framework's response."""
-    return Response(reply.body, status_code=reply.status, headers=reply.headers)
-
-
-def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
-    """Installs the handlers that answer failures in JSON.
-
-    Args:
-        app: the framework's application.
-        on_error: called for each unexpected failure.
-    """
-    app.add_exception_handler(FirstlineError, _ours)
-    app.add_exception_handler(HTTPException, _frameworks)
-    app.add_exception_handler(RequestValidationError, _not_valid)
-    app.add_exception_handler(ClientDisconnect, _left)
-    app.add_middleware(LastResort, on_error=on_error)
-
-
-async def _ours(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
-    return problem_of(error) if request.url.path.startswith(PREFIX) else response_of(error_reply(error))
-
-
-async def _frameworks(request: Request, error: Exception) -> Response:
-    """Answers 404 and 405, which the router raises."""
-    assert isinstance(error, HTTPException)  # noqa: S101
-    path = request.url.path[:200]
-    sentence = {
-        404: f"There is no endpoint {path}; GET /openapi.json lists the endpoints.",
-        405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
-    }.get(error.status_code, HTTPStatus(error.status_code).description)
-    if request.url.path.startswith(PREFIX):
-        response = problem(error.status_code, sentence, RequestError.code)
-        response.headers.update(error.headers or {})
-        return response
-    reply = json_reply({"error": sentence, "code": RequestError.code}, error.status_code)
-    return Response(reply.body, status_code=reply.status, headers={**reply.headers, **(error.headers or {})})
-
-
-async def _not_valid(request: Request, error: Exception) -> Response:
-    """Answers a parameter that the route does not accept."""
-    assert isinstance(error, RequestValidationError)  # noqa: S101
-    faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
-    return await _ours(request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]})."))
-
-
-async def _left(request: Request, _error: Exception) -> Response:
-    """Ends the request of a client that has left; it must not count as a failure in the log."""
-    return await _ours(request, LinkDownError("The client closed the connection before the body was whole."))
 
 
 class LastResort:

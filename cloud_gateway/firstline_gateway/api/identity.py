@@ -16,8 +16,8 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
 )
 from firstline_core.protocol.limits import MIB, Limits
-from firstline_gateway.api.auth import address_of, gateway_of, presented_by, require_fleet
-from firstline_gateway.api.fleet.shared import answer, body_of, body_schema, name_of
+from firstline_gateway.api.auth import GatewayDep, OperatorDep, address_of, presented_by, require_fleet
+from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
 
 _STRANGERS = Limits(body_bytes=16 * 1024)
 _FLEET = Limits(body_bytes=2 * MIB)
@@ -27,32 +27,25 @@ enrolment = APIRouter(tags=["devices"])
 fleet = APIRouter(tags=["devices"], dependencies=[Depends(require_fleet)])
 
 
-@enrolment.get(
-    CA_PATH, summary="The certificate authorities for devices, as PEM. Needs no key: a join token has their hash."
-)
-async def read_authorities(request: Request) -> Response:
-    pem = await gateway_of(request).identity.devices.authorities_pem()
+@enrolment.get(CA_PATH)
+async def read_authorities(gateway: GatewayDep) -> Response:
+    """The certificate authorities for devices, as PEM. Needs no key: a join token has their hash."""
+    pem = await gateway.identity.devices.authorities_pem()
     return Response(pem, media_type="application/x-pem-file")
 
 
-@enrolment.post(
-    ENROL_PATH,
-    summary="Issue a device's first certificate for the secret of a join token.",
-    openapi_extra=body_schema(EnrolRequest),
-)
-async def enrol(request: Request) -> Response:
+@enrolment.post(ENROL_PATH, openapi_extra=body_schema(EnrolRequest))
+async def enrol(request: Request, gateway: GatewayDep) -> Response:
+    """Issue a device's first certificate for the secret of a join token."""
     asked = await body_of(request, EnrolRequest, _STRANGERS)
-    identity = gateway_of(request).identity
+    identity = gateway.identity
     return answer(await identity.devices.enrol(asked, address_of(identity, request)))
 
 
-@enrolment.post(
-    RENEW_PATH,
-    summary="Renew a device's certificate, which may have expired some time ago.",
-    openapi_extra=body_schema(RenewRequest),
-)
-async def renew(request: Request) -> Response:
-    identity = gateway_of(request).identity
+@enrolment.post(RENEW_PATH, openapi_extra=body_schema(RenewRequest))
+async def renew(request: Request, gateway: GatewayDep) -> Response:
+    """Renew a device's certificate, which may have expired some time ago."""
+    identity = gateway.identity
     presented = await presented_by(identity, request.scope)
     if presented is None:
         raise UnauthorizedError("Only a device renews its certificate, and must show the present one.")
@@ -60,22 +53,21 @@ async def renew(request: Request) -> Response:
     return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), presented))
 
 
-@fleet.post(
-    DEVICES_PATH,
-    summary="Create join tokens for devices; each is shown only once.",
-    openapi_extra=body_schema(InviteRequest),
-)
-async def invite(request: Request) -> Response:
+@fleet.post(DEVICES_PATH, openapi_extra=body_schema(InviteRequest))
+async def invite(request: Request, gateway: GatewayDep, principal: OperatorDep) -> Response:
+    """Create join tokens for devices; each is shown only once."""
     asked = await body_of(request, InviteRequest, _FLEET)
-    return answer(await gateway_of(request).identity.devices.invite(asked, request.state.principal))
+    return answer(await gateway.identity.devices.invite(asked, principal))
 
 
-@fleet.get(DEVICES_PATH, summary="The enrolled and invited devices by name, 1,000 at a time.")
-async def list_devices(request: Request, after: str = "") -> Response:
-    return answer(await gateway_of(request).identity.devices.list(after and name_of(after), _LISTED_LIMIT))
+@fleet.get(DEVICES_PATH)
+async def list_devices(gateway: GatewayDep, after: OptionalDeviceName = "") -> Response:
+    """The enrolled and invited devices by name, 1,000 at a time."""
+    return answer(await gateway.identity.devices.list(after, _LISTED_LIMIT))
 
 
-@fleet.post(DEVICES_PATH + "/{name}/revoke", summary="Refuse a device from now on, and close its connections.")
-async def revoke(request: Request, name: str) -> Response:
-    await gateway_of(request).identity.devices.revoke(name_of(name), request.state.principal)
+@fleet.post(DEVICES_PATH + "/{name}/revoke")
+async def revoke(gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
+    """Refuse a device from now on, and close its connections."""
+    await gateway.identity.devices.revoke(name, principal)
     return answer({"revoked": name})

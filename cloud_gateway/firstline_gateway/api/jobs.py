@@ -8,23 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from msgspec.structs import replace
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from firstline_core.errors import EngineUnavailableError, FirstlineError, RequestError, UnknownModelError
+from firstline_core.errors import EngineUnavailableError, FirstlineError, UnknownModelError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import events, file_inference, http
 from firstline_core.protocol.framing import Encoded
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.oip import decode_response, encode_response
-from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest
-from firstline_gateway.api.auth import authorize, gateway_of, is_still_authorized, require_infer
-from firstline_gateway.api.errors import response_of
+from firstline_gateway.api.auth import GatewayDep, InferDep, authorize, is_still_authorized, require_infer
 from firstline_gateway.api.gateway import Gateway
+from firstline_gateway.api.messages import json_response, response_of
 from firstline_gateway.jobs.records import RUNNING, Job
 
 WAIT_LIMIT_S = 60
@@ -33,12 +33,7 @@ HEARTBEAT_S = 15.0
 
 _PREFER = "respond-async"
 _COME_BACK_S = "1"
-_FORM = {
-    "name": "form",
-    "in": "query",
-    "schema": {"enum": ["short", "v2"]},
-    "description": "As short JSON, or as tensors.",
-}
+Form = Annotated[Literal["short", "v2"], Query(description="As short JSON, or as tensors.")]
 _WAIT = {
     "name": "Prefer",
     "in": "header",
@@ -77,29 +72,29 @@ async def submit(gateway: Gateway, request: InferRequest) -> Reply:
 router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(require_infer)])
 
 
-@router.get(
-    "/{request_id}",
-    summary="The answer of a job; 202 while it waits or runs. Only for the caller that submitted it.",
-    openapi_extra={"parameters": [_FORM, _WAIT]},
-)
-async def fetch(request: Request, request_id: str) -> Response:
-    gateway, form, wait_s = gateway_of(request), _form(request), _wait_s(request)
+@router.get("/{request_id}", openapi_extra={"parameters": [_WAIT]})
+async def fetch(
+    request: Request, gateway: GatewayDep, principal: InferDep, request_id: str, form: Form = "short"
+) -> Response:
+    """The answer of a job; 202 while it waits or runs. Only for the caller that submitted it."""
+    wait_s = _wait_s(request)
     if not wait_s:
-        return response_of(_job_reply(gateway, await gateway.jobs.find(request_id, request.state.principal), form))
-    reply = _job_reply(gateway, await _wait_for(gateway, request, request_id, wait_s), form)
+        return response_of(_job_reply(gateway, await gateway.jobs.find(request_id, principal), form))
+    reply = _job_reply(gateway, await _wait_for(gateway, request, principal, request_id, wait_s), form)
     reply.headers["Preference-Applied"] = f"wait={wait_s}"
     return response_of(reply)
 
 
 @router.get(
     "/{request_id}/events",
-    summary="The answer of a job as a server-sent event. Only for the caller that submitted it.",
     response_class=StreamingResponse,
     responses={200: {"content": {events.EVENT_STREAM_TYPE: {"schema": {"type": "string"}}}}},
-    openapi_extra={"parameters": [_FORM, _LAST_EVENT_ID]},
+    openapi_extra={"parameters": [_LAST_EVENT_ID]},
 )
-async def follow(request: Request, request_id: str) -> Response:
-    gateway, form, principal = gateway_of(request), _form(request), request.state.principal
+async def follow(
+    request: Request, gateway: GatewayDep, principal: InferDep, request_id: str, form: Form = "short"
+) -> Response:
+    """The answer of a job as a server-sent event. Only for the caller that submitted it."""
     seen = events.last_event_id(request.headers)
     with ExitStack() as held:
         ending = held.enter_context(gateway.jobs.waiters.watch(request_id, principal))
@@ -125,7 +120,7 @@ async def follow(request: Request, request_id: str) -> Response:
         return _HoldingStream(pieces(), held.pop_all())
 
 
-async def _wait_for(gateway: Gateway, request: Request, job_id: str, wait_s: float) -> Job:
+async def _wait_for(gateway: Gateway, request: Request, principal: str, job_id: str, wait_s: float) -> Job:
     """Returns the caller's job once it has ended, or after `wait_s`.
 
     Raises:
@@ -133,7 +128,6 @@ async def _wait_for(gateway: Gateway, request: Request, job_id: str, wait_s: flo
         QueueFullError: too many callers wait.
         FirstlineError: as `Jobs.find`.
     """
-    principal = request.state.principal
     with gateway.jobs.waiters.watch(job_id, principal) as ending:
         job = await gateway.jobs.find(job_id, principal)
         if job.status != RUNNING:
@@ -171,10 +165,11 @@ class _HoldingStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-@router.delete("/{request_id}", summary="Delete a job and its answer; a job that waits is not run.")
-async def forget(request: Request, request_id: str) -> Response:
-    await gateway_of(request).jobs.remove(request_id, request.state.principal)
-    return response_of(http.json_reply({"request_id": request_id, "deleted": True}))
+@router.delete("/{request_id}")
+async def forget(gateway: GatewayDep, principal: InferDep, request_id: str) -> Response:
+    """Delete a job and its answer; a job that waits is not run."""
+    await gateway.jobs.remove(request_id, principal)
+    return json_response({"request_id": request_id, "deleted": True})
 
 
 def _preferences(text: str) -> dict[str, str]:
@@ -190,13 +185,6 @@ def _wait_s(request: Request) -> int:
     """Returns how long the caller waits; 0 without a valid preference."""
     value = _preferences(",".join(request.headers.getlist("prefer"))).get("wait", "")
     return min(int(value[:9]), WAIT_LIMIT_S) if value.isascii() and value.isdigit() else 0
-
-
-def _form(request: Request) -> str:
-    form = request.query_params.get("form", "short")
-    if form not in ("short", "v2"):
-        raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
-    return form
 
 
 def _job_reply(gateway: Gateway, job: Job, form: str) -> Reply:

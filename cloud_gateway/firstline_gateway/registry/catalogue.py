@@ -92,7 +92,7 @@ def names(catalogue: Catalogue) -> set[str]:
     return bundled | {f"configuration {entry.name} {entry.version}" for entry in catalogue.configurations}
 
 
-class Bundles:
+class CatalogueReader:
     """Asked on one event loop.
 
     Args:
@@ -103,7 +103,7 @@ class Bundles:
         self._readers = readers
         self._catalogue = Catalogue(0, {}, {})
 
-    async def catalogue(self) -> Catalogue:
+    async def current(self) -> Catalogue:
         """Returns the catalogue of the current targets."""
         version = (await self._readers.ask(records.heads)).get("targets", (0, 0.0))[0]
         if version != self._catalogue.version:
@@ -114,8 +114,8 @@ class Bundles:
         return self._catalogue
 
     async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
-        """Bundles by name and version, from the one behind `after` on."""
-        catalogue = await self.catalogue()
+        """CatalogueReader by name and version, from the one behind `after` on."""
+        catalogue = await self.current()
         aliases = await self._readers.ask(lambda connection: records.aliases(connection, model))
         named: dict[tuple[str, int], list[str]] = {}
         for alias in aliases:
@@ -129,13 +129,13 @@ class Bundles:
         Raises:
             NotFoundError: it is not listed.
         """
-        catalogue = await self.catalogue()
+        catalogue = await self.current()
         aliases = await self._readers.ask(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
     async def digest(self, what: str, name: str, version: int) -> str | None:
         """The sha256 of a model's manifest, or of a configuration (`twin.Update.what`); None where it is not listed."""
-        catalogue, key = await self.catalogue(), (name, version)
+        catalogue, key = await self.current(), (name, version)
         if what == "configuration":
             return next((one.sha256 for one in catalogue.configurations if (one.name, one.version) == key), None)
         return entry_of(catalogue, key, ()).manifest_sha256 if key in catalogue.bundles else None

@@ -35,7 +35,7 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
-from firstline_gateway.registry.catalogue import Bundles, Catalogue, catalogue_of, check_listed, names
+from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Files, open_blobs
 from firstline_gateway.registry.records import Document
 from firstline_gateway.registry.signing import ONLINE_LIFE
@@ -54,14 +54,14 @@ class Registry:
         readers: of the store.
         writer: writes to it.
         files: the files of the registry.
-        bundles: as the current targets list them.
+        catalogue: reads the current targets.
         folder: the identity folder, which has the online key.
         in_use: knows which versions have to stay signed.
         clock: gives wall time.
 
     Attributes:
         files: the files of the registry.
-        bundles: as the current targets list them.
+        catalogue: reads the current targets.
         aliases: names for versions.
     """
 
@@ -70,7 +70,7 @@ class Registry:
         readers: Readers,
         writer: StoreWriter,
         files: Files,
-        bundles: Bundles,
+        catalogue: CatalogueReader,
         folder: AuthorityFolder,
         *,
         in_use: BundleUse,
@@ -79,8 +79,8 @@ class Registry:
         self._readers = readers
         self._writer = writer
         self.files = files
-        self.bundles = bundles
-        self.aliases = Aliases(readers, writer, bundles.catalogue, clock=clock)
+        self.catalogue = catalogue
+        self.aliases = Aliases(readers, writer, catalogue.current, clock=clock)
         self._folder = folder
         self._in_use = in_use
         self._clock = clock
@@ -124,7 +124,7 @@ class Registry:
         accepted = await asyncio.to_thread(signing.accept, contents, root_now, targets_now, now_s)
         new = await asyncio.to_thread(catalogue_of, accepted.targets)
         await asyncio.to_thread(check_listed, new)
-        before = await self.bundles.catalogue()
+        before = await self.catalogue.current()
         await self.files.check(new.files, before.files)
         signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, signing.online_keys(accepted.root))
         kept, said, had = set(new.bundles), names(new), names(before)
@@ -236,7 +236,7 @@ class Registry:
     async def sweep(self, grace_s: float) -> int:
         """Forgets files that nothing lists: see `Files.sweep`."""
         return await self.files.sweep(
-            {file.sha256 for file in (await self.bundles.catalogue()).files.values()}, grace_s
+            {file.sha256 for file in (await self.catalogue.current()).files.values()}, grace_s
         )
 
     async def _ask(self, read: Callable[[Connection], _T]) -> _T:
@@ -265,7 +265,7 @@ def open_registry(
     """
     blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
     files = Files(blobs, settings, clock=clock)
-    return Registry(readers, writer, files, Bundles(readers), folder, in_use=in_use, clock=clock)
+    return Registry(readers, writer, files, CatalogueReader(readers), folder, in_use=in_use, clock=clock)
 
 
 # Half of their life: a gateway that is away for less than the other half leaves no gap.

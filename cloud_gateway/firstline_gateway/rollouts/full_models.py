@@ -28,7 +28,7 @@ from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import read_bundle
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency.orders import Orders
-from firstline_gateway.registry.catalogue import Bundles
+from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.store.readers import Readers
@@ -46,7 +46,7 @@ class FullModels:
 
     Args:
         fetched: the folder of fetched bundles.
-        bundles: the bundles that the registry lists.
+        catalogue: lists the bundles of the registry.
         repository: the models that are served.
         orders: changes the repository.
         readers: read from the store.
@@ -59,7 +59,7 @@ class FullModels:
     def __init__(
         self,
         fetched: FetchedBundles,
-        bundles: Bundles,
+        catalogue: CatalogueReader,
         repository: Repository,
         orders: Orders,
         readers: Readers,
@@ -69,7 +69,7 @@ class FullModels:
         clock: Clock,
     ) -> None:
         self._fetched = fetched
-        self._bundles = bundles
+        self._catalogue = catalogue
         self._repository = repository
         self._orders = orders
         self._readers = readers
@@ -166,7 +166,7 @@ class FullModels:
 
     async def _read_signed(self) -> None:
         """Reads which versions with a full model are signed now."""
-        found = await self._bundles.catalogue()
+        found = await self._catalogue.current()
         if found.version != self._signed_version:
             manifests = {
                 ModelKey(*key): files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()
@@ -179,7 +179,7 @@ class FullModels:
         return self._repository.models[key].path == self._fetched.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
-        return find_bundle((await self._bundles.catalogue()).bundles.get(key, {}), *key)
+        return find_bundle((await self._catalogue.current()).bundles.get(key, {}), *key)
 
     async def _fetch_and_serve(self, key: ModelKey) -> None:
         """Waits for a fetch that all waiting callers share and that continues when a caller leaves."""

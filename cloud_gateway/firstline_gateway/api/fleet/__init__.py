@@ -5,5 +5,4 @@ Modules
     rollouts        for operators: rollouts of models and configurations, and the audit log
     profiles        measured costs of models by machine
     registry        files of bundles, signed metadata, bundles, configurations and aliases
-    shared          bodies, names, pages, conditional answers and range requests of these routes
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError
@@ -18,117 +18,114 @@ from firstline_core.fleet.profiles import (
     requests_path,
 )
 from firstline_core.profile.profile import Profile
-from firstline_core.protocol.http_body import in_time, read_body
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import gateway_of, require_fleet
-from firstline_gateway.api.fleet.shared import (
-    PAGE,
+from firstline_gateway.api.auth import DeviceDep, GatewayDep, OperatorDep, require_device, require_fleet
+from firstline_gateway.api.messages import (
+    BundleName,
+    DeviceName,
+    MachineName,
+    OptionalBundleName,
+    OptionalMachineName,
+    PageLimit,
+    Version,
     answer,
     body_of,
     body_schema,
-    has_already,
+    cached_response,
     name_of,
     number_of,
-    require_device,
+    read_body,
 )
 from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
 
 _DOCUMENT = Limits(body_bytes=BODY_BYTES)
 _ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
+_REQUESTS = requests_path("{name}")
 
-_ASKED = requests_path("{name}")
+
+def place_of(bundle: BundleName, version: Version, machine: MachineName) -> Place:
+    """Returns the place of a profile, from a path."""
+    return bundle, version, machine
+
+
+PlaceDep = Annotated[Place, Depends(place_of)]
 
 router = APIRouter(tags=["profiles"], dependencies=[Depends(require_fleet)])
 own = APIRouter(tags=["twins"], dependencies=[Depends(require_device)])
 
 
-@router.get(
-    PROFILES_PATH,
-    summary="The stored profiles, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE).",
-)
+@router.get(PROFILES_PATH)
 async def list_profiles(
-    request: Request,
+    gateway: GatewayDep,
     *,
     after: str = "",
-    bundle: str = "",
-    machine: str = "",
-    limit: Annotated[int, Query(ge=1, le=PAGE)] = 200,
+    bundle: OptionalBundleName = "",
+    machine: OptionalMachineName = "",
+    limit: PageLimit = 200,
 ) -> Response:
-    behind: Place = _place(*after.split("/")) if after.count("/") == 2 else ("", 0, "")
-    if after and not behind[0]:
-        raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
-    found = await gateway_of(request).profiles.page(
-        behind,
-        limit,
-        bundle=bundle and name_of(bundle, "a bundle"),
-        machine=machine and name_of(machine, "a machine"),
-    )
-    return answer(found)
+    """The stored profiles, by bundle, version and machine (after=BUNDLE/VERSION/MACHINE)."""
+    behind: Place = ("", 0, "")
+    if after:
+        if after.count("/") != 2:
+            raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
+        name, version, other = after.split("/")
+        behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
+    return answer(await gateway.profiles.page(behind, limit, bundle=bundle, machine=machine))
 
 
-@router.get(_ONE, summary="One profile.")
-async def read_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
-    entry, content = await gateway_of(request).profiles.get(_place(bundle, version, machine))
-    headers = {"ETag": f'"{entry.sha256}"', "Cache-Control": "private, no-cache"}
-    if has_already(request.headers.get("if-none-match"), headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type="application/json")
+@router.get(_ONE)
+async def read_profile(request: Request, gateway: GatewayDep, place: PlaceDep) -> Response:
+    """One profile."""
+    entry, content = await gateway.profiles.get(place)
+    return cached_response(request, content, entry.sha256, "private, no-cache")
 
 
-@router.put(_ONE, summary="Store a profile, and replace the previous one.", openapi_extra=body_schema(Profile))
-async def write_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
-    place = _place(bundle, version, machine)
+@router.put(_ONE, openapi_extra=body_schema(Profile))
+async def write_profile(request: Request, gateway: GatewayDep, principal: OperatorDep, place: PlaceDep) -> Response:
+    """Store a profile, and replace the previous one."""
     entry, content = await _uploaded(request, place)
-    return answer(await gateway_of(request).profiles.put(entry, content, request.state.principal))
+    return answer(await gateway.profiles.put(entry, content, principal))
 
 
-@router.delete(_ONE, summary="Delete a profile.")
-async def remove_profile(request: Request, bundle: str, version: str, machine: str) -> Response:
-    place = _place(bundle, version, machine)
-    await gateway_of(request).profiles.remove(place, request.state.principal)
+@router.delete(_ONE)
+async def remove_profile(gateway: GatewayDep, principal: OperatorDep, place: PlaceDep) -> Response:
+    """Delete a profile."""
+    await gateway.profiles.remove(place, principal)
     return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
 
 
-@router.get(_ASKED, summary="The measurements requested from a device, and their progress.")
-async def list_requests(request: Request, name: str) -> Response:
-    return answer(await gateway_of(request).profile_requests.of(name_of(name)))
+@router.get(_REQUESTS)
+async def list_requests(gateway: GatewayDep, name: DeviceName) -> Response:
+    """The measurements requested from a device, and their progress."""
+    return answer(await gateway.profile_requests.of(name))
 
 
-@router.post(
-    _ASKED,
-    summary="Request that a device measures a bundle: 201 if new, 200 if already requested.",
-    openapi_extra=body_schema(ProfileAsked),
-)
-async def ask(request: Request, name: str) -> Response:
-    asked = await body_of(request, ProfileAsked)
-    found = await gateway_of(request).profile_requests.ask(name_of(name), asked, request.state.principal)
-    return answer(found, 201 if found.new else 200)
+@router.post(_REQUESTS, openapi_extra=body_schema(ProfileAsked))
+async def ask(request: Request, gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
+    """Request that a device measures a bundle: 201 if new, 200 if already requested."""
+    wanted = await body_of(request, ProfileAsked)
+    created = await gateway.profile_requests.ask(name, wanted, principal)
+    return answer(created, 201 if created.new else 200)
 
 
-@router.delete(_ASKED + "/{bundle}", summary="Cancel such a request.")
-async def cancel(request: Request, name: str, bundle: str) -> Response:
-    asked = name_of(name), name_of(bundle, "a bundle")
-    await gateway_of(request).profile_requests.cancel(*asked, request.state.principal)
-    return answer({"cancelled": {"device": asked[0], "bundle": asked[1]}})
+@router.delete(_REQUESTS + "/{bundle}")
+async def cancel(gateway: GatewayDep, principal: OperatorDep, name: DeviceName, bundle: BundleName) -> Response:
+    """Cancel such a request."""
+    await gateway.profile_requests.cancel(name, bundle, principal)
+    return answer({"cancelled": {"device": name, "bundle": bundle}})
 
 
-@own.put(
-    OWN_PROFILES_PATH + "/{bundle}/versions/{version}",
-    summary="Store the profile that was requested from the calling device.",
-    openapi_extra=body_schema(Profile),
-)
-async def write_own(request: Request, bundle: str, version: str) -> Response:
-    profiles, place = gateway_of(request).profiles, _place(bundle, version, request.state.device)
-    await profiles.check_requested(place[2], place[0], place[1])  # before megabytes arrive that were not requested
-    entry, content = await _uploaded(request, place)
-    return answer(await profiles.take(entry, content, place[2]))
+@own.put(OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
+async def write_own(
+    request: Request, gateway: GatewayDep, device: DeviceDep, bundle: BundleName, version: Version
+) -> Response:
+    """Store the profile that was requested from the calling device."""
+    await gateway.profiles.check_requested(device, bundle, version)  # before megabytes arrive that were not requested
+    entry, content = await _uploaded(request, (bundle, version, device))
+    return answer(await gateway.profiles.take(entry, content, device))
 
 
 async def _uploaded(request: Request, place: Place) -> tuple[ProfileEntry, bytes]:
-    content = await read_body(in_time(request.stream()), request.headers, _DOCUMENT)
+    content = await read_body(request, _DOCUMENT)
     return await asyncio.to_thread(read_uploaded, content, place), content
-
-
-def _place(bundle: str, version: str, machine: str) -> Place:
-    return name_of(bundle, "a bundle"), number_of(version, "a version"), name_of(machine, "a machine")

@@ -36,7 +36,7 @@ from firstline_core.fleet.registry import expiry_warnings
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
-from firstline_gateway.registry.catalogue import Bundles, Catalogue, catalogue_of, check_listed, entry_of
+from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, entry_of
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked, open_blobs
 from firstline_gateway.registry.registry import Registry, RegistryMaintenance
 from firstline_gateway.registry.s3 import S3Blobs
@@ -58,12 +58,12 @@ class Room:
         self.folder = folder
         self.readers = Readers(self.kept.database)
         settings = RegistrySettings(blobs=str(folder / "blobs"))
-        self.bundles = Bundles(self.readers)
+        self.catalogue = CatalogueReader(self.readers)
         self.registry = Registry(
             self.readers,
             self.kept.writer,
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
-            self.bundles,
+            self.catalogue,
             AuthorityFolder(folder / "identity", self.clock),
             in_use=RolloutBundleUse(),
             clock=self.clock,
@@ -175,7 +175,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
 
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
-    aliases = Aliases(room.readers, room.kept.writer, room.bundles.catalogue, clock=room.clock)
+    aliases = Aliases(room.readers, room.kept.writer, room.catalogue.current, clock=room.clock)
     with pytest.raises(NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
     with pytest.raises(NotFoundError, match="no alias champion"):
@@ -370,7 +370,7 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
 
 async def test_an_alias_does_not_come_to_stand_for_what_goes_meanwhile(room: Room) -> None:
     await room.begin()
-    seen = await room.bundles.catalogue()
+    seen = await room.catalogue.current()
     old = Catalogue(seen.version - 1, {}, {("m", 1): {}})
 
     async def before() -> Catalogue:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.api.fleet.shared import Part, has_already, part_of
+from firstline_gateway.api.messages import Part, has_already, part_of
 
 ETAG = '"e"'
 NUMBERS = st.integers(0, 30)

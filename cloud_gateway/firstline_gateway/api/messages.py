@@ -1,58 +1,40 @@
-"""Shared by the fleet's routes: authentication, bodies, names, and conditional answers."""
+"""Reads the bodies and parameters of the control plane's requests, and builds its responses."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
-from fastapi import Depends, Request
-from fastapi.security import HTTPBearer
+from fastapi import Query, Request
+from pydantic import AfterValidator, BeforeValidator
 from starlette.responses import Response
 
-from firstline_core.errors import ConflictError, ForbiddenError, RequestError
-from firstline_core.protocol.enrolment import device_of_principal
-from firstline_core.protocol.http_body import in_time, read_body
+from firstline_core.errors import ConflictError, RequestError
+from firstline_core.protocol import http_body
+from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import Name
-from firstline_gateway.api.auth import authenticate, check_scope, gateway_of
 
 BODY = Limits(body_bytes=MIB)
 PAGE = 1000
 """Largest number of items on a page."""
+# One range only: a request for several gets the whole file, as the RFC allows.
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
 
 _T = TypeVar("_T")
 
 
-async def require_device(
-    request: Request,
-    _documented: Annotated[
-        object, Depends(HTTPBearer(auto_error=False, description="A device's key; or its client certificate."))
-    ],
-) -> None:
-    """Requires a device, and sets `request.state.device` to the name in its certificate or key."""
-    caller = await authenticate(gateway_of(request).identity, request)
-    name = device_of_principal(caller.principal) if caller.principal else None
-    if name is None:
-        raise ForbiddenError(
-            "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), and "
-            "let the device join."
-        )
-    request.state.device = name
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Returns the body, decompressed.
 
-
-async def require_device_or_fleet(
-    request: Request,
-    _documented: Annotated[
-        object,
-        Depends(HTTPBearer(auto_error=False, description="A device's key, or an API key with the scope 'fleet'.")),
-    ],
-) -> None:
-    """Requires a device, or the scope 'fleet'."""
-    caller = await authenticate(gateway_of(request).identity, request)
-    if device_of_principal(caller.principal) is None:
-        check_scope(caller, "fleet")
+    Raises:
+        PayloadTooLargeError: the body is over the limit.
+        RemoteTimeoutError: the body arrives too slowly.
+    """
+    return await http_body.read_body(http_body.in_time(request.stream()), request.headers, limits)
 
 
 async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T:
@@ -63,9 +45,8 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
         PayloadTooLargeError: the body is over the limit.
         RemoteTimeoutError: the body arrives too slowly.
     """
-    body = await read_body(in_time(request.stream()), request.headers, limits)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(await read_body(request, limits), type=kind)
     except msgspec.ValidationError as error:
         raise RequestError(f"The body is not valid: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -102,6 +83,41 @@ def number_of(text: str, what: str, most: int = 10**18 - 1) -> int:
     return int(text)
 
 
+def _name(what: str) -> AfterValidator:
+    return AfterValidator(partial(name_of, what=what))
+
+
+def _optional_name(what: str) -> AfterValidator:
+    return AfterValidator(lambda text: text and name_of(text, what))
+
+
+# Parameters of routes; optional ones are "" if they are absent.
+DeviceName = Annotated[str, _name("a device")]
+ModelName = Annotated[str, _name("a model")]
+BundleName = Annotated[str, _name("a bundle")]
+MachineName = Annotated[str, _name("a machine")]
+AliasName = Annotated[str, _name("an alias")]
+RolloutId = Annotated[str, _name("a rollout")]
+Version = Annotated[int, BeforeValidator(partial(number_of, what="a version"))]
+OptionalDeviceName = Annotated[str, _optional_name("a device")]
+OptionalModelName = Annotated[str, _optional_name("a model")]
+OptionalBundleName = Annotated[str, _optional_name("a bundle")]
+OptionalMachineName = Annotated[str, _optional_name("a machine")]
+OptionalConfigurationName = Annotated[str, _optional_name("a configuration")]
+OptionalRolloutId = Annotated[str, _optional_name("a rollout")]
+PageLimit = Annotated[int, Query(ge=1, le=PAGE)]
+
+
+def response_of(reply: Reply) -> Response:
+    """Returns a reply as the framework's response."""
+    return Response(reply.body, status_code=reply.status, headers=reply.headers)
+
+
+def json_response(value: object) -> Response:
+    """Returns a JSON response in the form of V2."""
+    return response_of(json_reply(value))
+
+
 def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
     """Returns a JSON response, which caches must revalidate."""
     headers = {"Content-Type": "application/json", "Cache-Control": "no-cache" if etag else "no-store"}
@@ -110,12 +126,12 @@ def answer(value: object, status: int = 200, *, etag: str = "") -> Response:
     return Response(msgspec.json.encode(value), status, headers)
 
 
-def conditional_answer(request: Request, value: object, etag: str) -> Response:
-    """Returns the answer, or 304 if the caller has it (`If-None-Match`)."""
-    known = request.headers.get("if-none-match", "")
-    if etag in (tag.strip().removeprefix("W/").strip('"') for tag in known.split(",")):
-        return Response(status_code=304, headers={"ETag": f'"{etag}"', "Cache-Control": "no-cache"})
-    return answer(value, etag=etag)
+def cached_response(request: Request, content: bytes, etag: str, cache_control: str) -> Response:
+    """Returns a JSON document, or 304 if the caller has it (`If-None-Match`)."""
+    headers = {"ETag": f'"{etag}"', "Cache-Control": cache_control}
+    if has_already(request.headers.get("if-none-match"), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type="application/json")
 
 
 def check_unchanged(request: Request, etag: str) -> None:
@@ -127,10 +143,6 @@ def check_unchanged(request: Request, etag: str) -> None:
     wanted = request.headers.get("if-match")
     if wanted is not None and wanted.strip() != "*" and wanted.strip().strip('"') != etag:
         raise ConflictError("The resource was changed since you read it; read it again, then repeat.")
-
-
-# One range only: a request for several gets the whole file, as the RFC allows.
-_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
 
 
 class Part(NamedTuple):
