@@ -100,7 +100,7 @@ async def _answer(
     started_s = time.perf_counter()
     response = await infer(request)
     took_us = (time.perf_counter() - started_s) * 1e6
-    # On a busy machine the disk may rest after a slow read, and the model answers instead: that is no disk hit.
+    # On a busy machine the cache may skip the disk after a slow read. The model answers then, which is not a disk hit.
     if response.answer is not None and response.answer.tier is tier:
         spent.append(took_us)
 

@@ -1,9 +1,9 @@
-"""What tiering gives on real data: the digits, and the two pairs of third-party models beside the checkout.
+"""Measures accuracy, edge share and traffic of tiering on real data: the digits and two pairs of third-party models.
 
-    python bench/evaluate_pairs.py [--data DIR] [--limit N]
+    python -m bench.evaluate_pairs [--data DIR] [--limit N]
 
-Prints every figure, and writes them to bench/results/evaluate.json. Pairs whose models are not there are left
-out. The thresholds of the pairs are chosen on one half of their images and measured on the other.
+Prints every figure, and writes them to bench/results/evaluate.json. Pairs without data are skipped. The thresholds of
+the pairs are chosen on one half of their images and measured on the other.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _SEED = 20261121
 
 
 def promises(bundle: Bundle) -> dict[str, float]:
-    """The disagreement that is certified, by variant."""
+    """Returns the certified disagreement by variant."""
     manifest = bundle.manifest
     certificates = {model.id: valid_certificate(manifest, model) for model in manifest.edge}
     return {name: c.epsilon for name, c in certificates.items() if c is not None and c.contract == "disagreement"}
 
 
-def figures_of(found: Evaluation, promised: Mapping[str, float]) -> Iterator[Figure]:
-    """The figures of one bundle. The digits have aims: they are ours, and their threshold is committed."""
-    if found.full is None:
-        raise ValueError(f"{found.bundle} has no full model to compare with")
-    name, full, aims = found.bundle, found.full, found.bundle == "digits"
-    yield Figure(f"{name}: images", found.samples, "count")
+def figures_of(evaluation: Evaluation, certified: Mapping[str, float]) -> Iterator[Figure]:
+    """Yields the figures of one bundle. The digits have aims, because their threshold is in the repository."""
+    if evaluation.full is None:
+        raise ValueError(f"{evaluation.bundle} has no full model to compare with")
+    name, full, aims = evaluation.bundle, evaluation.full, evaluation.bundle == "digits"
+    yield Figure(f"{name}: images", evaluation.samples, "count")
     yield Figure(f"{name}: full only: accuracy", full.accuracy, "share")
     yield from _latency(f"{name}: full only", full.latency_ms)
-    for variant in found.variants:
+    for variant in evaluation.variants:
         edge, tiered = variant.edge, variant.tiered
         if tiered is None:
             continue
@@ -70,7 +70,7 @@ def figures_of(found: Evaluation, promised: Mapping[str, float]) -> Iterator[Fig
             ">= 0.7" if aims else None,
             tiered.edge_share >= 0.7 if aims else None,
         )
-        epsilon = promised.get(edge.id)
+        epsilon = certified.get(edge.id)
         yield Figure(
             f"{both}: kept answers that differ from the full model's",
             tiered.disagreement,
@@ -83,13 +83,13 @@ def figures_of(found: Evaluation, promised: Mapping[str, float]) -> Iterator[Fig
         yield from _latency(both, tiered.latency_ms)
 
 
-def _latency(name: str, found: Latency) -> Iterator[Figure]:
-    yield Figure(f"{name}: latency p50 without the network", found.p50, "ms")
-    yield Figure(f"{name}: latency p99 without the network", found.p99, "ms")
+def _latency(name: str, latency: Latency) -> Iterator[Figure]:
+    yield Figure(f"{name}: latency p50 without the network", latency.p50, "ms")
+    yield Figure(f"{name}: latency p99 without the network", latency.p99, "ms")
 
 
 def evaluate_pair(pair: str, data: Path, folder: Path, limit: int | None) -> Evaluation:
-    """Makes the pair's bundle, chooses its policy on one half of the images, and evaluates it on the other."""
+    """Creates the pair's bundle, chooses its policy on one half of the images, and evaluates it on the other."""
     models = data / pair
     chosen_on, measured_on = _halves(open_dataset(models / "dev", limit))
     bundle = create_bundle(
@@ -118,15 +118,15 @@ def main() -> int:
 
     digits = _MODELS / "digits"
     bundle = open_bundle(digits / "bundle")
-    found = [(evaluate(bundle, open_dataset(digits / "heldout"), variants=["all"]), promises(bundle))]
+    evaluations = [(evaluate(bundle, open_dataset(digits / "heldout"), variants=["all"]), promises(bundle))]
     with tempfile.TemporaryDirectory() as folder:
         for pair in _PAIRS:
             if (arguments.data / pair).is_dir():
-                found.append((evaluate_pair(pair, arguments.data, Path(folder), arguments.limit), {}))
+                evaluations.append((evaluate_pair(pair, arguments.data, Path(folder), arguments.limit), {}))
             else:
-                print(f"{pair} is left out: {arguments.data} does not have it.", file=sys.stderr)
+                print(f"{pair} is skipped: {arguments.data} does not have it.", file=sys.stderr)
 
-    return report("evaluate", [figure for evaluation in found for figure in figures_of(*evaluation)])
+    return report("evaluate", [figure for evaluation in evaluations for figure in figures_of(*evaluation)])
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def recovery_s(running: Running, capacity: float, seconds: float, timeout_s: flo
 
 
 def shares(folder: Path, capacity: float, seconds: float, timeout_s: float) -> tuple[float, float]:
-    """How much of a polite client's is answered beside a greedy one, and the greedy one's share of all answers."""
+    """Returns the answered share of a polite client next to a greedy one, and the greedy one's share of all."""
     config = configuration(folder, "tokens")
     command = [sys.executable, "-m", "firstline_gateway", "key", "create"]
     keys = [
@@ -190,7 +190,7 @@ _AIMS: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 
 def figures(runs: Sequence[dict[str, float]]) -> list[Figure]:
-    """Sums of what is counted; of the rest medians, and beside what is aimed for the worst."""
+    """Returns sums of counts, medians of other values, and the worst value of the goodput."""
     found = [Figure("runs: figures are medians over them, and sums of what was let in", len(runs), "")]
     for name in runs[0]:
         values = [run[name] for run in runs]

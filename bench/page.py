@@ -1,4 +1,4 @@
-"""Pages of docs/ whose tables are filled with the figures that were measured: the words are the page's own."""
+"""Fills the tables in pages of docs/ with measured figures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COLUMNS = re.compile(r"(<!-- columns: ([\w-]+)/(\w+)(: [^|]*?)? \| (.*?) -->\n)
 
 
 def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
-    """The page with each of its tables as it was measured; what never was has an empty one.
+    """Returns the page with its tables filled; a table without measurements is empty.
 
     Args:
-        page: with tables between `<!-- figures: TARGET -->`, or `TARGET/PART`, and `<!-- end -->`; with `aims` after it
-            only of what was aimed for, with `missed` only of what does not hold, with `without WORD` only of figures
-            that do not begin with it. `<!-- columns: TARGET/PART: WORDS | A | B -->` has a row for all figures below
-            these words that have the same name but for an A or B at its end.
+        page: with tables between `<!-- figures: TARGET -->`, or `TARGET/PART`, and `<!-- end -->`. After the target,
+            `aims` keeps only figures with an aim, `missed` only missed aims, `without WORD` only figures that do not
+            begin with it. `<!-- columns: TARGET/PART: WORDS | A | B -->` has one row for the figures that begin with
+            these words and differ only in A or B at the end.
         measured: the figures of a target.
     """
 
@@ -47,20 +47,20 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
 
 
 def refill(path: Path) -> None:
-    """Writes a page anew, from what was measured last."""
+    """Refills the tables of a page from the last measurements."""
     path.write_text(filled(path.read_text(), figures.measured))
 
 
 def tables(page: str) -> list[tuple[str, str]]:
-    """The targets and parts that the page has tables for."""
+    """Returns the targets and parts of the page's tables."""
     return [(target, part) for pattern in (_TABLE, _COLUMNS) for _, target, part, *_ in pattern.findall(page)]
 
 
-def _side_by_side(known: Sequence[Figure], words: str, names: Sequence[str]) -> str:
-    """Figures in columns, one row for each beginning; with three digits, which is what a measurement repeats to."""
+def _side_by_side(measured: Sequence[Figure], words: str, names: Sequence[str]) -> str:
+    """Returns figures in columns, one row for each beginning, rounded to three digits."""
     of = re.compile(rf"{re.escape(words)}(?:[:,] (.+?))?[:,] ({'|'.join(map(re.escape, names))})")
     rows: dict[str, dict[str, str]] = {}
-    for figure in known:
+    for figure in measured:
         if match := of.fullmatch(figure.figure):
             rows.setdefault(match[1] or "itself", {})[match[2]] = _cell(figure)
     if not rows:

@@ -1,7 +1,6 @@
-"""Labelled pools of real pairs: what edge and full model say of every image, collected once and kept.
+"""Labelled pools of real model pairs: the answers of edge and full model for every image, collected once and cached.
 
-A pool may be of changed images: those are changed first and go through the real models then, as a camera out of focus
-would have it.
+The images of a pool can be changed before the models see them, for example blurred like those of a camera out of focus.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _CHECKOUT = Path(__file__).parents[1]
 _MODELS = _CHECKOUT / "models"
 
 DATA = Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
-"""Where the third-party models and images are looked for."""
+"""Folder of the third-party models and images."""
 
 CACHE = Path(tempfile.gettempdir()) / "firstline-pools"
-"""Where collected answers are kept."""
+"""Folder of collected answers."""
 
 Change = Callable[[bytes], bytes]
-"""An encoded image to another one."""
+"""Changes an encoded image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An edge variant before a full model, and the labelled images to measure them on.
+    """An edge variant, its full model, and the labelled images to measure them on.
 
     Args:
         name: for people.
@@ -56,7 +55,7 @@ class Pair:
     images: str
 
     def missing_in(self, data: Path) -> Path | None:
-        """The first folder that it needs and that is not there."""
+        """Returns the first missing folder, or None."""
         folders = (data / self.recipe, data / self.images) if self.images else ()
         return next((folder for folder in folders if not folder.is_dir()), None)
 
@@ -65,7 +64,7 @@ DIGITS = Pair("digits", "digits", "edge-onnx", "")
 CIFAR10 = Pair("cifar10-cascade resnet8-int8", "cifar10-cascade", "resnet8-int8", "cifar10-cascade")
 IMAGENET = Pair("imagenet-cascade v1-160", "imagenet-cascade", "v1-160", "imagenet-cascade")
 TRAINSAMPLE = Pair("imagenet-trainsample v1-160", "imagenet-cascade", "v1-160", "imagenet-trainsample")
-"""Other images before the models of `IMAGENET`; its accuracy is flattered, for they may have been trained on them."""
+"""Other images for the models of `IMAGENET`. Its accuracy is too high if the models were trained on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,17 @@ class Pool:
     size_bytes: NDArray[np.int64]
 
     def losses(self) -> dict[str, NDArray[np.bool_]]:
-        """The two losses of a kept answer: the full model says something else; and is right, where the edge is not."""
+        """Returns both losses of an edge answer: the full model answers differently; only the full model is right."""
         return {"disagreement": self.edge.argmax(axis=1) != self.full.argmax(axis=1), "harm": self.gains() > 0}
 
     def gains(self) -> NDArray[np.float64]:
-        """What asking the full model changes: 1 where it alone is right, -1 where the edge alone is, 0 elsewhere."""
+        """Returns the gain of an escalation: 1 if only the full model is right, -1 if only the edge is, else 0."""
         edge, full = self.edge.argmax(axis=1) == self.labels, self.full.argmax(axis=1) == self.labels
         gains: NDArray[np.float64] = full.astype(np.float64) - edge
         return gains
 
     def take(self, rows: NDArray[np.intp]) -> Pool:
-        """Some of its images, repeated where they are named twice."""
+        """Returns the pool of these rows, repeated if they are named twice."""
         return Pool(self.name, self.edge[rows], self.full[rows], self.labels[rows], self.size_bytes[rows])
 
 
@@ -106,29 +105,29 @@ def collect(
     changed: str = "",
     limit: int | None = None,
 ) -> Pool:
-    """Runs the pair's models over its images, or takes what an earlier run kept.
+    """Runs the pair's models on its images, or reads the answers of an earlier run.
 
     Args:
         pair: what to run.
         data: third-party models and images.
-        cache: folder for what was collected; a changed recipe collects anew.
-        change: done to each image first.
+        cache: folder of collected answers; a changed recipe is collected again.
+        change: applied to each image first.
         changed: name of that change, with its strength.
-        limit: of images, spread evenly; None for all.
+        limit: number of images, spread evenly; None for all.
     """
     digest = _digest(pair)
-    kept = cache / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
-    if not kept.is_file():
+    file = cache / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
+    if not file.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         folder = data / pair.images / "dev" if pair.images else _MODELS / pair.recipe / "heldout"
         dataset = open_dataset(folder, limit)
         if change is not None:
             dataset = _Changed(dataset.folder, dataset.samples, change)
-        unfinished = kept.with_suffix(f".{os.getpid()}.npz")
+        unfinished = file.with_suffix(f".{os.getpid()}.npz")
         np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, dataset))
-        unfinished.replace(kept)
-    with np.load(kept) as found:
-        return Pool(pair.name, found["edge"], found["full"], found["labels"], found["size_bytes"])
+        unfinished.replace(file)
+    with np.load(file) as stored:
+        return Pool(pair.name, stored["edge"], stored["full"], stored["labels"], stored["size_bytes"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def _digest(pair: Pair) -> str:
 
 
 def bundle_of(pair: Pair, data: Path = DATA, cache: Path = CACHE) -> Bundle:
-    """The pair's bundle; made in the cache where it is of third-party models."""
+    """Returns the pair's bundle; bundles of third-party models are created in the cache."""
     if not pair.images:
         return open_bundle(_MODELS / pair.recipe / "bundle")
     folder = cache / f"{pair.recipe}-{_digest(pair)}"

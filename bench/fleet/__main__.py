@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.fleet.run import PARTS, Effort, keep, measure
+from bench.fleet.run import PARTS, Effort, measure, store
 from bench.page import refill
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="parts that are left out keep their figures")
     options = parser.parse_args()
     effort = Effort(options.rollouts, options.devices, options.processes)
-    code = keep(measure(effort, frozenset(options.only or PARTS)))
+    code = store(measure(effort, frozenset(options.only or PARTS)))
     refill(PAGE)
     sys.exit(code)
 

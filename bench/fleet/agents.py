@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from bench.fleet.population import BUNDLE, NEW, Device, Said
+from bench.fleet.population import BUNDLE, NEW, Device, DeviceReport
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
@@ -225,7 +225,7 @@ class Agent:
             self._desired = desired
             self._updater.desire(desired.models)
 
-    def said(self) -> Said | None:
+    def said(self) -> DeviceReport | None:
         """What it says of itself, and counted; None while no process runs."""
         if self._running is None:
             return None
@@ -235,7 +235,7 @@ class Agent:
         self._sequence += 1
         revision = self._desired.revision if self._desired is not None else 0
         counts = tuple(self.habits.models[version] for version in sorted(self.habits.models))
-        return Said(
+        return DeviceReport(
             self.habits.name,
             Reported(self._session, self._sequence, revision, running_models(self.models), self._updater.updates()),
             Telemetry(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from bench.fleet.population import BUNDLE, NEW, Said
+from bench.fleet.population import BUNDLE, NEW, DeviceReport
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
@@ -59,7 +59,7 @@ class Fleet(Protocol):
 
     manifest_sha256: str
 
-    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
         """Has devices hear what is desired and live on; what they say in the end.
 
         Args:
@@ -99,16 +99,16 @@ class Driven:
             rows = connection.execute(select(DEVICES.c.name, DEVICES.c.desired)).all()
         desired = {row.name: msgspec.json.decode(row.desired, type=Desired) for row in rows}
         now_s = self.clock.wall_s()
-        said = self.fleet.pass_time(hours, desired, now_s)
+        reports = self.fleet.pass_time(hours, desired, now_s)
         with self.database.begin() as connection:
-            for each in said:  # whoever is not known yet, or has another process now, comes as devices come
+            for each in reports:  # a new device, or a new process of one, reports as devices do
                 if each.reported.session != self._sessions.get(each.name):
                     devices.report(connection, each.name, each.reported, now_s, accept=True)
                     self._sessions[each.name] = each.reported.session
             connection.execute(
-                update(DEVICES).where(DEVICES.c.name == bindparam("device")), [_words(each, now_s) for each in said]
+                update(DEVICES).where(DEVICES.c.name == bindparam("device")), [_words(each, now_s) for each in reports]
             )
-            counts = [self._counted(each, now_s) for each in said]
+            counts = [self._counted(each, now_s) for each in reports]
             names = [each["device"] for each in counts]
             connection.execute(delete(COUNTS).where(COUNTS.c.device.in_(names)))
             connection.execute(insert(COUNTS), counts)
@@ -118,17 +118,17 @@ class Driven:
             ]
             connection.execute(insert(HISTORY), past)
 
-    def _counted(self, said: Said, now_s: float) -> dict[str, Any]:
-        report = said.telemetry
-        before, totals = self._counts.get(said.name, (None, Totals()))
-        same = before is not None and before.session == report.session
-        after = added(totals, before if same else None, report)
-        self._counts[said.name] = report, after
+    def _counted(self, device: DeviceReport, now_s: float) -> dict[str, Any]:
+        telemetry = device.telemetry
+        before, totals = self._counts.get(device.name, (None, Totals()))
+        same = before is not None and before.session == telemetry.session
+        after = added(totals, before if same else None, telemetry)
+        self._counts[device.name] = telemetry, after
         return {
-            "device": said.name,
-            "session": report.session,
-            "sequence": report.sequence,
-            "latest": msgspec.json.encode(report).decode(),
+            "device": device.name,
+            "session": telemetry.session,
+            "sequence": telemetry.sequence,
+            "latest": msgspec.json.encode(telemetry).decode(),
             "totals": msgspec.json.encode(after).decode(),
             "at_s": now_s,
         }
@@ -146,13 +146,13 @@ class Driven:
         return made
 
 
-def _words(said: Said, now_s: float) -> dict[str, Any]:
+def _words(report: DeviceReport, now_s: float) -> dict[str, Any]:
     return {
-        "device": said.name,
+        "device": report.name,
         "last_seen_s": now_s,
         "online": True,
-        "sequence": said.reported.sequence,
-        "reported": msgspec.json.encode(said.reported).decode(),
+        "sequence": report.reported.sequence,
+        "reported": msgspec.json.encode(report.reported).decode(),
     }
 
 

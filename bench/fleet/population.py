@@ -128,7 +128,7 @@ class Device:
         return Telemetry("session", self.sequence, self.uptime_s, models, unclean=self.unclean)
 
 
-class Said(NamedTuple):
+class DeviceReport(NamedTuple):
     """What the gateway hears of a device."""
 
     name: str

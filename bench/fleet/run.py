@@ -141,22 +141,22 @@ async def _simulate(case: Case, devices: int) -> dict[str, Any]:
 
 
 def progress(what: str) -> None:
-    """To whoever waits."""
+    """Prints progress to stderr."""
     print(what, file=sys.stderr, flush=True)
 
 
-def keep(found: dict[str, Any]) -> int:
-    """Adds what was measured to what is there; 0 where all holds (an exit code)."""
+def store(results: dict[str, Any]) -> int:
+    """Adds measurements to the stored ones; returns 0 if every aim holds, else 1."""
     path = RESULTS / f"{TARGET}.json"
-    held = json.loads(path.read_text()) if path.exists() else {}
-    beside = {name: part for name, part in (held | found).items() if name != "figures"}
-    told = figures(beside)
-    write(TARGET, told, beside)
-    return tell(told)
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    merged = {name: part for name, part in (stored | results).items() if name != "figures"}
+    shown = figures(merged)
+    write(TARGET, shown, merged)
+    return tell(shown)
 
 
 def figures(found: dict[str, Any]) -> list[Figure]:
-    """What was measured beside what was aimed for."""
+    """Returns the measurements with their aims."""
     made = []
     if "same_model" in found:
         same = found["same_model"]

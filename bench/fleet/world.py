@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from bench.fleet.agents import Agent
-from bench.fleet.population import BUNDLE, NEW, OLD, Effect, Said, population
+from bench.fleet.population import BUNDLE, NEW, OLD, DeviceReport, Effect, population
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
 from bench.support.bundles import model, with_certificate, write_manifest
@@ -63,11 +63,11 @@ class World:
         for agent in self.agents.values():
             agent.start()
 
-    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
         """See `driven.Fleet`."""
         return self._runner.run(self._pass_time(hours, desired))
 
-    async def _pass_time(self, hours: float, desired: Mapping[str, Desired]) -> list[Said]:
+    async def _pass_time(self, hours: float, desired: Mapping[str, Desired]) -> list[DeviceReport]:
         self._shelf.renew(datetime.fromtimestamp(self._clock.wall_s(), UTC))
         for name, agent in self.agents.items():
             if name in desired:
@@ -76,9 +76,9 @@ class World:
         return [said for agent in self.agents.values() if (said := agent.said()) is not None]
 
     def versions(self) -> Counter[int]:
-        """How many devices run which version, by what is on their disks and verifies; 0 for those that do not.
+        """Counts devices by the version that their disks hold and that verifies; 0 for the others.
 
-        Each agent is ended and started anew before: what counts is what a device comes up with.
+        Each agent is restarted first, because the version that a device starts with counts.
         """
         return self._runner.run(self._versions())
 

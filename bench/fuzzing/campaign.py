@@ -1,4 +1,4 @@
-"""Makes inputs by number, gives them to their readers, and keeps what nobody foresaw.."""
+"""Generates numbered inputs, gives them to their readers, and collects unexpected outcomes."""
 
 from __future__ import annotations
 

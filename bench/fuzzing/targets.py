@@ -195,7 +195,7 @@ def _read_certificate(found: Input) -> object:
         return requested_key(pem)
     try:
         return public_key_hash(pem)
-    # It says so itself, and its caller that nobody answers as a gateway; of odd serial numbers the library only warns.
+    # The caller reports that no gateway answers; the library only warns of odd serial numbers.
     except (ValueError, CryptographyDeprecationWarning):
         return None
 
@@ -215,7 +215,7 @@ def _read_small(found: Input) -> object:
         return EventReader(1000).read(content)
     try:
         return has_external_data(content)
-    except ValueError:  # it says so itself, and its caller that the file is no model
+    except ValueError:  # the caller reports that the file is not a model
         return None
 
 

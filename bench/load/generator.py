@@ -27,13 +27,13 @@ class Stream(NamedTuple):
     """One client's requests.
 
     Attributes:
-        client: who, for the figures.
+        client: name for the figures.
         rate: requests a second on average; their distances are exponential (a Poisson process).
         start_s: after the plan's start.
-        seconds: how long.
-        timeout_s: what each request allows; 0 for no deadline.
-        path: of the address.
-        headers: beside Host and Content-Length.
+        seconds: duration.
+        timeout_s: deadline of each request; 0 for none.
+        path: of the URL.
+        headers: in addition to Host and Content-Length.
         body: of every request.
     """
 

@@ -1,7 +1,7 @@
 """The least that a V2 server on uvicorn can do: no checks, no routing, no limits, no batches; the model runs inline.
 
-What a gateway costs is told by how much it stays behind this (or, where batches pay, goes ahead of it), with the same
-client, model and server (uvloop, httptools) in the same run.
+The ratio of a gateway's rate to this one is the gateway's cost, with the same client, model and server (uvloop,
+httptools) in the same run. Batches can make the gateway faster.
 """
 
 from __future__ import annotations

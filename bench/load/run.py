@@ -45,7 +45,7 @@ class Running:
 
 @contextlib.contextmanager
 def gateway(config: Path, core: set[int]) -> Iterator[Running]:
-    """Runs `firstline-gateway run` on one core; its log is gateway.log beside the configuration."""
+    """Runs `firstline-gateway run` on one core; its log is gateway.log next to the configuration."""
     command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", "0", "-o", "json"]
     with (config.parent / "gateway.log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Alarm: under shifts of real images, how soon do audits of kept answers find that the contract is broken?
+"""Alarm: under shifts of real images, how soon do audits of edge answers find that the contract is broken?
 
 On each pair a threshold is certified on 2,500 rows drawn from the pool. The stream is of audits of the answers that it
 keeps: first of the pool as it is, then of a shifted one, of which the true risk is known as well. How often alarms are
@@ -50,8 +50,8 @@ class Watch:
         shift: "labels", "blur", "noise", "other images", or "" for none.
         threshold: "certified" or "loosest".
         quiet: audits before the shift.
-        before, after: true risk of kept answers.
-        kept: share of the shifted answers that is kept.
+        before, after: true risk of edge answers.
+        kept: edge share after the shift.
         delays: audits from the shift to the alarm, infinite where there was none.
         early: runs that alarmed before the shift.
     """

@@ -72,7 +72,7 @@ class Given:
 
 
 class NoContracts:
-    """Nobody alarms, and nobody is told."""
+    """Contracts that never alarm."""
 
     def alarm_of(self, model: DeviceModel) -> str:
         return ""
@@ -82,7 +82,7 @@ class NoContracts:
 
 
 class NoAudits:
-    """Nobody looks: what audits find is measured in `alarm.py`."""
+    """Audits that never sample; `alarm.py` measures them."""
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
@@ -153,7 +153,7 @@ async def serve(
     async def ask(number: int, row: int) -> None:
         asked_s = clock.monotonic_s()
         request = InferRequest(NAME, (tensor_of(pool, row),), str(number))
-        with contextlib.suppress(FirstlineError):  # nobody had time for it
+        with contextlib.suppress(FirstlineError):  # it was not answered in time
             response = await on.cascade.infer(RequestContext(request, asked_s + deadline_s))
             answered[number] = clock.monotonic_s() - asked_s, response
 

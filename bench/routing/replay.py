@@ -50,13 +50,13 @@ def tensor_of(pool: Pool, row: int) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> list[int]:
-    """Which rows the inputs stand for."""
+    """Returns the rows that the inputs encode."""
     return [int.from_bytes(element[:_INDEX_BYTES], "little") for element in tensor.array]
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A pair in the field.
+    """A deployed pair.
 
     Args:
         manifest: with what was learned and certified on the fitted half of a pool.

@@ -41,11 +41,11 @@ CHANGES: dict[str, dict[str, tuple[str, Change]]] = {
 
 
 def relabelled(pool: Pool, kept: NDArray[np.bool_], losses: NDArray[np.bool_], risk: float) -> Pool:
-    """The pool's images of the worst groups of classes only: as many groups as still make this risk among kept answers.
+    """Returns the images of the worst groups of classes: as many groups as still cause this risk of edge answers.
 
     Args:
         pool: as certified.
-        kept: which of its answers are kept.
+        kept: which of its answers are accepted at the edge.
         losses: of its answers.
         risk: to be reached.
     """
