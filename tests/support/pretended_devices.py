@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.fleet.population import BUNDLE, NOTHING, OLD, Device, Effect, Said, generators
+from bench.fleet.population import BUNDLE, NOTHING, OLD, Device, DeviceReport, Effect, generators
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 
@@ -68,13 +68,13 @@ class Pretended:
     def __init__(self, devices: Mapping[str, PretendedDevice]) -> None:
         self._devices = devices
 
-    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[Said]:
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
         """See `driven.Fleet`."""
         there = [device for device in self._devices.values() if device.on]
         for device in there:
             device.live(hours)
             device.hear(desired.get(device.name, Desired(0)), now_s)
-        return [Said(device.name, device.reported, device.telemetry) for device in there]
+        return [DeviceReport(device.name, device.reported, device.telemetry) for device in there]
 
     def versions(self) -> Counter[int]:
         """See `driven.Fleet`."""
