@@ -27,7 +27,7 @@ def list_entries(
 ) -> Report:
     """List the audit log."""
     with gateway.fleet() as fleet:
-        entries = list(fleet.rollouts.trail(subject))
+        entries = list(fleet.rollouts.audit_log(subject))
     rows = ((str(entry.number), date(entry.at_s), entry.actor, entry.action, entry.subject) for entry in entries)
     return Report(entries, table(">number", "when", "who", "what", "to", rows=rows))
 
@@ -49,7 +49,7 @@ def verify(
             typer.echo(
                 f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
             )
-        number, sha256 = verify_log(fleet.rollouts.trail(), [now, *([saved] if saved is not None else [])])
+        number, sha256 = verify_log(fleet.rollouts.audit_log(), [now, *([saved] if saved is not None else [])])
     if keep is not None:
         try:
             keep.write_bytes(msgspec.json.encode(now))

@@ -17,7 +17,7 @@ from firstline.cli.profile_source import is_name
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
-from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.storage.artefact import Sha256
@@ -65,7 +65,7 @@ def bundle_named(bundle: Path) -> Named:
 
 def profile_on(
     device: str,
-    request: ProfileAsked,
+    request: NewProfileRequest,
     gateway: GatewayOptions,
     output: Output,
     *,
@@ -123,7 +123,7 @@ def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
     return found
 
 
-def unheeded(profile: Profile, request: ProfileAsked) -> str:
+def unheeded(profile: Profile, request: NewProfileRequest) -> str:
     """Returns the options that an older agent has ignored; "" if it has ignored none."""
     tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
     throttled = {share for key, share in tried if key.condition == "emulated"}
@@ -140,7 +140,7 @@ def _sentence(found: ProfileRequest) -> str:
     if found.message:
         return found.message
     if found.state is ProfilingState.MEASURING:
-        return f"{found.device} measures {found.asked.bundle}."
+        return f"{found.device} measures {found.desired.bundle}."
     if found.state is ProfilingState.UPLOADING:
         return f"{found.device} has measured, and sends the profile."
     return f"{found.device} does others first."
@@ -163,16 +163,16 @@ def _print_request(found: ProfileRequest, output: Output) -> None:
     if output is Output.JSON:
         print_json(found)
     else:
-        typer.echo(f"{found.device} is asked for a profile of {found.asked.bundle}: {found.state}. {_again(found)}")
+        typer.echo(f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}")
 
 
 def _again(found: ProfileRequest) -> str:
-    command = f"firstline profile {found.asked.bundle} --on {found.device}"
+    command = f"firstline profile {found.desired.bundle} --on {found.device}"
     return f"`{_with_options(command, found)}` follows it, `{command} --cancel` takes it back."
 
 
 def _with_options(command: str, found: ProfileRequest) -> str:
-    request = found.asked
+    request = found.desired
     words = [command]
     if request.version:
         words.append(f"--version {request.version}")

@@ -18,7 +18,7 @@ from firstline.workbench.observe import accuracies_on
 from firstline.workbench.pareto import check_accuracy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.profiles import ProfileAsked
+from firstline_core.fleet.profiles import NewProfileRequest
 from firstline_core.profile.files import profile_path
 from firstline_core.profile.measure import (
     QUICK_BATCHES,
@@ -127,7 +127,7 @@ def profile_command(
         if cancel:
             cancel_on(on, named.name, gateway, output)
             return
-        request = ProfileAsked(
+        request = NewProfileRequest(
             named.name,
             version or named.version,
             quick,

@@ -9,19 +9,14 @@ View models, pure functions of the gateway's answers
 
 Service
     polling              the gateway's last answer to each question, refreshed at a limited rate
-    access               allowed hosts, allowed origins, the password
-    password_attempts    rate limit of password attempts
+    access               allowed hosts, allowed origins, the password and its rate limit
     settings             address, password and gateway
     service              the process
 
 Pages
-    page_frame           navigation, title and freshness, common to all pages
-    live_table           a table whose rows keep their elements while their cells change
-    paging               links between the pages of a long list
+    page                 the elements of every page: frame, tables, search forms
     device_pages         all devices, and one device
-    rollout_list_page    all rollouts
-    rollout_page         one rollout and its commands
-    rollout_commands     buttons and dialogs of the commands
+    rollout_pages        all rollouts, and one rollout with its commands
     tier_page            the chart of tiers
     profile_pages        all profiles, and one profile
 """

@@ -1,8 +1,13 @@
 """Access control of the console: it protects everything that is served, including the pages' live channel.
 
-A web page from elsewhere that the user looks at is not meant. It may have its own name point at 127.0.0.1 (DNS
-rebinding), so without a password only this machine's names are answered to; and it may have the browser call the
-console (CSRF, WebSockets included), which then says in `Origin` whose page it was: that must be the console's own.
+Other web pages in the user's browser must not reach the console. Such a page may point its own name at 127.0.0.1 (DNS
+rebinding), so without a password the console answers only requests for this machine's names. It may also make the
+browser call the console (CSRF, WebSockets included); the browser then sends the page's origin, which must be the
+console's own.
+
+Wrong passwords are limited per minute, from one address and from all addresses together. Above the limit even the right
+password is refused: otherwise guessing would continue. Addresses that have sent the right password are exempt from the
+common limit, so that attackers elsewhere cannot lock them out.
 """
 
 from __future__ import annotations
@@ -11,6 +16,9 @@ import base64
 import binascii
 import hmac
 import math
+import time
+from collections import Counter
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -19,17 +27,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline.console.password_attempts import Attempts
 from firstline.console.settings import is_loopback
 from firstline_core.protocol.tensors import shown
 
 HEALTH = "/health"
-"""Whether the process serves, for whoever starts it anew; it tells nothing, so that everybody may ask."""
-
+"""Liveness check without credentials; it reveals nothing else."""
 _PORTS = {"http": 80, "https": 443}
 _NOWHERE = "", 0
-# Scripts that NiceGUI writes into its pages, and templates that Vue compiles in the browser, need both 'unsafe-'. What
-# counts is that nothing comes from, or goes to, anywhere else, and that no other page can frame these buttons.
+# Scripts that NiceGUI writes into its pages, and templates that Vue compiles in the browser, need both 'unsafe-'. The
+# policy still prevents that content comes from or goes to another host, and that another page frames these buttons.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'none'; "
@@ -44,7 +50,7 @@ _HEADERS = {
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused; `retry_s` is when it may be repeated."""
+    """The refusal of a request; it may be repeated after `retry_s` seconds."""
 
     status: HTTPStatus
     sentence: str
@@ -52,17 +58,17 @@ class Refusal(NamedTuple):
 
 
 class Guard:
-    """Lets in whom it should, and tells browsers to load from nowhere else.
+    """Refuses requests without access, and sends the security headers.
 
     Args:
         app: the protected application.
-        password: that browsers have to show; "" for none.
+        password: that browsers must send; "" for none.
     """
 
     def __init__(self, app: ASGIApp, password: str) -> None:
         self._app = app
         self._password = password
-        self._attempts = Attempts()
+        self._attempts = PasswordAttempts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -71,37 +77,37 @@ class Guard:
         if scope["type"] == "http" and scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"):
             await PlainTextResponse("live\n")(scope, receive, _protected(send))
             return
-        found = self._refusal(Headers(scope=scope), (scope.get("client") or ("",))[0])
-        if found is None:
+        refused = self._refusal(Headers(scope=scope), (scope.get("client") or ("",))[0])
+        if refused is None:
             await self._app(scope, receive, _protected(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
         else:
             headers = {}
-            if found.status is HTTPStatus.UNAUTHORIZED:
+            if refused.status is HTTPStatus.UNAUTHORIZED:
                 headers["WWW-Authenticate"] = 'Basic realm="Firstline console", charset="UTF-8"'
-            if found.retry_s is not None:
-                headers["Retry-After"] = str(found.retry_s)
-            reply = PlainTextResponse(found.sentence, found.status, headers)
+            if refused.retry_s is not None:
+                headers["Retry-After"] = str(refused.retry_s)
+            reply = PlainTextResponse(refused.sentence, refused.status, headers)
             await reply(scope, receive, _protected(send))
 
     def _refusal(self, headers: Headers, address: str) -> Refusal | None:
-        """Why a request from this address is not answered; counts passwords that are wrong."""
+        """Returns the refusal of a request, if any; counts wrong passwords of its address."""
         tries = bool(self._password) and "authorization" in headers
         if tries and (wait_s := self._attempts.wait_s(address)):
             retry_s = math.ceil(wait_s)
             sentence = f"Too many wrong passwords were tried; try again in {retry_s} s."
             return Refusal(HTTPStatus.TOO_MANY_REQUESTS, sentence, retry_s)
-        found = refusal(headers, self._password)
-        if tries and found is None:
+        refused = refusal(headers, self._password)
+        if tries and refused is None:
             self._attempts.right(address)
-        elif tries and found is not None and found.status is HTTPStatus.UNAUTHORIZED:
+        elif tries and refused is not None and refused.status is HTTPStatus.UNAUTHORIZED:
             self._attempts.wrong(address)
-        return found
+        return refused
 
 
 def refusal(headers: Headers, password: str) -> Refusal | None:
-    """Why a request with these headers is not answered; None where it is."""
+    """Returns the refusal of a request with these headers; None if it is allowed."""
     host, origin = headers.get("host", ""), headers.get("origin")
     if not password and not is_loopback(_name(host)):
         return Refusal(
@@ -110,12 +116,12 @@ def refusal(headers: Headers, password: str) -> Refusal | None:
         )
     if origin is not None and not _own(origin, host):
         return Refusal(HTTPStatus.FORBIDDEN, f"This console does not answer to pages of {shown(origin)}.")
-    if password and not hmac.compare_digest(_shown_password(headers), password.encode()):
+    if password and not hmac.compare_digest(_sent_password(headers), password.encode()):
         return Refusal(HTTPStatus.UNAUTHORIZED, "The console's password is needed; any user name will do.")
     return None
 
 
-def _shown_password(headers: Headers) -> bytes:
+def _sent_password(headers: Headers) -> bytes:
     scheme, _, text = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return b""
@@ -126,13 +132,13 @@ def _shown_password(headers: Headers) -> bytes:
 
 
 def _own(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from here, by the scheme that it came by."""
+    """Returns whether an origin is the console itself."""
     scheme = origin.partition("://")[0]
     return scheme in _PORTS and _authority(origin) == _authority(f"{scheme}://{host}") != _NOWHERE
 
 
 def _name(authority: str) -> str:
-    """The host of `HOST[:PORT]`."""
+    """Returns the host of `HOST[:PORT]`."""
     return _authority(f"http://{authority}")[0]
 
 
@@ -155,3 +161,46 @@ def _protected(send: Send) -> Send:
         await send(message)
 
     return sent
+
+
+_WINDOW_S = 60.0
+_KNOWN = 1024  # addresses
+PER_ADDRESS = 10
+IN_ALL = 100
+
+
+class PasswordAttempts:
+    """Wrong passwords of the present minute. The limit also bounds the number of addresses.
+
+    Args:
+        now_s: monotonic time.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._until_s = 0.0
+        self._wrong: Counter[str] = Counter()
+        self._known: dict[str, None] = {}
+
+    def wait_s(self, address: str) -> float:
+        """Returns the seconds until an address may try again; 0 if it may now."""
+        left_s = self._until_s - self._now_s()
+        if left_s <= 0:
+            self._wrong.clear()
+            return 0.0
+        spent = self._wrong[address] >= PER_ADDRESS
+        crowded = self._wrong.total() >= IN_ALL and address not in self._known
+        return left_s if spent or crowded else 0.0
+
+    def wrong(self, address: str) -> None:
+        """Notes a wrong password."""
+        if not self._wrong:
+            self._until_s = self._now_s() + _WINDOW_S
+        self._wrong[address] += 1
+
+    def right(self, address: str) -> None:
+        """Notes the right password."""
+        self._known.pop(address, None)
+        self._known[address] = None
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]

@@ -1,4 +1,4 @@
-"""The words and tones that tables are made of: data that any page can show, no elements of one."""
+"""Cells, columns and rows of tables, and the formats of their texts. No page elements."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Cell(NamedTuple):
 
     Args:
         text: the text.
-        href: where it leads; "" for nowhere.
-        tone: how it stands.
+        href: address that it links to; "" for none.
+        tone: the meaning of its colour.
     """
 
     text: str
@@ -40,15 +40,15 @@ class Column(NamedTuple):
 
 
 Row = dict[str, Cell]
-"""Cells by their columns' names; "key" tells rows apart."""
+"""Cells by column name; the cell "key" identifies the row."""
 
 
 class Listing(NamedTuple):
-    """A table as it is to be shown.
+    """A page of a table.
 
     Args:
-        rows: at most a page of them.
-        following: where the next page is; "" at the end.
+        rows: of this page.
+        following: address of the next page; "" at the end.
     """
 
     rows: list[Row]
@@ -56,22 +56,22 @@ class Listing(NamedTuple):
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """The row as JSON."""
+    """Returns a row as JSON."""
     return {name: cell._asdict() for name, cell in row.items() if name != "key"} | {"key": row["key"].text}
 
 
 def moment(wall_s: float | None) -> str:
-    """A time to the second, in UTC; "-" for none."""
+    """Returns a time in UTC, to the second; "-" for None."""
     return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def clock(wall_s: float) -> str:
-    """The time of day, in UTC."""
+    """Returns the time of day in UTC."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S")
 
 
-def long(seconds: float) -> str:
-    """A time span."""
+def duration(seconds: float) -> str:
+    """Returns a duration."""
     for unit, per in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= per:
             return f"{seconds / per:.3g} {unit}"
@@ -79,14 +79,14 @@ def long(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits of a figure; "-" where it is not known."""
+    """Returns a number with three digits; "-" if unknown."""
     return "-" if value is None else f"{value:.3g}"
 
 
 def address(path: str, **query: str) -> str:
     """Returns the address of a page; empty parameters are left out."""
-    said = {name: value for name, value in query.items() if value}
-    return quote(path) + (f"?{urlencode(said)}" if said else "")
+    parameters = {name: value for name, value in query.items() if value}
+    return quote(path) + (f"?{urlencode(parameters)}" if parameters else "")
 
 
 def device_page(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The pages of the devices, and of one."""
+"""The pages of all devices, and of one."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from nicegui.elements.mixins.text_element import TextElement
 from firstline.console import devices_view as view
 from firstline.console import profiles_view
 from firstline.console.cells import address
-from firstline.console.live_table import Rows
-from firstline.console.page_frame import Frame, put, text
-from firstline.console.paging import Following
+from firstline.console.page import Frame, PagedTable, Table, put, search_form, text
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
 
 ROWS = 50
-"""Most devices on a page."""
+"""Maximum number of devices on a page."""
 
 
 def add_pages(watch: Watch) -> None:
-    """Puts the pages at their addresses."""
+    """Adds the pages to the application."""
 
     @ui.page("/")
     @ui.page("/devices")
     def _devices(selector: str = "", model: str = "", after: str = "") -> None:
         frame = Frame("Devices", "/devices")
         with frame.main:
-            _choice(selector, model)
-            rows = Rows("Devices", view.DEVICES, "No device here.")
-            following = Following("More devices", bool(after), address("/devices", selector=selector, model=model))
+            search_form(
+                "/devices",
+                "Choose devices",
+                {
+                    "selector": ("Tags, such as site=berlin,!test", selector),
+                    "model": ("Model, such as digits or digits 2", model),
+                },
+            )
+            back = address("/devices", selector=selector, model=model) if after else ""
+            table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back)
 
         def show(page: FleetDevicePage) -> None:
-            listing = view.device_rows(page, selector=selector, model=model)
-            rows.show(listing.rows)
-            following.show(listing)
+            table.show_page(view.device_rows(page, selector=selector, model=model))
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
@@ -51,51 +54,41 @@ def add_pages(watch: Watch) -> None:
         with frame.main:
             facts = Facts()
             text("h2", "Models")
-            models = Rows("Models that answer", view.MODELS, "It says of no model that it answers.")
+            models = Table("Models that answer", view.MODELS, "It says of no model that it answers.")
             text("h2", "Updates")
-            updates = Rows("Updates", view.UPDATES, "It says of no update.")
-            text("h2", "Hardware")
+            updates = Table("Updates", view.UPDATES, "It says of no update.")
             text("h2", "Profiles")
-            asked = Rows("Asked to measure", profiles_view.REQUESTS, "It is asked to measure nothing.")
-            kept = Rows("Profiles", profiles_view.KEPT, "No profile of it is kept.")
+            requests = Table("Asked to measure", profiles_view.REQUESTS, "It is asked to measure nothing.")
+            profiles = Table("Profiles", profiles_view.PROFILES, "No profile of it is kept.")
             text("h2", "Hardware")
-            hardware = Rows("Hardware", view.HARDWARE, "It has not said what it is.")
+            hardware = Table("Hardware", view.HARDWARE, "It has not said what it is.")
 
-        def show(found: Known) -> None:
-            facts.show(found.device)
-            models.show(view.model_rows(found.device))
-            updates.show(view.update_rows(found.device))
-            asked.show(profiles_view.request_rows(found.asked))
-            kept.show(profiles_view.kept_rows(found.kept))
-            hardware.show(view.hardware_rows(found.device))
+        def show(data: DeviceData) -> None:
+            facts.show(data.device)
+            models.show(view.model_rows(data.device))
+            updates.show(view.update_rows(data.device))
+            requests.show(profiles_view.request_rows(data.requests))
+            profiles.show(profiles_view.profile_rows(data.profiles))
+            hardware.show(view.hardware_rows(data.device))
 
-        frame.follow(lambda: watch.ask(("device", name), lambda fleet: _known(fleet, name)), show)
+        frame.follow(lambda: watch.ask(("device", name), lambda fleet: _fetch(fleet, name)), show)
 
 
-class Known(NamedTuple):
+class DeviceData(NamedTuple):
     """The gateway's data of a device.
 
     Attributes:
-        asked: its requests to measure bundles.
-        kept: profiles of it, or of another machine of its name.
+        requests: its requests to measure bundles.
+        profiles: of the device, or of another machine of the same name.
     """
 
     device: FleetDevice
-    asked: tuple[ProfileRequest, ...]
-    kept: tuple[ProfileEntry, ...]
+    requests: tuple[ProfileRequest, ...]
+    profiles: tuple[ProfileEntry, ...]
 
 
-def _known(fleet: Fleet, name: str) -> Known:
-    device = fleet.device(name)
-    return Known(device, fleet.profiles.requests(name), fleet.profiles.page(machine=name).profiles)
-
-
-def _choice(selector: str, model: str) -> None:
-    """A form that the browser itself sends: the page's address says which devices it shows."""
-    with ui.element("form").props('method="get" action="/devices" role="search" aria-label="Choose devices"'):
-        ui.input("Tags, such as site=berlin,!test", value=selector).props('name="selector" outlined dense')
-        ui.input("Model, such as digits or digits 2", value=model).props('name="model" outlined dense')
-        ui.button("Show").props('type="submit" no-caps')
+def _fetch(fleet: Fleet, name: str) -> DeviceData:
+    return DeviceData(fleet.device(name), fleet.profiles.requests(name), fleet.profiles.page(machine=name).profiles)
 
 
 class Facts:

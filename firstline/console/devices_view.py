@@ -13,7 +13,7 @@ from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_core.hardware.catalogue import catalogue_facts
 
 SILENT_S = 900.0
-"""A device that was not heard of for longer is no more shown as being there; rollouts' default, too."""
+"""A device that was last seen longer ago is shown as silent; also the default of rollouts."""
 
 DEVICES = (
     Column("device", "Device"),
@@ -46,7 +46,7 @@ def model_of(text: str) -> tuple[str, int | None]:
     """Reads a typed name and version; without a version, any version.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: the text is not a name with an optional version.
     """
     name, _, version = text.strip().partition(" ")
     if version and not (version.isascii() and version.isdigit() and len(version) < 16):
@@ -55,7 +55,7 @@ def model_of(text: str) -> tuple[str, int | None]:
 
 
 def device_rows(page: FleetDevicePage, **query: str) -> Listing:
-    """A page of devices; `query` is what they were chosen by."""
+    """Returns a page of devices; `query` has the search parameters."""
     rows = [_row(device) for device in page.devices]
     return Listing(rows, address("/devices", **query, after=page.after) if page.after is not None else "")
 
@@ -73,7 +73,7 @@ def _row(device: FleetDevice) -> Row:
 
 
 def heard(device: FleetDevice) -> Cell:
-    """How long ago a device was heard of, and whether it is there."""
+    """Returns when a device was last seen, and whether it is online."""
     age = wording.age(device.last_seen_age_s)
     if not device.accepted:
         return Cell(f"{age}, not accepted", tone=Tone.BUSY)
@@ -87,14 +87,14 @@ def heard(device: FleetDevice) -> Cell:
 
 
 def _latest(device: FleetDevice) -> Cell:
-    """All updates of a device in short; the worst one gives the tone."""
+    """Returns all updates of a device in short; the worst one determines the tone."""
     updates = device.reported.updates if device.reported is not None else ()
     tones = [_tone(update.state) for update in updates]
     worst = next((tone for tone in (Tone.BAD, Tone.BUSY, Tone.GOOD) if tone in tones), Tone.PLAIN)
-    return Cell(", ".join(_said(update) for update in updates) or "-", tone=worst)
+    return Cell(", ".join(_summary(update) for update in updates) or "-", tone=worst)
 
 
-def _said(update: Update) -> str:
+def _summary(update: Update) -> str:
     why = f" ({update.reason})" if update.reason else ""
     share = ""
     if update.state is UpdateState.DOWNLOADING and update.total_bytes:
@@ -117,7 +117,7 @@ def _tone(state: UpdateState) -> Tone:
 
 def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
     """Returns the facts of one device, by name."""
-    said = device.reported
+    reported = device.reported
     found = [
         ("Heard of", heard(device)),
         ("First heard of", Cell(moment(device.first_seen_s))),
@@ -125,13 +125,13 @@ def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
         ("Runs", Cell(wording.runs(device))),
         ("Is to run", Cell(wording.wanted(device))),
     ]
-    if said is not None:
-        knows = said.revision >= device.desired.revision
+    if reported is not None:
+        knows = reported.revision >= device.desired.revision
         found += [
             ("Knows what it is to run", Cell("yes" if knows else "not yet", tone=Tone.GOOD if knows else Tone.BUSY)),
-            ("Brake", Cell("held", tone=Tone.BUSY) if said.braked else Cell("off")),
-            ("Agent", Cell(said.agent_version or "-")),
-            ("Has", Cell(", ".join(_capabilities(said.capabilities.items())) or "-")),
+            ("Brake", Cell("held", tone=Tone.BUSY) if reported.braked else Cell("off")),
+            ("Agent", Cell(reported.agent_version or "-")),
+            ("Has", Cell(", ".join(_capabilities(reported.capabilities.items())) or "-")),
         ]
     return found
 
@@ -157,7 +157,7 @@ def model_rows(device: FleetDevice) -> list[Row]:
 
 
 def update_rows(device: FleetDevice) -> list[Row]:
-    """How a device's updates stand."""
+    """Returns the states of a device's updates."""
     updates = device.reported.updates if device.reported is not None else ()
     return [
         {

@@ -1,8 +1,8 @@
 """The gateway's last answer to each question of a page.
 
-Pages ask as often as they like. The gateway is asked at a bounded pace: pages that ask the same share an answer, a
-question is not asked again before the pace's time is over, nor before ten times what the answer took, and only a few
-are under way at a time. So neither many pages nor a slow gateway make the gateway slower.
+Pages poll as often as they like. Requests to the gateway are limited: pages with the same question share an answer; a
+question is not repeated before `PACE_S` is over, nor before ten times the duration of the last answer; and only a few
+requests run at a time. So neither many pages nor a slow gateway overload the gateway.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from firstline_core.errors import (
 )
 
 PACE_S = 2.0
-_PATIENCE = 10.0  # of the gateway's time, one question takes a tenth at most
+_PATIENCE = 10.0  # one question takes at most a tenth of the time
 _UNDER_WAY = 4
-_LONG_S = 10.0  # a page waits no longer before it says that it is stale
+_LONG_S = 10.0  # longest wait of a page before it is shown as stale
 _FORGET_S = 60.0
 _MOST = 256
 _SILENT = (LinkError, CapacityError, UnauthorizedError, ForbiddenError)
@@ -41,9 +41,9 @@ class Answer(Generic[T]):
     """The last answer to a question.
 
     Args:
-        value: the gateway's latest answer; None where there was none.
-        heard_s: wall time of that answer, or where there was none, when the gateway was last heard of.
-        error: why there is no newer one; None where there is.
+        value: the gateway's latest answer; None without one.
+        heard_s: wall time of that answer; without one, of the gateway's latest answer to any question.
+        error: the reason why there is no newer answer; None if this is the newest.
     """
 
     value: T | None
@@ -52,7 +52,7 @@ class Answer(Generic[T]):
 
     @property
     def stale(self) -> bool:
-        """Whether the gateway's present state is not known: it is away, in trouble, or does not know us."""
+        """Returns whether the present state is unknown: the gateway is unreachable, overloaded, or denies access."""
         return isinstance(self.error, _SILENT)
 
 
@@ -65,7 +65,7 @@ class _Held:
 
 
 class Watch:
-    """One gateway's fleet, watched.
+    """Polls the fleet API of one gateway.
 
     Args:
         fleet: the gateway's fleet API.
@@ -88,8 +88,8 @@ class Watch:
 
         Args:
             question: identifies `fetch`.
-            fetch: asks; in a thread.
-            lasting: an answer to this question does not change, so that one is enough.
+            fetch: sends the request; runs in a thread.
+            lasting: the answer never changes, so it is fetched once.
         """
         now_s = self._monotonic()
         held = self._held.get(question)

@@ -1,4 +1,4 @@
-"""The pages of the profiles that the gateway keeps, and of one."""
+"""The pages of all stored profiles, and of one."""
 
 from __future__ import annotations
 
@@ -6,37 +6,33 @@ from nicegui import ui
 
 from firstline.console import profiles_view as view
 from firstline.console.cells import address
-from firstline.console.live_table import Rows
-from firstline.console.page_frame import Frame, text
-from firstline.console.paging import Following
+from firstline.console.page import Frame, PagedTable, Table, search_form, text
 from firstline.console.polling import Answer, Watch
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import ProfilePage
 from firstline_core.profile.profile import Profile
 
 ROWS = 50
-"""Most profiles on a page."""
+"""Maximum number of profiles on a page."""
 
 
 def add_pages(watch: Watch) -> None:
-    """Puts the pages at their addresses."""
+    """Adds the pages to the application."""
 
     @ui.page("/profiles")
     def _profiles(bundle: str = "", machine: str = "", after: str = "") -> None:
         frame = Frame("Profiles", "/profiles")
         with frame.main:
-            with ui.element("form").props('method="get" action="/profiles" role="search" aria-label="Choose profiles"'):
-                ui.input("Bundle, such as digits", value=bundle).props('name="bundle" outlined dense')
-                ui.input("Machine, such as press-7", value=machine).props('name="machine" outlined dense')
-                ui.button("Show").props('type="submit" no-caps')
-            rows = Rows("Profiles", view.KEPT, "No profile is kept here.")
-            first = address("/profiles", bundle=bundle, machine=machine)
-            following = Following("More profiles", bool(after), first)
+            fields = {
+                "bundle": ("Bundle, such as digits", bundle),
+                "machine": ("Machine, such as press-7", machine),
+            }
+            search_form("/profiles", "Choose profiles", fields)
+            back = address("/profiles", bundle=bundle, machine=machine) if after else ""
+            table = PagedTable("Profiles", view.PROFILES, "No profile is kept here.", "More profiles", back)
 
         def show(page: ProfilePage) -> None:
-            listing = view.kept_listing(page, bundle=bundle, machine=machine)
-            rows.show(listing.rows)
-            following.show(listing)
+            table.show_page(view.profile_listing(page, bundle=bundle, machine=machine))
 
         question = ("profiles", after, bundle.strip(), machine.strip())
         frame.follow(lambda: watch.ask(question, lambda fleet: fleet.profiles.page(*question[1:], ROWS)), show)
@@ -45,36 +41,36 @@ def add_pages(watch: Watch) -> None:
     def _profile(bundle: str, version: int, machine: str) -> None:
         frame = Frame(f"{bundle} {version} on {machine}", "/profiles")
         with frame.main:
-            rows = Rows("Points", view.POINTS, "No point was measured.")
+            points = Table("Points", view.POINTS, "No point was measured.")
             remarks = ui.element("div")
-        said: list[str] = []
+        shown: list[str] = []
 
         def show(profile: Profile) -> None:
-            rows.show(view.point_rows(profile))
-            found = view.remarks(profile)
-            if found != said:
-                said[:] = found
+            points.show(view.point_rows(profile))
+            sentences = view.remarks(profile)
+            if sentences != shown:
+                shown[:] = sentences
                 remarks.clear()
                 with remarks:
-                    for sentence in found:
+                    for sentence in sentences:
                         text("p", sentence)
 
         frame.follow(lambda: _latest(watch, bundle, version, machine), show)
 
 
 async def _latest(watch: Watch, bundle: str, version: int, machine: str) -> Answer[Profile]:
-    """A profile may have megabytes: it is fetched again only where another one is kept."""
+    """Fetches a profile only if the gateway stores a newer one, because it may have megabytes."""
     question = ("profiles", "", bundle, machine)
-    kept = await watch.ask(question, lambda fleet: fleet.profiles.page(*question[1:]))
-    if kept.value is None:
-        return Answer(None, kept.heard_s, kept.error)
-    entry = next((one for one in kept.value.profiles if one.version == version), None)
+    page = await watch.ask(question, lambda fleet: fleet.profiles.page(*question[1:]))
+    if page.value is None:
+        return Answer(None, page.heard_s, page.error)
+    entry = next((one for one in page.value.profiles if one.version == version), None)
     if entry is None:
         missing = NotFoundError(f"No profile of {bundle} version {version} on {machine} is kept any more.")
-        return Answer(None, kept.heard_s, kept.error or missing)
-    found = await watch.ask(
+        return Answer(None, page.heard_s, page.error or missing)
+    profile = await watch.ask(
         ("profile", bundle, str(version), machine, entry.sha256),
         lambda fleet: fleet.profiles.get(bundle, version, machine),
         lasting=True,
     )
-    return Answer(found.value, kept.heard_s, kept.error or found.error)
+    return Answer(profile.value, page.heard_s, page.error or profile.error)

@@ -10,7 +10,7 @@ from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.summary import COLUMNS, notes, rows
 
-KEPT = (
+PROFILES = (
     Column("profile", "Profile"),
     Column("machine", "Machine"),
     Column("board", "Board"),
@@ -28,7 +28,7 @@ REQUESTS = (
     Column("until", "Until (UTC)"),
 )
 _WORDS = 2
-"""Columns of a profile's table that are words, the first ones."""
+"""Number of leading columns that contain text."""
 POINTS = tuple(Column(f"column-{at}", label, number=at >= _WORDS) for at, label in enumerate(COLUMNS))
 _TONES = {
     ProfilingState.DONE: Tone.GOOD,
@@ -38,13 +38,13 @@ _TONES = {
 }
 
 
-def kept_rows(entries: Iterable[ProfileEntry]) -> list[Row]:
+def profile_rows(entries: Iterable[ProfileEntry]) -> list[Row]:
     """Returns the rows of the stored profiles."""
     return [
         {
             "key": Cell(f"{one.bundle}/{one.version}/{one.machine}"),
             "profile": Cell(f"{one.bundle} {one.version}", profile_page(one.bundle, one.version, one.machine)),
-            # Any machine may have a profile: only what a device brought itself is known to be of one.
+            # Any machine may have a profile: only one that a device uploaded itself belongs to a device.
             "machine": Cell(one.machine, device_page(one.machine) if one.by == f"device:{one.machine}" else ""),
             "board": Cell(one.board or "-"),
             "points": Cell(str(one.points)),
@@ -56,17 +56,17 @@ def kept_rows(entries: Iterable[ProfileEntry]) -> list[Row]:
     ]
 
 
-def kept_listing(page: ProfilePage, **query: str) -> Listing:
-    """A page of them; `query` is what they were chosen by."""
-    return Listing(kept_rows(page.profiles), address("/profiles", **query, after=page.after) if page.after else "")
+def profile_listing(page: ProfilePage, **query: str) -> Listing:
+    """Returns a page of stored profiles; `query` has the search parameters."""
+    return Listing(profile_rows(page.profiles), address("/profiles", **query, after=page.after) if page.after else "")
 
 
 def request_rows(requests: Iterable[ProfileRequest]) -> list[Row]:
     """Returns a device's requests to measure bundles, with their progress."""
     return [
         {
-            "key": Cell(one.asked.id),
-            "bundle": Cell(f"{one.asked.bundle} {one.version or one.asked.version or ''}".rstrip()),
+            "key": Cell(one.desired.id),
+            "bundle": Cell(f"{one.desired.bundle} {one.version or one.desired.version or ''}".rstrip()),
             "state": Cell(one.state.value, tone=_TONES.get(one.state, Tone.BUSY)),
             "points": Cell(f"{one.done} of {one.total}" if one.total else "-"),
             "why": Cell(one.message or "-"),
@@ -78,9 +78,9 @@ def request_rows(requests: Iterable[ProfileRequest]) -> list[Row]:
 
 
 def point_rows(profile: Profile) -> list[Row]:
-    """The points, as on a command line."""
+    """Returns the measured points, as the command line shows them."""
     return [
-        {"key": Cell(str(at))} | {column.name: Cell(said.strip()) for column, said in zip(POINTS, row, strict=True)}
+        {"key": Cell(str(at))} | {column.name: Cell(value.strip()) for column, value in zip(POINTS, row, strict=True)}
         for at, row in enumerate(rows(profile, profile.accuracy))
     ]
 

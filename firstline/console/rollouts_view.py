@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, long, moment, number, rollout_page
+from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, duration, moment, number, rollout_page
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import Look, RolloutPage, RolloutSummary
 
 LOOKS = 20
-"""So many of the latest looks are shown, and as many decisions; `firstline rollout get` and `audit ls` have all."""
+"""Number of the latest evaluations and decisions shown; `firstline rollout get` and `audit ls` show all."""
 
 ROLLOUTS = (
     Column("rollout", "Rollout"),
@@ -68,13 +68,13 @@ def title(rollout: RolloutSummary) -> str:
 
 
 def state(rollout: RolloutSummary) -> Cell:
-    """How it stands, in a word or two."""
-    said = rollout.state.replace("_", " ")
-    return Cell(f"{said}: {rollout.phase}" if rollout.phase else said, tone=_TONES.get(rollout.state, Tone.PLAIN))
+    """Returns the state of a rollout in a word or two."""
+    words = rollout.state.replace("_", " ")
+    return Cell(f"{words}: {rollout.phase}" if rollout.phase else words, tone=_TONES.get(rollout.state, Tone.PLAIN))
 
 
 def rollout_rows(page: RolloutPage) -> Listing:
-    """A page of rollouts."""
+    """Returns a page of rollouts."""
     rows = [
         {
             "key": Cell(rollout.id),
@@ -91,14 +91,14 @@ def rollout_rows(page: RolloutPage) -> Listing:
 
 
 def counted(rollout: RolloutSummary) -> str:
-    """How many devices are in which state."""
+    """Returns the number of devices by state, in words."""
     states = [f"{count} {name.replace('_', ' ')}" for name, count in rollout.devices.items()]
     control = [f"{rollout.control} left alone"] if rollout.control else []
     return ", ".join(states + control) or "none yet"
 
 
 def progress(rollout: RolloutSummary) -> tuple[int, int]:
-    """How many devices have the model, of those that it was to come to so far."""
+    """Returns how many devices have the model, and how many have received or wait for the offer."""
     return rollout.devices.get("done", 0), sum(rollout.devices.values())
 
 
@@ -107,16 +107,16 @@ def _stage(rollout: RolloutSummary) -> str:
 
 
 def stage_rows(rollout: RolloutSummary) -> list[Row]:
-    """The stages, and at the end those that are held back."""
+    """Returns the stages, and at the end the devices held back."""
     stages: Sequence[dict[str, Any]] = rollout.definition.get("stages", ())
     rows = [
         {
             "key": Cell(str(index)),
             "stage": Cell(str(index + 1)),
-            "standing": _standing(rollout, index),
+            "standing": _stage_state(rollout, index),
             "share": Cell(f"{100 * stage.get('share', 0):.3g} %"),
             "group": Cell(stage.get("group") or "all"),
-            "soak": Cell(long(stage.get("soak_s", 0.0))),
+            "soak": Cell(duration(stage.get("soak_s", 0.0))),
             "pace": Cell(number(stage["per_minute"]) if stage.get("per_minute") else "all at once"),
         }
         for index, stage in enumerate(stages)
@@ -126,7 +126,7 @@ def stage_rows(rollout: RolloutSummary) -> list[Row]:
         last: Row = {
             "key": Cell("rest"),
             "stage": Cell("held back"),
-            "standing": _standing(rollout, len(stages)),
+            "standing": _stage_state(rollout, len(stages)),
             "share": Cell(f"{100 * held_back:.3g} %"),
             "group": Cell("all"),
             "soak": Cell("-"),
@@ -136,7 +136,7 @@ def stage_rows(rollout: RolloutSummary) -> list[Row]:
     return rows
 
 
-def _standing(rollout: RolloutSummary, index: int) -> Cell:
+def _stage_state(rollout: RolloutSummary, index: int) -> Cell:
     if index < rollout.stage or rollout.state == "completed":
         return Cell("promoted" if index < rollout.stages else "has the model", tone=Tone.GOOD)
     if index == rollout.stage and rollout.state not in ("draft", "approved"):
@@ -149,7 +149,7 @@ def look_name(look: Look) -> str:
 
 
 def look_rows(looks: Sequence[Look]) -> list[Row]:
-    """The latest looks, the newest first."""
+    """Returns the latest evaluations, newest first."""
     return [
         {
             "key": Cell(f"{look.stage}.{look.look}"),
@@ -164,7 +164,7 @@ def look_rows(looks: Sequence[Look]) -> list[Row]:
 
 
 def finding_rows(look: Look | None) -> list[Row]:
-    """The numbers of one look."""
+    """Returns the numbers of one evaluation."""
     return [
         {
             "key": Cell(found.figure),
@@ -183,20 +183,20 @@ def finding_rows(look: Look | None) -> list[Row]:
 
 
 def decision_rows(entries: Sequence[Entry]) -> list[Row]:
-    """The latest decisions, the newest first."""
+    """Returns the latest decisions, newest first."""
     return [
         {
             "key": Cell(str(entry.number)),
             "when": Cell(moment(entry.at_s)),
             "who": Cell(entry.actor),
             "what": Cell(entry.action.removeprefix("rollout.")),
-            "said": Cell(_saying(entry)),
+            "said": Cell(_decision_text(entry)),
         }
         for entry in reversed(entries[-LOOKS:])
     ]
 
 
-def _saying(entry: Entry) -> str:
+def _decision_text(entry: Entry) -> str:
     details: dict[str, Any] = msgspec.json.decode(entry.details, type=dict[str, Any])
     if "sentence" in details:
         return str(details["sentence"])

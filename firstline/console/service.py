@@ -14,15 +14,15 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.types import ASGIApp
 
-from firstline.console import device_pages, profile_pages, rollout_list_page, rollout_page, tier_page
+from firstline.console import device_pages, profile_pages, rollout_pages, tier_page
 from firstline.console.access import Guard
 from firstline.console.polling import Watch
 from firstline.console.settings import Settings
 from firstline.fleet.client import Fleet, open_fleet
 from firstline_core.errors import ConfigError
 
-_GATEWAY_S = 5.0  # a gateway that says nothing for so long is away
-_STOP_S = 1  # for pages that are open, which are told nothing more
+_GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
+_STOP_S = 1  # for open pages, which receive no more updates
 _CONNECTIONS = 256
 _KEPT_MESSAGES = 100  # for a browser whose connection broke and comes back
 _RECONNECT_S = 5.0
@@ -36,7 +36,7 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 
     Args:
         settings: of the console.
-        ready: told the console's address once it listens.
+        ready: called with the console's address once it listens.
 
     Raises:
         ConfigError: the address is not available, TLS lacks a certificate, or the gateway's URL, key or authority is
@@ -71,8 +71,8 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
 
 
 def application(watch: Watch) -> ASGIApp:
-    """The pages; one application in a process, as NiceGUI has it."""
-    for module in (device_pages, rollout_list_page, rollout_page, tier_page, profile_pages):
+    """Returns the application; NiceGUI supports one per process."""
+    for module in (device_pages, rollout_pages, tier_page, profile_pages):
         module.add_pages(watch)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     ui.run_with(
@@ -84,7 +84,7 @@ def application(watch: Watch) -> ASGIApp:
         show_welcome_message=False,
         reconnect_timeout=_RECONNECT_S,
         message_history_length=_KEPT_MESSAGES,
-        # Nothing is stored of whoever looks, so there is no session, and no secret to sign one with.
+        # Nothing is stored about users, so there are no sessions, and no secret to sign them.
         storage_secret=None,
     )
     return app
@@ -102,22 +102,25 @@ def _bound(settings: Settings) -> socket.socket:
         try:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(address)
-            taken.listen()  # whoever is told the address may call at once, and waits until it is served
+            taken.listen()  # clients may connect at once, and wait until they are served
         except OSError:
             taken.close()
             raise
     except OSError as error:
-        said = f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
-        raise ConfigError(said) from error
+        raise ConfigError(
+            f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
+        ) from error
     return taken
 
 
 def _check_tls(settings: Settings) -> None:
-    """Whether the certificate and its key can be used; uvicorn would say so in a traceback."""
+    """Checks the certificate and its key; uvicorn would report an error as a traceback."""
     if settings.tls_certificate is None:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except OSError as error:  # an SSLError is one
-        said = f"{settings.tls_certificate} with {settings.tls_key} cannot be used: {error.strerror or error}."
-        raise ConfigError(f"{said} Name a certificate and its key, both in PEM.") from error
+        raise ConfigError(
+            f"{settings.tls_certificate} with {settings.tls_key} cannot be used: {error.strerror or error}. Name a "
+            "certificate and its key, both in PEM."
+        ) from error

@@ -10,25 +10,25 @@ from firstline_core.errors import ConfigError
 
 DEFAULT_PORT = 8090
 _LOOPBACK = "localhost"
-_FEWEST_CHARACTERS = 12  # of a password that anybody who reaches the port may guess at
+_FEWEST_CHARACTERS = 12  # of the password
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the console runs; checked.
+    """The checked settings of the console.
 
     Args:
         gateway: its URL.
         key: an API key with the scope "fleet"; it stays in this process.
-        ca_file: whom to believe about the gateway (PEM); None for the machine's own authorities.
+        ca_file: CA certificates used to verify the gateway (PEM); None for the system's own.
         host: address to listen on.
         port: 0 for a free one.
-        password: that browsers have to show; "" lets everybody of this machine in.
+        password: that browsers must send; "" allows every user of this machine.
         tls_certificate: with `tls_key`, the console's certificate (PEM); None serves plain HTTP.
-        plain_http: serve beyond loopback without TLS, where something else protects the network.
+        plain_http: serve beyond loopback without TLS, if the network is protected otherwise.
 
     Raises:
-        ConfigError: it would be open to others than it should be.
+        ConfigError: the console would be open to unauthorised users.
     """
 
     gateway: str
@@ -63,7 +63,7 @@ class Settings:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Returns whether only this machine can reach the console."""
         return is_loopback(self.host)
 
     @property
@@ -72,7 +72,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or a host's name, is this machine's own."""
+    """Returns whether an address or a host name belongs to this machine only."""
     if host.lower() == _LOOPBACK:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The page of who answered over time."""
+"""The page of the answers by tier over time."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from nicegui import ui
 
 from firstline.console import tiers_view as view
 from firstline.console.cells import address
-from firstline.console.live_table import Rows
-from firstline.console.page_frame import Frame, text
+from firstline.console.page import Frame, Table, text
 from firstline.console.polling import Watch
 from firstline_core.fleet.rest import TierHistory
 
@@ -17,7 +16,7 @@ _MODELS = 20  # links; others can be named in the address
 
 
 def add_pages(watch: Watch) -> None:
-    """Puts the page at its address."""
+    """Adds the page to the application."""
 
     @ui.page("/tiers")
     def _tiers(hours: int = 24, model: str = "") -> None:
@@ -26,33 +25,33 @@ def add_pages(watch: Watch) -> None:
             models = ui.element("nav").props('aria-label="Model"').classes("choices")
             with ui.element("nav").props('aria-label="Time"').classes("choices"):
                 for span in view.SPANS_H:
-                    _choice(f"{span} h", address("/tiers", hours=str(span), model=model), span == hours)
+                    _link(f"{span} h", address("/tiers", hours=str(span), model=model), span == hours)
             sentence = text("p").props('role="status"')
             chart = ui.echart(view.chart([], 1.0, time.time(), hours)).classes("chart")
-            rows = Rows("Who answered", view.TIERS, "")
-        known: list[str] = []
+            rows = Table("Who answered", view.TIERS, "")
+        shown: list[str] = []
 
         def show(history: TierHistory) -> None:
-            span_s, found = view.shares(history, hours)
-            sentence.set_text(view.summary(found, hours))
-            rows.show(view.tier_rows(found))
-            # The time's end moves on in steps: a chart in which nothing is new is not sent again.
-            drawn = view.chart(found, span_s, -(-time.time() // span_s) * span_s, hours)
+            span_s, shares = view.shares(history, hours)
+            sentence.set_text(view.summary(shares, hours))
+            rows.show(view.tier_rows(shares))
+            # The end of the time axis moves in steps, so that an unchanged chart is not sent again.
+            drawn = view.chart(shares, span_s, -(-time.time() // span_s) * span_s, hours)
             if drawn != chart.options:
                 chart.options.update(drawn)
                 chart.update()
             names = ["", *history.models[:_MODELS]]
-            if names != known:
-                known[:] = names
+            if names != shown:
+                shown[:] = names
                 models.clear()
                 with models:
                     for name in names:
-                        _choice(name or "All models", address("/tiers", hours=str(hours), model=name), name == model)
+                        _link(name or "All models", address("/tiers", hours=str(hours), model=name), name == model)
 
         frame.follow(lambda: watch.ask(("tiers", str(hours), model), lambda fleet: fleet.tiers(hours, model)), show)
 
 
-def _choice(label: str, href: str, chosen: bool) -> None:
+def _link(label: str, href: str, chosen: bool) -> None:
     link = ui.link(label, href)
     if chosen:
         link.props('aria-current="true"')

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from firstline.console.cells import Cell, Column, Row, long, moment
+from firstline.console.cells import Cell, Column, Row, duration, moment
 from firstline_core.fleet.rest import TierCounts, TierHistory
 
 SPANS_H = (1, 6, 24, 48)
 POINTS = 96
-"""Bars in the chart: what comes in finer spans is added up."""
+"""Maximum number of bars in the chart; finer spans are added up."""
 ROWS = 24
 
 TIERS = (
@@ -19,7 +19,7 @@ TIERS = (
     Column("errors", "No answer", number=True),
     Column("rows", "Rows", number=True),
 )
-# Okabe and Ito's colours: those who cannot tell red from green can tell these.
+# Okabe and Ito's colours, which remain distinguishable with red-green colour blindness.
 _SERIES = (
     ("edge", "on the device", "#0072b2"),
     ("cloud", "by the full model", "#e69f00"),
@@ -31,10 +31,10 @@ class Shares(NamedTuple):
     """Shares of the tiers in one interval.
 
     Args:
-        at_s: wall time at which it begins.
+        at_s: wall time of its start.
         edge: rows answered on the device.
-        cloud: by the full model, or on the way to it.
-        errors: that got no answer.
+        cloud: rows answered by the full model, or sent to it.
+        errors: rows without an answer.
     """
 
     at_s: float
@@ -47,16 +47,12 @@ class Shares(NamedTuple):
         return self.edge + self.cloud + self.errors
 
     def percent(self, name: str) -> float:
-        """The share of one of them, of 100."""
+        """Returns the share of one tier in percent."""
         return 100 * float(getattr(self, name)) / max(1, self.rows)
 
 
 def shares(history: TierHistory, hours: int) -> tuple[float, list[Shares]]:
-    """The history in spans that a chart has room for.
-
-    Returns:
-        How long each is in seconds, and those in which anything was asked.
-    """
+    """Returns the history in spans that a chart has room for: the length of a span in seconds, and those with rows."""
     fine_s = history.span_s
     span_s = fine_s * max(1, -(-hours * 3600 // (fine_s * POINTS)))
     found: dict[float, Shares] = {}
@@ -71,16 +67,16 @@ def _added(one: Shares, point: TierCounts) -> Shares:
 
 
 def summary(found: list[Shares], hours: int) -> str:
-    """All of it in a sentence, which says what the chart shows."""
+    """Returns the shares over the whole time in a sentence, as the chart's description."""
     total = Shares(0.0, *(sum(getattr(one, name) for one in found) for name, _, _ in _SERIES))
     if not total.rows:
-        return f"Nothing was asked in the last {long(hours * 3600)}, or nothing was heard of it."
-    said = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
-    return f"Of {total.rows:,} rows in the last {long(hours * 3600)}: {said}."
+        return f"Nothing was asked in the last {duration(hours * 3600)}, or nothing was heard of it."
+    parts = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
+    return f"Of {total.rows:,} rows in the last {duration(hours * 3600)}: {parts}."
 
 
 def tier_rows(found: list[Shares]) -> list[Row]:
-    """The latest spans, the newest first."""
+    """Returns the latest spans, newest first."""
     return [
         {
             "key": Cell(str(one.at_s)),
@@ -93,7 +89,7 @@ def tier_rows(found: list[Shares]) -> list[Row]:
 
 
 def chart(found: list[Shares], span_s: float, now_s: float, hours: int) -> dict[str, Any]:
-    """The options of an ECharts chart: shares stacked to 100 %, told apart by patterns as well as by colours."""
+    """Returns the options of an ECharts chart: shares stacked to 100 %, distinguished by pattern and colour."""
     return {
         "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(found, hours)}},
         "useUTC": True,

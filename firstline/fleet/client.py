@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from firstline.client import connection
 from firstline.fleet.profiles import Profiles
-from firstline.fleet.request import send
+from firstline.fleet.request import pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, TierHistory
@@ -29,8 +29,6 @@ from firstline_core.protocol.enrolment import (
 
 _TIMEOUT_S = 30.0
 _AT_ONCE = 1000  # names in one request, or devices in one answer
-
-_T = TypeVar("_T")
 
 
 class Fleet:
@@ -56,11 +54,11 @@ class Fleet:
             ConfigError: a device name is not valid.
             FirstlineError: the gateway's error.
         """
-        found: list[Invitation] = []
+        invitations: list[Invitation] = []
         for start in range(0, len(devices), _AT_ONCE):
-            asked = InviteRequest(tuple(devices[start : start + _AT_ONCE]), valid_s)
-            found += send(self._client, "POST", DEVICES_PATH, InviteAnswer, asked).invitations
-        return found
+            request = InviteRequest(tuple(devices[start : start + _AT_ONCE]), valid_s)
+            invitations += send(self._client, "POST", DEVICES_PATH, InviteAnswer, request).invitations
+        return invitations
 
     def devices(self) -> Iterator[DeviceState]:
         """Yields all devices, by name.
@@ -68,11 +66,8 @@ class Fleet:
         Raises:
             FirstlineError: the gateway's error.
         """
-        after: str | None = ""
-        while after is not None:
-            page = send(self._client, "GET", f"{DEVICES_PATH}?after={quote(after, safe='')}", DeviceList)
+        for page in pages(lambda after: send(self._client, "GET", DEVICES_PATH, DeviceList, params={"after": after})):
             yield from page.devices
-            after = page.after
 
     def revoke(self, device: str) -> None:
         """Revokes a device's access.
@@ -88,11 +83,8 @@ class Fleet:
         Raises:
             FirstlineError: the gateway's error.
         """
-        after: str | None = ""
-        while after is not None:
-            page = self.page(after, selector)
+        for page in pages(lambda after: self.page(after, selector)):
             yield from page.devices
-            after = page.after
 
     def page(
         self, after: str = "", selector: str = "", model: str = "", version: int | None = None, limit: int = _AT_ONCE
@@ -109,10 +101,10 @@ class Fleet:
         Raises:
             FirstlineError: the gateway's error.
         """
-        asked = {"after": after, "selector": selector, "model": model, "limit": str(limit)}
+        params = {"after": after, "selector": selector, "model": model, "limit": str(limit)}
         if version is not None:
-            asked["version"] = str(version)
-        return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=asked)
+            params["version"] = str(version)
+        return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
 
     def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
         """Returns which tier answered the devices' requests over the last hours, for one model or for all.

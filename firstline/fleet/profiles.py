@@ -8,11 +8,11 @@ from urllib.parse import quote
 import httpx
 
 from firstline.client import connection
-from firstline.fleet.request import send
+from firstline.fleet.request import pages, send
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import (
     PROFILES_PATH,
-    ProfileAsked,
+    NewProfileRequest,
     ProfileEntry,
     ProfilePage,
     ProfileRequest,
@@ -34,11 +34,8 @@ class Profiles:
 
     def all(self, bundle: str = "", machine: str = "") -> Iterator[ProfileEntry]:
         """Yields the summaries of the stored profiles, by bundle, version and machine."""
-        after: str | None = ""
-        while after is not None:
-            page = self.page(after, bundle, machine)
+        for page in pages(lambda after: self.page(after, bundle, machine)):
             yield from page.profiles
-            after = page.after
 
     def page(self, after: str = "", bundle: str = "", machine: str = "", limit: int = _AT_ONCE) -> ProfilePage:
         """Returns the next page; `after` comes from the page before, "" for the first page."""
@@ -74,9 +71,9 @@ class Profiles:
         """Returns a device's requests to measure bundles, with their progress."""
         return send(self._client, "GET", _requests(device), ProfileRequests).requests
 
-    def ask(self, device: str, wanted: ProfileAsked) -> ProfileRequest:
+    def ask(self, device: str, request: NewProfileRequest) -> ProfileRequest:
         """Requests that a device measures a bundle; returns an existing request with its progress."""
-        return send(self._client, "POST", _requests(device), ProfileRequest, wanted)
+        return send(self._client, "POST", _requests(device), ProfileRequest, request)
 
     def request(self, before: ProfileRequest) -> ProfileRequest:
         """Returns the current progress of a request.
@@ -84,9 +81,9 @@ class Profiles:
         Raises:
             NotFoundError: the request was cancelled or replaced.
         """
-        found = next((one for one in self.requests(before.device) if one.asked.id == before.asked.id), None)
+        found = next((one for one in self.requests(before.device) if one.desired.id == before.desired.id), None)
         if found is None:
-            raise NotFoundError(f"{before.device} is no longer asked for this profile of {before.asked.bundle}.")
+            raise NotFoundError(f"{before.device} is no longer asked for this profile of {before.desired.bundle}.")
         return found
 
     def cancel(self, device: str, bundle: str) -> None:

@@ -1,9 +1,9 @@
-"""One request to the fleet API: JSON in both directions, and the gateway's errors as exceptions."""
+"""Requests to the fleet API: JSON in both directions, the gateway's errors as exceptions, and pages of lists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -13,6 +13,30 @@ from firstline_core.errors import ProtocolError
 from firstline_core.protocol.http_errors import error_from
 
 T = TypeVar("T")
+
+
+class Page(Protocol):
+    """A page of a list; `after` is the cursor of the next page, None at the end."""
+
+    @property
+    def after(self) -> Any: ...
+
+
+P = TypeVar("P", bound=Page)
+
+
+def pages(fetch: Callable[[Any], P], first: Any = "") -> Iterator[P]:
+    """Yields all pages of a list.
+
+    Args:
+        fetch: returns the page after a cursor.
+        first: cursor of the first page.
+    """
+    after = first
+    while after is not None:
+        page = fetch(after)
+        yield page
+        after = page.after
 
 
 def send(

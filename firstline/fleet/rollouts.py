@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from firstline.fleet.request import send
+from firstline.fleet.request import pages, send
 from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.fleet.rollout import (
     AUDIT_HEAD_PATH,
@@ -47,11 +47,8 @@ class Rollouts:
 
     def all(self, bundle: str = "") -> Iterator[RolloutSummary]:
         """Yields rollouts, the newest first."""
-        after: str | None = ""
-        while after is not None:
-            page = self.page(after, bundle)
+        for page in pages(lambda after: self.page(after, bundle)):
             yield from page.rollouts
-            after = page.after
 
     def page(self, after: str = "", bundle: str = "", limit: int = 100) -> RolloutPage:
         """Returns the next page of rollouts, the newest first."""
@@ -64,14 +61,12 @@ class Rollouts:
 
     def looks(self, rollout: str) -> tuple[Look, ...]:
         """Returns the evaluations of a rollout, each with its verdict and numbers."""
-        found: list[Look] = []
-        after: str | None = ""
-        while after is not None:
+
+        def fetch(after: str) -> LookList:
             params = {"after": after} if after else None
-            page = send(self._client, "GET", f"{_path(rollout)}/looks", LookList, params=params)
-            found += page.looks
-            after = page.after
-        return tuple(found)
+            return send(self._client, "GET", f"{_path(rollout)}/looks", LookList, params=params)
+
+        return tuple(look for page in pages(fetch) for look in page.looks)
 
     def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
         """Applies a command: approve, start, pause, resume, promote, abort, retry or rollback.
@@ -86,14 +81,14 @@ class Rollouts:
             self._client, "POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers
         )
 
-    def trail(self, subject: str = "") -> Iterator[Entry]:
+    def audit_log(self, subject: str = "") -> Iterator[Entry]:
         """Yields the entries of the audit log from the first one on, about one subject or all."""
-        after: int | None = 0
-        while after is not None:
-            params = {"after": str(after), "subject": subject}
-            page = send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
+
+        def fetch(after: int) -> AuditPage:
+            return send(self._client, "GET", AUDIT_PATH, AuditPage, params={"after": str(after), "subject": subject})
+
+        for page in pages(fetch, 0):
             yield from page.entries
-            after = page.after
 
     def head(self) -> Head:
         """Returns the signed head of the audit log."""

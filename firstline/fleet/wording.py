@@ -17,20 +17,21 @@ def age(age_s: float | None) -> str:
 
 def runs(device: FleetDevice) -> str:
     """Returns the bundles that a device runs, and its configuration from the fleet, if any."""
-    said = device.reported
-    if said is None:
+    reported = device.reported
+    if reported is None:
         return "-"
-    found = [f"{model.name} {model.version}" for model in said.models]
-    found += [f"configuration {said.configuration_name} {said.configuration}"] if said.configuration_name else []
-    return ", ".join(found) or "-"
+    names = [f"{model.name} {model.version}" for model in reported.models]
+    if reported.configuration_name:
+        names.append(f"configuration {reported.configuration_name} {reported.configuration}")
+    return ", ".join(names) or "-"
 
 
 def wanted(device: FleetDevice) -> str:
     """Returns the bundles and the configuration that are desired for a device."""
-    said = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
-    if (word := device.desired.configuration) is not None:
-        said.append(f"{'not ' * word.undone}configuration {word.name} {word.version}")
-    return ", ".join(said) or "-"
+    names = [f"{'not ' * model.undone}{model.name} {model.version}" for model in device.desired.models]
+    if (configuration := device.desired.configuration) is not None:
+        names.append(f"{'not ' * configuration.undone}configuration {configuration.name} {configuration.version}")
+    return ", ".join(names) or "-"
 
 
 def tags(device: FleetDevice) -> str:

@@ -16,7 +16,7 @@ from support.keys import bearer, create_key
 from support.profiles import profile
 
 from firstline_core.fleet.audit_log import verify_log
-from firstline_core.fleet.profiles import ProfileAsked, own_profile_path, profile_path, requests_path
+from firstline_core.fleet.profiles import NewProfileRequest, own_profile_path, profile_path, requests_path
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_core.profile.profile import encode
@@ -175,7 +175,7 @@ async def test_decommissioning_deletes_profiles_and_requests(
     gateway: Gateway, cam: httpx.AsyncClient, keeper: httpx.AsyncClient
 ) -> None:
     await cam.get("/fleet/v1/twin")
-    asked = await keeper.post(requests_path("cam"), **json(ProfileAsked("digits", 1)))
+    asked = await keeper.post(requests_path("cam"), **json(NewProfileRequest("digits", 1)))
     assert asked.status_code == 201, asked.text
     measured = await cam.put(own_profile_path("digits", 1), content=encode(profile(1.0, machine="cam")))
     assert measured.status_code == 200, measured.text

@@ -31,7 +31,7 @@ from firstline.cli.app import app
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import (
     BODY_BYTES,
-    ProfileAsked,
+    NewProfileRequest,
     ProfileEntry,
     ProfileRequest,
     own_profile_path,
@@ -48,7 +48,7 @@ from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.settings.load import load
 
-ASKED = ProfileAsked("two", quick=True, threads=(1,), batches=(1,))
+ASKED = NewProfileRequest("two", quick=True, threads=(1,), batches=(1,))
 MEASURING_S = 240.0
 """It gives way to whatever else runs here."""
 
@@ -79,7 +79,7 @@ class Site:
 
         await until(heard)
 
-    async def ask(self, asked: ProfileAsked = ASKED) -> ProfileRequest:
+    async def ask(self, asked: NewProfileRequest = ASKED) -> ProfileRequest:
         return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
 
     async def stands(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
@@ -154,7 +154,7 @@ async def test_a_device_measures_and_stores_what_it_was_asked_for(either: Site) 
         assert (found.state, found.message) == (ProfilingState.DONE, "")
         assert found.done == found.total > 0
         again = await either.ask()
-        assert again.new and again.asked.id != asked.asked.id  # what has ended is asked for anew
+        assert again.new and again.desired.id != asked.desired.id  # what has ended is asked for anew
     entry, content = await either.gateway.profiles.get(("two", 1, "device-1"))
     assert entry.by == "device:device-1"
     kept = decode(content, "what is kept")
@@ -188,7 +188,7 @@ async def test_a_request_waits_for_a_device_that_is_away_and_is_done_once(site: 
     made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
     async with site.agent() as agent:
         (known,) = agent.status()["fleet"]["profiles"]
-        assert known["id"] == asked.asked.id and known["state"] == "done"
+        assert known["id"] == asked.desired.id and known["state"] == "done"
         await site.known()
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
 
@@ -230,15 +230,15 @@ async def test_a_request_that_is_taken_back_ends_the_process(site: Site) -> None
 @pytest.mark.parametrize(
     ("asked", "fleet", "says"),
     [
-        (ProfileAsked("three"), {}, "does not have the bundle three; it has: two 1."),
-        (ProfileAsked("two", 7), {}, "does not have the bundle two version 7"),
+        (NewProfileRequest("three"), {}, "does not have the bundle three; it has: two 1."),
+        (NewProfileRequest("two", 7), {}, "does not have the bundle two version 7"),
         (ASKED, {"profiling": False}, "fleet.profiling = false"),
         (replace(ASKED, variants=("huge",)), {}, "no model 'huge' of two; it has: small, full."),
     ],
     ids=["bundle", "version", "setting", "model"],
 )
 async def test_a_device_says_why_it_measures_nothing(
-    site: Site, asked: ProfileAsked, fleet: dict[str, Any], says: str
+    site: Site, asked: NewProfileRequest, fleet: dict[str, Any], says: str
 ) -> None:
     async with site.agent(**fleet):
         await site.known()
@@ -289,7 +289,7 @@ async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(sit
         mine = encode(profile(1.0, machine="cam"))
         refused = await cam.put(own_profile_path("digits", 1), content=mine)
         assert refused.status_code == 409 and "cam is not asked for" in refused.json()["detail"]
-        await site.gateway.profile_requests.ask("cam", ProfileAsked("digits", 1), "application:ops")
+        await site.gateway.profile_requests.ask("cam", NewProfileRequest("digits", 1), "application:ops")
         assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
         other = encode(profile(1.0, machine="press"))
         assert (await cam.put(own_profile_path("digits", 1), content=other)).status_code == 400
@@ -341,17 +341,17 @@ async def test_requests_have_a_limit_and_those_that_ended_make_room(site: Site) 
     async with site.agent(profiling=False):
         await site.known()
     for number in range(8):
-        assert (await site.ask(ProfileAsked(f"b{number}"))).new
+        assert (await site.ask(NewProfileRequest(f"b{number}"))).new
     with pytest.raises(ConflictError, match="has 8 profiles to measure"):
-        await site.ask(ProfileAsked("b8"))
-    assert (await site.ask(ProfileAsked("b7", quick=True))).new  # in the place of the other
+        await site.ask(NewProfileRequest("b8"))
+    assert (await site.ask(NewProfileRequest("b7", quick=True))).new  # in the place of the other
     async with site.agent(profiling=False):
 
         async def all_ended() -> bool:
             return all(one.ended for one in (await site.gateway.profile_requests.of("device-1")).requests)
 
         await until(all_ended)
-    assert (await site.ask(ProfileAsked("b8"))).new
+    assert (await site.ask(NewProfileRequest("b8"))).new
     assert len((await site.gateway.profile_requests.of("device-1")).requests) == 8
 
 

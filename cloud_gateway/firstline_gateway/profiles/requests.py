@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
-from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest, ProfileRequests
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest, ProfileRequests
 from firstline_core.fleet.twin import REQUESTS, Desired, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
@@ -72,7 +72,7 @@ class Requests:
 
         return await self._readers.ask(read)
 
-    async def ask(self, device: str, asked: ProfileAsked, by: str) -> ProfileRequest:
+    async def ask(self, device: str, asked: NewProfileRequest, by: str) -> ProfileRequest:
         """Requests a profile; an equal request that is open is returned instead.
 
         Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import asdict, replace
 
 from firstline_core.fleet.registry import Version
@@ -69,7 +69,7 @@ class ProfilePage(Struct, frozen=True):
     after: str | None
 
 
-class ProfileAsked(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class NewProfileRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request that a device measures a bundle; attributes as in `DesiredProfile`.
 
     Defaults are not sent.
@@ -98,7 +98,7 @@ class ProfileRequest(Struct, frozen=True):
     """The state of a request.
 
     Attributes:
-        asked: what the device must do.
+        desired: what the device must do.
         version: that it measures or has measured; 0 while unknown.
         done: measured points, of `total`, which is 0 while unknown.
         message: one sentence, or "".
@@ -109,7 +109,7 @@ class ProfileRequest(Struct, frozen=True):
     """
 
     device: Name
-    asked: DesiredProfile
+    desired: DesiredProfile = field(name="asked")
     state: ProfilingState
     version: int = 0
     done: int = 0
@@ -151,7 +151,7 @@ def entry_of(profile: Profile, content: bytes) -> ProfileEntry:
     """Returns the entry of a profile that is not stored yet.
 
     Args:
-        profile: as it was read.
+        profile: the decoded document.
         content: the document.
     """
     hardware = profile.hardware

@@ -13,7 +13,7 @@ from firstline_core.fleet.profiles import (
     BODY_BYTES,
     OWN_PROFILES_PATH,
     PROFILES_PATH,
-    ProfileAsked,
+    NewProfileRequest,
     ProfileEntry,
     requests_path,
 )
@@ -101,10 +101,10 @@ async def list_requests(gateway: GatewayDep, name: DeviceName) -> Response:
     return answer(await gateway.profile_requests.of(name))
 
 
-@router.post(_REQUESTS, openapi_extra=body_schema(ProfileAsked))
+@router.post(_REQUESTS, openapi_extra=body_schema(NewProfileRequest))
 async def ask(request: Request, gateway: GatewayDep, principal: OperatorDep, name: DeviceName) -> Response:
     """Request that a device measures a bundle: 201 if new, 200 if already requested."""
-    wanted = await body_of(request, ProfileAsked)
+    wanted = await body_of(request, NewProfileRequest)
     created = await gateway.profile_requests.ask(name, wanted, principal)
     return answer(created, 201 if created.new else 200)
 

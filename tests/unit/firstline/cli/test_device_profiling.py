@@ -11,7 +11,7 @@ from support.profiles import point, profile
 
 from firstline.cli.device_profiling import followed, unheeded
 from firstline_core.errors import LinkDownError
-from firstline_core.fleet.profiles import ProfileAsked, ProfileRequest
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 from firstline_core.profile.profile import Refused
 from firstline_core.runtime.select import CPU
@@ -44,11 +44,11 @@ def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_gateway_of_before_takes_what_it_knows() -> None:
-    assert msgspec.json.encode(ProfileAsked("digits", quick=True)) == b'{"bundle":"digits","quick":true}'
+    assert msgspec.json.encode(NewProfileRequest("digits", quick=True)) == b'{"bundle":"digits","quick":true}'
 
 
 def test_what_an_agent_of_before_has_passed_over_is_named() -> None:
-    asked = ProfileAsked("digits", providers=(CPU, "CUDAExecutionProvider"), throttled_share=0.5)
+    asked = NewProfileRequest("digits", providers=(CPU, "CUDAExecutionProvider"), throttled_share=0.5)
     warm = profile(1.0)
     assert unheeded(warm, asked) == "--throttled and --providers"
     emulated = replace(point(1.0), key=replace(point(1.0).key, condition="emulated"), processor_share=0.5)
@@ -56,4 +56,4 @@ def test_what_an_agent_of_before_has_passed_over_is_named() -> None:
     heard = replace(warm, points=(*warm.points, emulated), refused=(cuda,))
     assert unheeded(heard, asked) == ""
     assert unheeded(heard, replace(asked, throttled_share=0.25)) == "--throttled"
-    assert unheeded(warm, ProfileAsked("digits")) == ""
+    assert unheeded(warm, NewProfileRequest("digits")) == ""

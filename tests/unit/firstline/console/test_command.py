@@ -1,4 +1,4 @@
-"""`firstline console` on the command line: what it refuses, and what it does without."""
+"""`firstline console` on the command line: refusals, and missing packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "said"),
+    ("arguments", "environment", "message"),
     [
         ((), {"FIRSTLINE_TOKEN": "key"}, "No gateway is named"),
         (GATEWAY, {}, "There is no API key"),
@@ -34,16 +34,16 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
         ),
     ],
 )
-def test_what_makes_no_sense_is_said_in_a_sentence(
-    arguments: tuple[str, ...], environment: dict[str, str], said: str
+def test_invalid_options_are_refused_with_a_sentence(
+    arguments: tuple[str, ...], environment: dict[str, str], message: str
 ) -> None:
     clean = dict.fromkeys(("FIRSTLINE_GATEWAY_URL", "FIRSTLINE_TOKEN", "FIRSTLINE_CONSOLE_PASSWORD"), "")
     refused = CliRunner().invoke(app, ["console", *arguments], env=clean | environment)
-    assert refused.exit_code == 2 and said in refused.stderr, refused.output
+    assert refused.exit_code == 2 and message in refused.stderr, refused.output
 
 
-def test_without_its_own_packages_it_says_what_to_install() -> None:
-    command, told = without({"nicegui"}, *GATEWAY, "--port", "0"), {**os.environ, "FIRSTLINE_TOKEN": "key"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=told)
+def test_missing_packages_are_named_in_the_error() -> None:
+    command, environment = without({"nicegui"}, *GATEWAY, "--port", "0"), {**os.environ, "FIRSTLINE_TOKEN": "key"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2 and "install firstline[console]" in done.stderr
     assert "Traceback" not in done.stderr

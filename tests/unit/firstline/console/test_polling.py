@@ -22,7 +22,7 @@ from firstline_core.errors import (
 )
 
 
-class Room:
+class PolledGateway:
     """A watch on a clock that a test moves, and a gateway that says its number of answers."""
 
     def __init__(self) -> None:
@@ -44,42 +44,42 @@ class Room:
         return await self.watch.ask(question or ("devices",), self.fetch)
 
 
-async def test_many_pages_ask_once() -> None:
-    room = Room()
-    answers = await asyncio.gather(*(room.ask() for _ in range(50)))
-    assert room.asked == 1 and {answer.value for answer in answers} == {1}
-    room.now_s += PACE_S - 0.1
-    assert (await room.ask()).value == 1
-    room.now_s += 0.2
-    assert (await room.ask()).value == 2
-    assert (await room.ask("another")).value == 3
+async def test_pages_with_the_same_question_share_a_request() -> None:
+    gateway = PolledGateway()
+    answers = await asyncio.gather(*(gateway.ask() for _ in range(50)))
+    assert gateway.asked == 1 and {answer.value for answer in answers} == {1}
+    gateway.now_s += PACE_S - 0.1
+    assert (await gateway.ask()).value == 1
+    gateway.now_s += 0.2
+    assert (await gateway.ask()).value == 2
+    assert (await gateway.ask("another")).value == 3
 
 
-async def test_a_gateway_that_takes_long_is_asked_seldom() -> None:
-    room = Room()
-    room.takes_s = 1.5
-    await room.ask()
-    room.now_s += 14.9
-    assert (await room.ask()).value == 1
-    room.now_s += 0.2
-    assert (await room.ask()).value == 2
+async def test_a_slow_gateway_is_polled_less_often() -> None:
+    gateway = PolledGateway()
+    gateway.takes_s = 1.5
+    await gateway.ask()
+    gateway.now_s += 14.9
+    assert (await gateway.ask()).value == 1
+    gateway.now_s += 0.2
+    assert (await gateway.ask()).value == 2
 
 
-async def test_what_was_heard_stays_with_its_time_and_comes_back_by_itself() -> None:
-    room = Room()
-    assert (await room.ask()).heard_s == 1e9 + 100
-    room.now_s, room.error = 200.0, LinkDownError("away")
+async def test_the_last_answer_stays_with_its_time_until_the_gateway_returns() -> None:
+    gateway = PolledGateway()
+    assert (await gateway.ask()).heard_s == 1e9 + 100
+    gateway.now_s, gateway.error = 200.0, LinkDownError("away")
     for _ in range(2):
-        told = await room.ask()
-        assert told.stale and told.value == 1 and told.heard_s == 1e9 + 100 and told.error is room.error
-        room.now_s += 100
+        told = await gateway.ask()
+        assert told.stale and told.value == 1 and told.heard_s == 1e9 + 100 and told.error is gateway.error
+        gateway.now_s += 100
     # Another question has no answer of its own: it is as old as the gateway's latest word.
-    other = await room.ask("another")
+    other = await gateway.ask("another")
     assert other.stale and other.value is None and other.heard_s == 1e9 + 100
-    room.error = None
-    room.now_s += 100
-    back = await room.ask()
-    assert not back.stale and back.heard_s == 1e9 + room.now_s
+    gateway.error = None
+    gateway.now_s += 100
+    back = await gateway.ask()
+    assert not back.stale and back.heard_s == 1e9 + gateway.now_s
 
 
 @pytest.mark.parametrize(
@@ -93,35 +93,35 @@ async def test_what_was_heard_stays_with_its_time_and_comes_back_by_itself() -> 
         (RequestError("no such selector"), False),
     ],
 )
-async def test_a_question_that_makes_no_sense_is_no_gateway_that_is_away(error: FirstlineError, stale: bool) -> None:
-    room = Room()
-    room.error = error
-    assert (await room.ask()).stale is stale
+async def test_a_refused_question_is_not_an_unreachable_gateway(error: FirstlineError, stale: bool) -> None:
+    gateway = PolledGateway()
+    gateway.error = error
+    assert (await gateway.ask()).stale is stale
 
 
-async def test_a_deed_has_everything_asked_anew() -> None:
-    room = Room()
-    await room.ask()
-    assert await room.watch.do(lambda fleet: "done") == "done"
-    assert (await room.ask()).value == 2
+async def test_a_command_makes_all_answers_due() -> None:
+    gateway = PolledGateway()
+    await gateway.ask()
+    assert await gateway.watch.do(lambda fleet: "done") == "done"
+    assert (await gateway.ask()).value == 2
 
     def refused(fleet: Fleet) -> None:
         raise RequestError("no")
 
     with pytest.raises(RequestError):
-        await room.watch.do(refused)
-    assert (await room.ask()).value == 3
+        await gateway.watch.do(refused)
+    assert (await gateway.ask()).value == 3
 
 
-async def test_what_does_not_change_is_asked_once_it_was_answered_no_more() -> None:
-    room = Room()
-    room.error = LinkDownError("away")
+async def test_a_lasting_answer_is_fetched_once() -> None:
+    gateway = PolledGateway()
+    gateway.error = LinkDownError("away")
     for expected in (None, None, 3, 3):
-        room.error = None if expected else LinkDownError("away")
-        room.now_s += 100
-        answer = await room.watch.ask(("evidence", "7"), room.fetch, lasting=True)
+        gateway.error = None if expected else LinkDownError("away")
+        gateway.now_s += 100
+        answer = await gateway.watch.ask(("evidence", "7"), gateway.fetch, lasting=True)
         assert answer.value == expected
-    assert room.asked == 3
+    assert gateway.asked == 3
 
 
 async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +134,11 @@ async def test_an_answer_that_does_not_end_is_stale(monkeypatch: pytest.MonkeyPa
         pass
 
 
-async def test_what_nobody_asks_any_more_is_forgotten_and_questions_have_a_bound() -> None:
-    room = Room()
+async def test_unused_answers_are_deleted_and_their_number_is_bounded() -> None:
+    gateway = PolledGateway()
     for number in range(2 * polling._MOST):
-        await room.ask(str(number))
-        assert len(room.watch._held) <= polling._MOST
-    room.now_s += 61
-    await room.ask("late")
-    assert set(room.watch._held) == {("late",)}
+        await gateway.ask(str(number))
+        assert len(gateway.watch._held) <= polling._MOST
+    gateway.now_s += 61
+    await gateway.ask("late")
+    assert set(gateway.watch._held) == {("late",)}

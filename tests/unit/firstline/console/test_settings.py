@@ -16,12 +16,12 @@ PEM = Path("console.pem")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "[::1]", "localhost", "LOCALHOST"])
-def test_this_machine_alone_needs_no_password(host: str) -> None:
+def test_a_loopback_address_needs_no_password(host: str) -> None:
     assert replace(LOCAL, host=host).local and is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "console.example", "127.0.0.1.example", ""])
-def test_beyond_this_machine_it_takes_a_password_and_tls_or_a_word(host: str) -> None:
+def test_other_addresses_need_a_password_and_tls_or_plain_http(host: str) -> None:
     with pytest.raises(ConfigError, match="--password-file"):
         replace(LOCAL, host=host)
     with pytest.raises(ConfigError, match="--plain-http"):
@@ -30,12 +30,12 @@ def test_beyond_this_machine_it_takes_a_password_and_tls_or_a_word(host: str) ->
     assert replace(LOCAL, host=host, password=PASSWORD, tls_certificate=PEM, tls_key=PEM).scheme == "https"
 
 
-def test_a_password_that_can_be_guessed_and_half_of_tls_are_refused() -> None:
+def test_a_short_password_and_incomplete_tls_are_refused() -> None:
     with pytest.raises(ConfigError, match="has 6 characters"):
         replace(LOCAL, password="secret")
     with pytest.raises(ConfigError, match="both files"):
         replace(LOCAL, tls_certificate=PEM)
 
 
-def test_secrets_are_in_no_representation() -> None:
+def test_secrets_are_not_in_the_representation() -> None:
     assert "hidden" not in repr(Settings("http://127.0.0.1", "hidden-key", password="hidden-password"))

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from firstline.console import devices_view, profiles_view, rollouts_view, tiers_view
-from firstline.console.cells import Cell, Tone, address, long, number, plain
+from firstline.console.cells import Cell, Tone, address, duration, number, plain
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
@@ -52,11 +52,11 @@ def updating(*updates: Update) -> FleetDevice:
         (replace(DEVICE, last_seen_age_s=None), "never", Tone.PLAIN),
     ],
 )
-def test_only_a_device_that_is_there_is_good(device: FleetDevice, words: str, tone: Tone) -> None:
+def test_only_an_online_device_has_the_good_tone(device: FleetDevice, words: str, tone: Tone) -> None:
     assert devices_view.heard(device) == Cell(words, tone=tone)
 
 
-def test_a_device_s_row_says_what_it_runs_what_it_is_to_run_and_how_its_update_stands() -> None:
+def test_the_row_of_a_device() -> None:
     listing = devices_view.device_rows(FleetDevicePage((DEVICE,), "cam/1"), selector="site=berlin", model="")
     assert listing.following == "/devices?selector=site%3Dberlin&after=cam%2F1"
     (row,) = listing.rows
@@ -72,7 +72,7 @@ def test_a_device_s_row_says_what_it_runs_what_it_is_to_run_and_how_its_update_s
 
 
 @pytest.mark.parametrize("state", UpdateState)
-def test_every_state_of_an_update_is_said(state: UpdateState) -> None:
+def test_every_state_of_an_update_has_a_text(state: UpdateState) -> None:
     update = Update("digits", 2, state, received_bytes=1, total_bytes=4, reason="disk" if state == "failed" else "")
     cell = devices_view.device_rows(FleetDevicePage((updating(update),), None)).rows[0]["update"]
     assert cell.text.startswith(f"digits 2 {state.replace('_', ' ')}")
@@ -81,12 +81,12 @@ def test_every_state_of_an_update_is_said(state: UpdateState) -> None:
     assert ("(disk)" in cell.text) is (state is UpdateState.FAILED)
 
 
-def test_of_several_updates_the_worst_gives_the_tone() -> None:
+def test_the_worst_of_several_updates_determines_the_tone() -> None:
     device = updating(Update("a", 2, UpdateState.COMMITTED), Update("b", 2, UpdateState.REJECTED))
     assert devices_view.device_rows(FleetDevicePage((device,), None)).rows[0]["update"].tone is Tone.BAD
 
 
-def test_one_device_in_full() -> None:
+def test_the_page_of_a_device() -> None:
     device = updating(
         Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
     )
@@ -102,7 +102,7 @@ def test_one_device_in_full() -> None:
     assert devices_view.hardware_rows(unheard) == []
 
 
-def test_what_a_device_is_is_shown_as_it_says_it_itself() -> None:
+def test_hardware_is_shown_as_the_device_reports_it() -> None:
     processor = Processor("Cortex-A76", "aarch64", 4, 4.0, ("asimddp",))
     found = Catalogue("f" * 16, "Raspberry Pi 5", "6.6", processor, Memory(8 << 30), measured=True)
     device = replace(DEVICE, reported=Reported("s", 1, hardware=found))
@@ -111,7 +111,7 @@ def test_what_a_device_is_is_shown_as_it_says_it_itself() -> None:
     assert len({row["key"].text for row in rows}) == len(rows)
 
 
-def test_a_model_is_a_name_or_a_name_and_a_version() -> None:
+def test_a_model_is_a_name_with_an_optional_version() -> None:
     assert devices_view.model_of("") == ("", None)
     assert devices_view.model_of(" digits ") == ("digits", None)
     assert devices_view.model_of("digits 2") == ("digits", 2)
@@ -173,12 +173,12 @@ def test_a_rollout_and_its_stages() -> None:
         ("rolled_back", 0, ["rolled back", "to come", "to come"]),
     ],
 )
-def test_stages_stand_as_the_rollout_does(state: str, stage: int, expected: list[str]) -> None:
+def test_the_states_of_stages_follow_the_rollout(state: str, stage: int, expected: list[str]) -> None:
     found = rollouts_view.stage_rows(replace(ROLLOUT, state=state, stage=stage, phase=""))
     assert [row["standing"].text for row in found] == expected
 
 
-def test_evidence_is_the_numbers_and_the_rule_as_the_gateway_gave_them() -> None:
+def test_evidence_has_the_numbers_and_the_rule_of_the_gateway() -> None:
     looks = [replace(LOOK, look=number) for number in range(30)]
     rows = rollouts_view.look_rows(looks)
     assert len(rows) == rollouts_view.LOOKS and rows[0]["look"].text == "stage 1, look 29"
@@ -196,7 +196,7 @@ def test_evidence_is_the_numbers_and_the_rule_as_the_gateway_gave_them() -> None
     assert rollouts_view.finding_rows(None) == []
 
 
-def test_decisions_say_who_and_by_which_rule() -> None:
+def test_decisions_have_an_actor_or_a_rule() -> None:
     details = {"stage": 0, "devices": 4, "control": 6}
     entries = [
         Entry(1, 1.7e9, "application:ops", "rollout.create", "rollout:r1", '{"bundle": "digits"}', "0" * 64),
@@ -212,7 +212,7 @@ def history(*points: tuple[float, int, int, int]) -> TierHistory:
     return TierHistory(300.0, ("digits",), tuple(TierCounts(*point) for point in points))
 
 
-def test_shares_are_added_up_to_what_a_chart_has_room_for() -> None:
+def test_shares_are_added_up_to_the_spans_of_a_chart() -> None:
     told = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
     for hours in tiers_view.SPANS_H:
         span_s, found = tiers_view.shares(told, hours)
@@ -221,7 +221,7 @@ def test_shares_are_added_up_to_what_a_chart_has_room_for() -> None:
     assert len(tiers_view.tier_rows(found)) == tiers_view.ROWS
 
 
-def test_who_answered_is_said_in_words_and_drawn_to_100_percent() -> None:
+def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
     span_s, found = tiers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)), 1)
     assert tiers_view.summary(found, 1) == (
         "Of 100 rows in the last 1 h: 70.0 % on the device, 20.0 % by the full model, 10.0 % no answer."
@@ -236,8 +236,8 @@ def test_who_answered_is_said_in_words_and_drawn_to_100_percent() -> None:
     assert "Nothing was asked" in tiers_view.summary([], 24)
 
 
-def test_words() -> None:
-    assert [long(seconds) for seconds in (0, 90, 5400, 172_800)] == ["0 s", "1.5 min", "1.5 h", "2 d"]
+def test_formats() -> None:
+    assert [duration(seconds) for seconds in (0, 90, 5400, 172_800)] == ["0 s", "1.5 min", "1.5 h", "2 d"]
     assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "1.23e+04"]
     assert address("/devices", selector="", model="a b") == "/devices?model=a+b"
 
@@ -253,7 +253,7 @@ def test_words() -> None:
         (ProfilingState.EXPIRED, Tone.BAD),
     ],
 )
-def test_only_a_request_that_was_fulfilled_is_good(state: ProfilingState, tone: Tone) -> None:
+def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone: Tone) -> None:
     request = ProfileRequest("cam", DesiredProfile("1", "digits"), state, done=2, total=8, message="It is hot.")
     (row,) = profiles_view.request_rows([request])
     assert row["state"] == Cell(state.value, tone=tone)

@@ -10,7 +10,7 @@ from support.profiles import profile
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConflictError, NotFoundError
-from firstline_core.fleet.profiles import ProfileAsked, ProfileEntry, ProfileRequest
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileEntry, ProfileRequest
 from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState, Reported
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
@@ -42,7 +42,7 @@ class Bench:
             devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
 
     async def ask(self, bundle: str = "digits", version: int = 0) -> ProfileRequest:
-        return await self.requests.ask("cam", ProfileAsked(bundle, version), BY)
+        return await self.requests.ask("cam", NewProfileRequest(bundle, version), BY)
 
     async def bring(self, *query_ms: float, version: int = 1, bundle: str = "digits") -> ProfileEntry:
         content = encode(profile(*query_ms, version=version, bundle=bundle, machine="cam"))
@@ -50,7 +50,7 @@ class Bench:
 
     async def stands(self, bundle: str = "digits") -> ProfileRequest:
         found = (await self.requests.of("cam")).requests
-        return next(one for one in found if one.asked.bundle == bundle)
+        return next(one for one in found if one.desired.bundle == bundle)
 
     def wanted(self) -> tuple[DesiredProfile, ...]:
         """What the device hears."""
@@ -91,7 +91,7 @@ async def test_one_request_is_fulfilled_once_and_the_same_again_changes_nothing(
         with pytest.raises(ConflictError, match="already"):
             await bench.profiles.check_requested("cam", "digits", version)
     found = await bench.stands()
-    assert (found.state, found.version, found.asked.id) == (ProfilingState.DONE, 1, asked.asked.id)
+    assert (found.state, found.version, found.desired.id) == (ProfilingState.DONE, 1, asked.desired.id)
     assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
 
 
@@ -99,7 +99,7 @@ async def test_who_is_asked_again_may_bring_another(bench: Bench) -> None:
     before = await bench.ask()
     await bench.bring(1.0)
     again = await bench.ask()
-    assert again.new and again.asked.id != before.asked.id
+    assert again.new and again.desired.id != before.desired.id
     assert (await bench.bring(2.0)).points == 1
     with pytest.raises(ConflictError, match="already"):
         await bench.bring(1.0)  # not even what it had brought before
@@ -125,7 +125,7 @@ async def test_after_its_time_a_request_is_no_permission_and_the_device_hears_it
     asked = await bench.ask()
     assert asked.until_s == asked.asked_s + 7 * DAY_S
     assert (asked.by, bench.told) == (BY, 1)
-    bench.says(Profiling(asked.asked.id, "digits", ProfilingState.MEASURING, message="The battery is low."))
+    bench.says(Profiling(asked.desired.id, "digits", ProfilingState.MEASURING, message="The battery is low."))
     await bench.clock.advance(7 * DAY_S - 1)
     assert await bench.requests.expire() == 0
     await bench.profiles.check_requested("cam", "digits", 1)
@@ -154,7 +154,7 @@ async def test_what_is_over_makes_room_and_is_asked_for_anew(bench: Bench) -> No
     assert (await bench.ask("b7")).new
     assert [one.bundle for one in bench.wanted()] == ["b8", "b7"]
     assert await bench.requests.expire() == 6
-    assert [one.asked.bundle for one in (await bench.requests.of("cam")).requests][-3:] == ["b6", "b8", "b7"]
+    assert [one.desired.bundle for one in (await bench.requests.of("cam")).requests][-3:] == ["b6", "b8", "b7"]
 
 
 async def test_what_was_brought_stays_with_the_device_when_its_time_is_over(bench: Bench) -> None:
