@@ -58,7 +58,8 @@ from firstline_edge.cloud.links import open_links
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
-from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
+from firstline_edge.identity.credentials import DeviceIdentity
+from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.loading import hold, open_models
 from firstline_edge.models.profiles import Profiles
@@ -314,7 +315,10 @@ class EdgeAgent:
         birth = partial(birth_message, self.models, self.certificates, fleet.configuration.running if fleet else None)
         self.links = await open_links(settings, birth, self.limits, clock, budget_gate, credentials=credentials)
         opened.push_async_callback(self.links.close)
-        self.upkeep = CredentialUpkeep(credentials, self.links.renewed, clock) if credentials is not None else None
+        self.renewal: CredentialRenewal | None = None
+        if credentials is not None:
+            rng = random.Random()  # noqa: S311 (jitter)
+            self.renewal = CredentialRenewal(credentials, self.links.renewed, clock, rng)
 
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
@@ -419,7 +423,7 @@ class EdgeAgent:
             complaints=self.complaints,
             links=self.links,
             identity=self.identity,
-            upkeep=self.upkeep,
+            renewal=self.renewal,
             spending=self.spending,
             sampler=self.sampler,
             background=self.background,
@@ -460,8 +464,8 @@ class EdgeAgent:
         self._start(opened, "housekeeping", partial(_sweep, self.cache, self.outbox, self._clock))
         announce = partial(self._alarms.announce, self.links.mqtt)
         self._start(opened, "audits", self.auditor.run, self.certificates.keep_saving, announce)
-        if self.upkeep is not None:
-            self._start(opened, "identity", self.upkeep.run)
+        if self.renewal is not None:
+            self._start(opened, "identity", self.renewal.run)
         self._start(opened, "sensors", self.sampler.run)
         self._start(opened, "survey", self.surveyor.run)
         if self.spending is not None:

@@ -21,7 +21,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_core.types import InferRequest, Route, Status, Tier
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cli.join import join_gateway
+from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load as load_edge
 from firstline_gateway.app import open_gateway
@@ -138,8 +138,8 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
         for request_id in promised:
             answer = (await agent.answer(request_id)).answer
             assert answer is not None and answer.status is Status.FINAL
-        assert agent.upkeep.renewal is not None
-        await agent.upkeep.renewal.renew()  # the authority's key is there
+        assert agent.renewal is not None
+        await agent.renewal.renew()  # the authority's key is there
         request = InferRequest("digits", (picture(99),), new_request_id(), route=Route.CLOUD, principal="local")
         answer = (await agent.infer(request)).answer
         assert answer is not None and answer.tier is Tier.CLOUD

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.cli.device import _state
 from firstline_core.protocol.enrolment import DeviceState, parse_join_token
-from firstline_edge.cli.join import join_gateway
+from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -25,10 +25,10 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import identity_findings
 from firstline_edge.cli.doctor_links import link_findings
 from firstline_edge.cli.findings import State
-from firstline_edge.cli.join import join_gateway
 from firstline_edge.cloud.link import LinkStatus
-from firstline_edge.identity import rejoining
-from firstline_edge.identity.device_identity import DeviceIdentity
+from firstline_edge.identity import renewal as identity_renewal
+from firstline_edge.identity.credentials import DeviceIdentity
+from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load
 
@@ -99,7 +99,7 @@ async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_pat
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
 async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"renews-{kind}", kind) as agent:
-        credentials, renewal = agent.identity.credentials, agent.upkeep.renewal
+        credentials, renewal = agent.identity.credentials, agent.renewal
         assert credentials is not None
         assert renewal is not None
         answered, stop = 0, asyncio.Event()
@@ -129,7 +129,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
 async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_path: Path) -> None:
     """Every connection shows the new one: the old one is revoked, and nothing happens."""
     async with joined(gateway, tmp_path, "swaps") as agent:
-        credentials, renewal = agent.identity.credentials, agent.upkeep.renewal
+        credentials, renewal = agent.identity.credentials, agent.renewal
         assert credentials is not None
         assert renewal is not None
         assert await asked(agent) == "cloud"
@@ -197,14 +197,14 @@ async def test_who_has_not_joined_is_let_in_by_nobody(gateway: Site, tmp_path: P
 async def test_a_device_that_joins_anew_needs_no_restart(
     gateway: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rejoining, "LOOK_S", 0.1)
+    monkeypatch.setattr(identity_renewal, "CHECK_S", 0.1)
     name = f"returns-{kind}"
     async with joined(gateway, tmp_path, name, kind) as agent:
         assert await asked(agent) == "cloud"
         await gateway.revoke(name)
         while await asked(agent) == "cloud":
             pass
-        renewal = agent.upkeep.renewal
+        renewal = agent.renewal
         assert renewal is not None
         with pytest.raises(UnauthorizedError):
             await renewal.renew()
@@ -223,12 +223,12 @@ async def test_a_device_that_joins_anew_needs_no_restart(
 async def test_a_device_that_joins_as_somebody_else_is_to_be_started_anew(
     gateway: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rejoining, "LOOK_S", 0.02)
+    monkeypatch.setattr(identity_renewal, "CHECK_S", 0.02)
     async with joined(gateway, tmp_path, "was", "http") as agent:
         token = parse_join_token((await gateway.token_file("is")).read_text())
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "was"))
         await _until(lambda: bool(agent.status()["problems"]))
         (problem,) = agent.status()["problems"]
-        assert "as 'is' since this agent was started; start it anew" in problem["message"]
+        assert "as 'is' since this agent was started; restart it" in problem["message"]
         assert agent.status()["identity"]["device"] == "was"
         assert await asked(agent) == "cloud"  # it goes on as who it was

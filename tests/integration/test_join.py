@@ -180,4 +180,4 @@ async def test_a_damaged_identity_costs_the_links_and_not_the_agent(gateway: Sit
     else:
         identity = device.files.read()
         assert identity is not None
-        assert "join again" in Credentials(device.files, identity, device.files.written(), SYSTEM_CLOCK).problem
+        assert "join again" in Credentials(device.files, identity, device.files.revision(), SYSTEM_CLOCK).problem

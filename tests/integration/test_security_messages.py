@@ -25,8 +25,8 @@ from firstline_core.ids import new_request_id
 from firstline_core.protocol.enrolment import parse_join_token
 from firstline_core.protocol.mqtt import MqttSettings
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_edge.cli.join import join_gateway
 from firstline_edge.identity.credentials import Credentials
+from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load
 
@@ -55,7 +55,7 @@ async def device(gateway: Site, folder: Path, name: str) -> AsyncIterator[MqttDe
     files = IdentityFiles(folder / name)
     token = parse_join_token((await gateway.token_file(name)).read_text())
     identity = await join_gateway(gateway.url, token, files)
-    tls = Credentials(files, identity, files.written(), SYSTEM_CLOCK).context
+    tls = Credentials(files, identity, files.revision(), SYSTEM_CLOCK).context
     async with MqttDevice(name, MqttSettings(HOST, gateway.device_port, tls=tls)) as found:
         yield found
 

@@ -19,7 +19,8 @@ from firstline_edge.cascade.cascade import Router
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
-from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
+from firstline_edge.identity.credentials import DeviceIdentity
+from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.outbox.reopening import ReopeningOutbox
@@ -36,7 +37,7 @@ class AgentStatus:
         device_id: of this device.
         startup_problems: problems before the agent started, by file.
         spending: None if nothing has a price.
-        upkeep: None on a device that has not joined.
+        renewal: None on a device that has not joined.
         fleet: the fleet's section; None on a device that is not a member of a fleet.
     """
 
@@ -52,7 +53,7 @@ class AgentStatus:
     complaints: Complaints
     links: Links
     identity: DeviceIdentity
-    upkeep: CredentialUpkeep | None
+    renewal: CredentialRenewal | None
     spending: Spending | None
     sampler: Sampler
     background: Background
@@ -97,8 +98,8 @@ class AgentStatus:
         if self.spending is not None:
             found += [(self.state.spending_path, self.spending.problem)]
         found += [(self.identity.folder, problem) for problem in self.identity.problems]
-        if self.upkeep is not None:
-            found += [(self.identity.folder, problem) for problem in self.upkeep.problems]
+        if self.renewal is not None:
+            found += [(self.identity.folder, problem) for problem in self.renewal.problems]
         found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
         found += [(self.state.outbox_path, self.outbox.damage)]
         found += [(self.sampler.tree.root, missing_kernel_files(self.sampler.tree))]

@@ -60,7 +60,7 @@ def _all_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings that need the packages."""
     from firstline_core.clock import SYSTEM_CLOCK
     from firstline_edge.cli import doctor_device, doctor_links, doctor_models
-    from firstline_edge.identity.device_identity import DeviceIdentity
+    from firstline_edge.identity.credentials import DeviceIdentity
 
     identity = DeviceIdentity(settings, SYSTEM_CLOCK)
     links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, identity.credentials))

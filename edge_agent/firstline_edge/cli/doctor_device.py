@@ -31,7 +31,7 @@ from firstline_edge.cli.findings import Finding, missing, ok, slow, slow_if
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
-from firstline_edge.identity.device_identity import DeviceIdentity
+from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import hardware_path, outbox_path
 

@@ -14,13 +14,12 @@ from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.agent_api import agent_url
 from firstline_edge.cli.output import print_json, print_line
-from firstline_edge.cli.parser import OK
+from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.rejoining import LOOK_S, restart_needed
+from firstline_edge.identity.renewal import CHECK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.identity.tls import shown
+from firstline_edge.identity.tls import time_text
 from firstline_edge.settings.identity import Identity, readable_identity
-from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
@@ -29,7 +28,7 @@ _TOKEN_LIMIT_CHARS = 4096
 def command(arguments: argparse.Namespace) -> int:
     """Joins once; a second call prints the identity."""
     # A previous identity must not affect how the device joins.
-    settings = load(arguments.config, overrides={**dict(arguments.overrides), "agent.use_identity": False})
+    settings = load_settings(arguments, **{"agent.use_identity": False})
     url = _checked_url(arguments.url)
     token = parse_join_token(_token_text(arguments.token_file))
     files = IdentityFiles(settings.state_dir)
@@ -46,29 +45,12 @@ def command(arguments: argparse.Namespace) -> int:
             f"This device joined {identity.gateway} as '{identity.device}', and the token is another gateway's; "
             "--force leaves the one for the other."
         )
+    from firstline_edge.identity import enrolment  # `cryptography` takes time and memory to import
+
     before = readable_identity(settings.state_dir)
-    joined = asyncio.run(join_gateway(url, token, files, proxy=arguments.proxy))
+    joined = asyncio.run(enrolment.join_gateway(url, token, files, proxy=arguments.proxy))
     _print(arguments.output, joined, settings, "joined", files, before=before)
     return OK
-
-
-async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> Identity:
-    """Gets the first certificate; an interrupted attempt continues with its key.
-
-    Raises:
-        FirstlineError: see `exchange.py`.
-    """
-    from firstline_edge.identity import exchange, keys
-
-    authority_pem = await exchange.fetch_authority(url, token, proxy=proxy)
-    key = files.joining_key()
-    if key is None or not keys.is_key(key):
-        key = keys.new_key()
-        files.save_joining_key(key)
-    answer = await exchange.enrol(url, token, keys.signing_request(key), authority_pem, proxy=proxy)
-    identity = keys.accepted(answer, key, token.ca_hash, gateway=url, proxy=proxy)
-    files.save(identity, answer.ca, key, answer.certificate)
-    return identity
 
 
 def _is_valid(identity: Identity, token: JoinToken, files: IdentityFiles) -> bool:
@@ -101,7 +83,7 @@ def _token_text(file: str) -> str:
 def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
     """Returns the steps that make the agent use the new identity."""
     if before is not None and not restart_needed(before, joined) and agent_url(settings) is not None:
-        return f"the agent that runs uses it within {LOOK_S:g} s"
+        return f"the agent that runs uses it within {CHECK_S:g} s"
     return "restart the agent"
 
 
@@ -127,7 +109,7 @@ def _print(
             }
         )
         return
-    print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {shown(identity.not_after_s)}")
+    print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}")
     said = settings.agent.device_id
     if said and said != identity.device:
         print_line(

@@ -188,7 +188,7 @@ class _Pool:
         finally:
             self._free.release()
         if self._settings.credentials is not None and "date" in reply.headers:
-            self._settings.credentials.heard_date(reply.headers["date"])
+            self._settings.credentials.observe_date(reply.headers["date"])
         return reply
 
     async def drain(self) -> None:

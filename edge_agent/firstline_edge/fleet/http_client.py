@@ -123,7 +123,7 @@ class FleetHttp:
             timeout = httpx.Timeout(_SILENCE_S, connect=_TIMEOUT_S)
             async with self._client.stream(method, path, headers=own, content=content, timeout=timeout) as response:
                 if self._credentials is not None and "date" in response.headers:
-                    self._credentials.heard_date(response.headers["date"])
+                    self._credentials.observe_date(response.headers["date"])
                 if response.status_code >= 400:
                     body = b""
                     async for part in response.aiter_raw():

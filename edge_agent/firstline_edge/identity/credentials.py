@@ -1,4 +1,4 @@
-"""The device's credentials at work: one TLS context that every connection to gateway and broker is made with."""
+"""The device's credentials in a running agent: one TLS context for every connection to gateway and broker."""
 
 from __future__ import annotations
 
@@ -6,55 +6,57 @@ import ssl
 from email.utils import parsedate_to_datetime
 
 from firstline_core.clock import Clock
+from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.identity.files import IdentityFiles, Written
+from firstline_edge.identity.files import IdentityFiles, Revision
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.identity.tls import DeviceContext, device_context, shown
+from firstline_edge.identity.tls import DeviceContext, device_context, time_text
 from firstline_edge.settings.identity import Identity
+from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
 
 
 class Credentials:
-    """The certificate that an agent shows, and the authorities that it trusts.
+    """The certificate that an agent presents, and the authorities that it trusts.
 
-    A file that is damaged costs the links and never the agent: they are refused then, and `problem` says why.
+    A damaged file costs the links and never the agent: they are refused then, and `problem` says why.
 
     Args:
-        files: where they lie.
-        identity: as read from there.
-        written: what `files.written` said before it was read.
-        clock: the device's.
+        files: store the credentials.
+        identity: as read from the files.
+        revision: of the files before they were read.
+        clock: of the device.
 
     Attributes:
-        identity: of the certificate that new connections show.
-        written: which writing of the files that was, `IdentityFiles.written`: certificates of one second say the same.
-        context: one for the whole process: a renewed certificate is loaded into it, connections go on with the old.
-        problem: in a sentence; "" if there is none.
+        identity: of the certificate that new connections present.
+        revision: of the files that were loaded; certificates of the same second have the same times.
+        context: one for the whole process: a renewed certificate is loaded into it, connections keep the old one.
+        problem: one sentence; "" if there is none.
     """
 
-    def __init__(self, files: IdentityFiles, identity: Identity, written: Written, clock: Clock) -> None:
+    def __init__(self, files: IdentityFiles, identity: Identity, revision: Revision, clock: Clock) -> None:
         self.files = files
-        self.written = written
+        self.revision = revision
         self.identity = identity
         self.floor = TimeFloor(files.time, clock, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
         self.context: DeviceContext = device_context(self._fault_of)
         self.problem = ""
-        self._vouched_until_s = 0.0  # when the certificate ends that the latest server showed
+        self._server_ends_s = 0.0  # when the certificate of the latest server ends
         self.load()
 
-    def renewed(self, identity: Identity, written: Written) -> None:
-        """Has new connections show the certificate that the files hold now, as of that writing of them."""
-        self.identity, self.written = identity, written
+    def renewed(self, identity: Identity, revision: Revision) -> None:
+        """Makes new connections present the certificate in the files of this revision."""
+        self.identity, self.revision = identity, revision
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)
         self.load()
 
     def load(self) -> bool:
-        """Has new connections show what the files hold; whether they can."""
+        """Loads the files for new connections; returns whether that succeeded."""
         try:
             self.context.load_verify_locations(self.files.authorities)
             self.context.load_cert_chain(self.files.device)
-        except (OSError, ssl.SSLError) as error:  # the one is the other's base, but reads better so
+        except (OSError, ssl.SSLError) as error:  # SSLError is an OSError, named for the reader
             if not self.problem:
                 log.error("the device's certificate cannot be used", folder=str(self.files.folder), error=str(error))
             self.problem = (
@@ -65,23 +67,78 @@ class Credentials:
         self.problem = ""
         return True
 
-    def heard(self, now_s: float) -> None:
+    def observe_time(self, now_s: float) -> None:
         """Takes up the time (wall, seconds) that came over a connection made with `context`."""
-        self.floor.heard(now_s, self._vouched_until_s)
+        self.floor.observe(now_s, self._server_ends_s)
 
-    def heard_date(self, date: str) -> None:
-        """The same, of an answer's `Date` header."""
+    def observe_date(self, date: str) -> None:
+        """Takes up the time in an answer's `Date` header."""
         try:
-            self.heard(parsedate_to_datetime(date).timestamp())
+            self.observe_time(parsedate_to_datetime(date).timestamp())
         except (ValueError, OverflowError):
-            log.debug("the gateway sent a date that is none", date=date[:40])
+            log.debug("the gateway sent an invalid date", date=date[:40])
 
     def _fault_of(self, begins_s: float, ends_s: float) -> str:
-        # That a certificate of our authority begins says that it is later: a clock that says otherwise is behind.
-        self.floor.heard(begins_s, ends_s)
+        # A certificate of a trusted authority is not issued before it begins: a clock that shows less is behind.
+        self.floor.observe(begins_s, ends_s)
         now_s = self.floor.now_s()
         if now_s <= ends_s:
-            self._vouched_until_s = ends_s
+            self._server_ends_s = ends_s
             return ""
-        whose = "this device's clock" if self.floor.believes_clock else "what the gateway said last"
-        return f"the server's certificate ended at {shown(ends_s)}, and by {whose} it is {shown(now_s)}"
+        clock = "this device's clock" if self.floor.trusts_clock else "what the gateway said last"
+        return f"the server's certificate ended at {time_text(ends_s)}, and by {clock} it is {time_text(now_s)}"
+
+
+class DeviceIdentity:
+    """The identity of one device, which may have none.
+
+    Args:
+        settings: where the identity is stored, and whether it is used.
+        clock: of the device.
+
+    Attributes:
+        folder: stores the identity.
+        credentials: None on a device that has not joined, and if the identity is damaged.
+    """
+
+    def __init__(self, settings: EdgeSettings, clock: Clock) -> None:
+        files = IdentityFiles(settings.state_dir)
+        self.folder = files.folder
+        self.credentials: Credentials | None = None
+        self._clock = clock
+        self._damage = ""
+        if not settings.agent.use_identity:
+            return
+        try:
+            revision, identity = files.revision(), files.read()
+        except ConfigError as error:
+            self._damage = error.message
+            return
+        if identity is not None:
+            self.credentials = Credentials(files, identity, revision, clock)
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems, in sentences."""
+        problems = [self._damage]
+        if self.credentials is not None:
+            problems.append(self.credentials.problem)
+            if not self.credentials.floor.trusts_clock:
+                problems.append(
+                    f"The clock says {time_text(self._clock.wall_s())}, which cannot be; certificates are judged by "
+                    f"what the gateway said last, {time_text(self.credentials.floor.floor_s)}. Set it: sudo "
+                    "timedatectl set-ntp true"
+                )
+        return [problem for problem in problems if problem]
+
+    def describe(self) -> dict[str, object] | None:
+        """Returns the identity for `status`; None for a device that has not joined."""
+        if self.credentials is None:
+            return None
+        identity = self.credentials.identity
+        return {
+            "device": identity.device,
+            "gateway": identity.gateway,
+            "not_after": time_text(identity.not_after_s),
+            "authority": identity.authority,
+        }

@@ -1,9 +1,9 @@
 """The identity on the disk: `identity/` in the state directory, mode 0700, every file 0600 and replaced as a whole.
 
-ca.pem          the authorities that this device believes, the gateway's and the broker's
+ca.pem          the authorities that this device trusts, the gateway's and the broker's
 device.pem      its key and its certificate in one file, so that the two can only change together
-identity.json   its name, where gateway and broker are, and the certificate's times; written last
-joining.pem     the key of an enrolment that was begun: a gateway gives the same key the same certificate again
+identity.json   its name, the addresses of gateway and broker, and the certificate's times; written last
+joining.pem     the key of an unfinished enrolment: a gateway gives the same key the same certificate again
 time            the newest time that a gateway vouched for
 """
 
@@ -25,12 +25,12 @@ from firstline_edge.settings.identity import Identity, identity_path, read_ident
 _LIMIT_BYTES = 1 << 20
 
 
-Written = tuple[int, int] | None
-"""Which writing of an identity; None for none."""
+Revision = tuple[int, int] | None
+"""Identifies one version of the stored identity: inode and time of change of its file; None without an identity."""
 
 
 class IdentityFiles:
-    """Where each thing lies, and how it is written.
+    """Reads and writes the identity.
 
     Args:
         state_dir: the agent's.
@@ -49,14 +49,14 @@ class IdentityFiles:
         """Returns the identity; None for a device that has not joined.
 
         Raises:
-            ConfigError: it is there and cannot be used.
+            ConfigError: the file cannot be used.
         """
         return read_identity(self.state_dir)
 
-    def written(self) -> Written:
-        """Returns a value that differs once an identity was written; None if there is none."""
+    def revision(self) -> Revision:
+        """Returns the revision of the stored identity."""
         try:
-            return _writing(self._identity.stat())
+            return _revision_of(self._identity.stat())
         except OSError:
             return None
 
@@ -66,48 +66,48 @@ class IdentityFiles:
         authorities_pem: str,
         key_pem: str,
         certificate_pem: str,
-        over: Written | Literal["any"] = "any",
-    ) -> Written:
-        """Takes a new certificate; a power cut in between leaves the old one, or the new one.
+        replaces: Revision | Literal["any"] = "any",
+    ) -> Revision:
+        """Stores a new certificate; a power cut leaves the old one or the new one.
 
         Args:
-            identity: to be kept, with what follows.
+            identity: to be stored with the certificate.
             authorities_pem: as the gateway gave them.
             key_pem: of the certificate.
             certificate_pem: as the gateway gave it.
-            over: the writing that this one may take the place of; any that cannot be read it takes the place of, too.
+            replaces: the revision that may be replaced; an unreadable identity is always replaced.
 
         Returns:
-            The result of `written` until another identity is written.
+            The revision of the stored identity.
 
         Raises:
             CapacityError: the disk refuses.
-            ConfigError: there is another writing than `over`.
+            ConfigError: another revision is stored.
         """
         try:
             make_folder(self.folder)
-            with self._alone():
-                if over not in ("any", self.written()) and readable_identity(self.state_dir) is not None:
-                    raise ConfigError("The device has joined anew meanwhile, and that is not overwritten.")
+            with self._locked():
+                if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
+                    raise ConfigError("The device has joined again meanwhile, and that identity is not overwritten.")
                 write_whole(self.authorities, authorities_pem.encode())
                 write_whole(self.device, (key_pem + certificate_pem).encode())
-                found = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
+                status = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
                 self._joining.unlink(missing_ok=True)
                 self._give_to_owner()
         except OSError as error:
             raise self._refused(error) from error
-        return _writing(found)
+        return _revision_of(status)
 
     def joining_key(self) -> str | None:
-        """The key of an enrolment that was begun and not finished."""
+        """Returns the key of an unfinished enrolment; None if there is none."""
         try:
-            content = _read(self._joining)
+            with self._joining.open("rb") as stream:
+                return stream.read(_LIMIT_BYTES).decode(errors="replace")
         except OSError:
             return None
-        return None if content is None else content.decode(errors="replace")
 
     def save_joining_key(self, key_pem: str) -> None:
-        """Keeps the key of an enrolment before the gateway hears of it.
+        """Stores the key of an enrolment before the gateway receives its request.
 
         Raises:
             CapacityError: the disk refuses.
@@ -119,8 +119,8 @@ class IdentityFiles:
             raise self._refused(error) from error
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The agent renews while somebody joins: three files of which each is whole may not belong together."""
+    def _locked(self) -> Iterator[None]:
+        """Locks the folder: the agent may renew while `join` writes, and the three files must belong together."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with contextlib.suppress(OSError):  # not every file system has locks
@@ -130,12 +130,12 @@ class IdentityFiles:
             os.close(folder)
 
     def _give_to_owner(self) -> None:
-        """What root wrote belongs to whom the state directory belongs: the agent runs as that user."""
+        """Gives files that root wrote to the owner of the state directory, as whom the agent runs."""
         if os.geteuid() != 0:
             return
         owner = self.folder.parent.stat()
         for path in (self.folder, *self.folder.iterdir()):
-            # A container's root may lack the right, then it is the agent's user too; or the agent has just renamed it.
+            # Root in a container may lack the right, and is the agent's user then; or the agent has renamed the file.
             with contextlib.suppress(OSError):
                 os.chown(path, owner.st_uid, owner.st_gid)
 
@@ -145,13 +145,5 @@ class IdentityFiles:
         )
 
 
-def _writing(found: os.stat_result) -> Written:
-    return found.st_ino, found.st_mtime_ns
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(_LIMIT_BYTES)
-    except FileNotFoundError:
-        return None
+def _revision_of(status: os.stat_result) -> Revision:
+    return status.st_ino, status.st_mtime_ns

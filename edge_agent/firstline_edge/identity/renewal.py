@@ -1,4 +1,4 @@
-"""The next certificate in time: asked for by the agent itself at two thirds of the life of the present one."""
+"""Renews the device's certificate in time, and takes up a new identity that `edge-agent join --force` wrote."""
 
 from __future__ import annotations
 
@@ -7,61 +7,89 @@ import random
 from collections.abc import Awaitable, Callable
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.files import Written
+from firstline_edge.identity.files import Revision
 from firstline_edge.settings.identity import Identity
 
-# Devices that joined together must not renew together.
+CHECK_S = 5.0
+"""Seconds between two checks whether the device has joined again."""
+
+# The share of a certificate's life after which it is renewed: devices that joined together must not renew together.
 _DUE_SHARE = (0.63, 0.70)
-# No longer than this without a look at the clock, which may be set at any moment.
-_LOOK_S = 3600.0
+# Longest wait without a look at the clock, which may be set at any moment.
+_LONGEST_WAIT_S = 3600.0
 _BACKOFF_BASE_S = 30.0
 _BACKOFF_MAX_S = 3600.0
 
 log = logger(__name__)
 
 
-class Renewal:
-    """Keeps the credentials fresh.
+def restart_needed(before: Identity, now: Identity) -> bool:
+    """Returns whether more has changed than the certificate.
+
+    Name and addresses are in topics, logs and links, and an agent trusts one authority until it ends.
+    """
+    return any(
+        getattr(before, each) != getattr(now, each) for each in ("device", "gateway", "proxy", "broker", "authority")
+    )
+
+
+class CredentialRenewal:
+    """Keeps the credentials of a running agent valid.
 
     Args:
         credentials: renewed in place.
         adopt: makes the links use the new certificate; called after each renewal.
         clock: for waits.
-        rng: for the jitter.
+        rng: for jitter.
 
     Attributes:
-        credentials: as given.
-        problem: why the latest attempt failed, "" since one succeeded.
+        renewal_problem: why the latest renewal failed; "" after a success.
+        rejoin_problem: what to do about an identity that cannot be taken up; "" if there is none.
     """
 
     def __init__(
         self, credentials: Credentials, adopt: Callable[[], Awaitable[None]], clock: Clock, rng: random.Random
     ) -> None:
         self.credentials = credentials
-        self.adopt = adopt
+        self._adopt = adopt
         self._clock = clock
         self._rng = rng
-        self.problem = ""
-        self._due_s = self._draw()
+        self._due_s = self._draw_due_s()
+        self._needs_restart: Revision = None  # the files of an identity that only a restart takes up
+        self.renewal_problem = ""
+        self.rejoin_problem = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems, in sentences."""
+        return [problem for problem in (self.renewal_problem, self.rejoin_problem) if problem]
 
     async def run(self) -> None:
-        """Renews whenever it is due, until cancelled."""
+        """Works until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._renew_when_due(), name="renewal")
+                tasks.create_task(self._watch_files(), name="rejoining")
+        finally:
+            await asyncio.to_thread(self.credentials.floor.save)
+
+    async def _renew_when_due(self) -> None:
         failures = 0
         while True:
             floor = self.credentials.floor
             await asyncio.to_thread(floor.save)
             if (left_s := self._due_s - floor.now_s()) > 0:
-                await self._clock.sleep(min(left_s, _LOOK_S))
+                await self._clock.sleep(min(left_s, _LONGEST_WAIT_S))
                 continue
             try:
                 await self.renew()
                 failures = 0
             except FirstlineError as error:
-                self.problem = f"The device's certificate was not renewed: {error.message}"
+                self.renewal_problem = f"The device's certificate was not renewed: {error.message}"
                 log.warning("certificate not renewed", error=error.message)
                 wait_s = full_jitter_s(self._rng, failures, base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S)
                 failures += 1
@@ -71,32 +99,71 @@ class Renewal:
                 await self._clock.sleep(_BACKOFF_MAX_S)
 
     async def renew(self) -> None:
-        """Gets a certificate for a new key, keeps it, and has every link show it.
+        """Gets a certificate for a new key, stores it, and makes every link use it.
 
         Raises:
-            FirstlineError: the gateway does not answer or refuses, the disk does, or `join` was here meanwhile; the
-            present one goes on.
+            FirstlineError: the gateway does not answer or refuses, the disk refuses, or the device has joined again
+                meanwhile; the current certificate stays in use.
         """
         # `cryptography` and httpx are heavy, and needed once in months.
-        from firstline_edge.identity import exchange, keys
+        from firstline_edge.identity import enrolment
 
-        credentials, known = self.credentials, self.credentials.identity
-        key = await asyncio.to_thread(keys.new_key)
-        answer = await exchange.renew(known.gateway, keys.signing_request(key), credentials.context, proxy=known.proxy)
-        credentials.heard(answer.now_s)
-        authority = bytes.fromhex(known.authority)
-        identity = keys.accepted(answer, key, authority, gateway=known.gateway, proxy=known.proxy)
-        what = (identity, answer.ca, key, answer.certificate)
-        written = await asyncio.to_thread(credentials.files.save, *what, credentials.written)
+        credentials, current = self.credentials, self.credentials.identity
+        key = await asyncio.to_thread(enrolment.new_key)
+        csr = enrolment.signing_request(key)
+        answer = await enrolment.renew(current.gateway, csr, credentials.context, proxy=current.proxy)
+        credentials.observe_time(answer.now_s)
+        authority = bytes.fromhex(current.authority)
+        identity = enrolment.identity_from(answer, key, authority, gateway=current.gateway, proxy=current.proxy)
+        content = (identity, answer.ca, key, answer.certificate)
+        revision = await asyncio.to_thread(credentials.files.save, *content, credentials.revision)
         log.info("certificate renewed", device=identity.device, not_after_s=identity.not_after_s)
-        await self.take_up(identity, written)
+        await self._take_up(identity, revision)
 
-    async def take_up(self, identity: Identity, written: Written) -> None:
-        """Has every link show the certificate that the files hold now, as of that writing of them."""
-        self.credentials.renewed(identity, written)
-        self.problem, self._due_s = "", self._draw()
-        await self.adopt()
+    async def _watch_files(self) -> None:
+        while True:
+            await self._clock.sleep(CHECK_S)
+            try:
+                await self.check_files()
+            except Exception:  # the outermost loop of a task without which the device never comes back
+                log.exception("the device's identity cannot be checked")
 
-    def _draw(self) -> float:
-        known = self.credentials.identity
-        return known.not_before_s + self._rng.uniform(*_DUE_SHARE) * (known.not_after_s - known.not_before_s)
+    async def check_files(self) -> None:
+        """Takes up files that `join` has written since the last check, or that could not be loaded then.
+
+        If root joins, it gives the files to the agent's user one after the other.
+        """
+        credentials = self.credentials
+        revision = credentials.files.revision()
+        if credentials.problem and revision == credentials.revision and credentials.load():
+            await self._adopt()
+        if revision is None or revision in (credentials.revision, self._needs_restart):
+            return
+        try:
+            identity = await asyncio.to_thread(credentials.files.read)
+        except ConfigError as error:  # it may become readable
+            self.rejoin_problem = error.message
+            return
+        self.rejoin_problem = ""
+        if identity is None:  # the files are being deleted
+            return
+        if restart_needed(credentials.identity, identity):
+            self.rejoin_problem = (
+                f"The device has joined {identity.gateway} as '{identity.device}' since this agent was started; "
+                "restart it."
+            )
+            log.warning("the device has joined as another one", device=identity.device, gateway=identity.gateway)
+            self._needs_restart = revision
+            return
+        await self._take_up(identity, revision)
+        log.info("the device has joined again", device=identity.device, not_after_s=identity.not_after_s)
+
+    async def _take_up(self, identity: Identity, revision: Revision) -> None:
+        """Makes every link use the certificate in the files of this revision."""
+        self.credentials.renewed(identity, revision)
+        self.renewal_problem, self._due_s = "", self._draw_due_s()
+        await self._adopt()
+
+    def _draw_due_s(self) -> float:
+        identity = self.credentials.identity
+        return identity.not_before_s + self._rng.uniform(*_DUE_SHARE) * (identity.not_after_s - identity.not_before_s)

@@ -1,10 +1,10 @@
-"""The time on a device whose clock may never have been set. Certificates are judged by this and nothing else.
+"""The time on a device whose clock may never have been set. Certificates are judged only by this time.
 
-A gateway that TLS has authenticated says what time it is; the newest such time, kept over restarts and carried on by
-the monotonic clock, is a floor: it is certainly not earlier. The wall clock is believed from the floor up to the end
-of the authorities. Below, it was never set (1970) or was set back; above, either it is wrong or nothing of this
-identity is worth anything any more. In both cases the floor is the time: who can set this device's clock gains no
-more by 2100 than by 1970, and a device that was set wrong finds back by itself.
+A gateway that TLS has authenticated sends its time. The newest such time, stored over restarts and advanced by the
+monotonic clock, is a floor: it is certainly not earlier. The wall clock is trusted between the floor and the end of the
+authorities. Below, it was never set (1970) or was set back; above, it is wrong, or the identity is worthless. In both
+cases the floor is the time: an attacker who sets the clock to 2100 gains no more than with 1970, and a device with a
+wrong clock recovers by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import read_checked, with_checksum, write_whole
 from firstline_core.telemetry.logs import logger
 
-# Flash wears: the file is written anew once the floor has risen by so much.
+# The file is written after the floor has risen by this much, to spare flash memory.
 _SAVED_EVERY_S = 6 * 3600.0
 
 log = logger(__name__)
@@ -27,8 +27,8 @@ class TimeFloor:
     """The floor of one device.
 
     Args:
-        path: where it is kept.
-        clock: the device's.
+        path: stores the floor.
+        clock: of the device.
         least_s: a time that was signed, such as when the device's certificate begins.
         most_s: when the authorities end.
     """
@@ -43,50 +43,50 @@ class TimeFloor:
 
     @property
     def floor_s(self) -> float:
-        """It is at least so late (wall time, seconds)."""
+        """A time that has certainly passed (wall time, seconds)."""
         return self._floor_s + max(0.0, self._clock.monotonic_s() - self._since_s)
 
     @property
-    def believes_clock(self) -> bool:
+    def trusts_clock(self) -> bool:
         """Whether the wall clock may be right."""
         return self.floor_s <= self._clock.wall_s() <= self._most_s
 
     def now_s(self) -> float:
         """The time to judge certificates by (wall time, seconds)."""
-        return self._clock.wall_s() if self.believes_clock else self.floor_s
+        return self._clock.wall_s() if self.trusts_clock else self.floor_s
 
-    def heard(self, now_s: float, until_s: float) -> None:
-        """Takes up what an authenticated gateway says.
+    def observe(self, now_s: float, until_s: float) -> None:
+        """Takes up the time of an authenticated gateway.
 
         Args:
             now_s: its wall time.
-            until_s: when the certificate ends that vouches for it: nobody's clock may carry us beyond.
+            until_s: end of the certificate that vouches for it, which no clock may exceed.
         """
-        told_s = min(now_s, until_s, self._most_s)
-        if math.isfinite(told_s) and told_s > self.floor_s:
-            self._floor_s, self._since_s = told_s, self._clock.monotonic_s()
+        bounded_s = min(now_s, until_s, self._most_s)
+        if math.isfinite(bounded_s) and bounded_s > self.floor_s:
+            self._floor_s, self._since_s = bounded_s, self._clock.monotonic_s()
 
     def extend(self, least_s: float, most_s: float) -> None:
-        """Takes up the times of a new certificate, and of the authorities behind it."""
+        """Takes up the times of a new certificate and of its authorities."""
         self._most_s = max(self._most_s, most_s)
-        self.heard(least_s, self._most_s)
+        self.observe(least_s, self._most_s)
 
     def save(self) -> None:
-        """Keeps the floor, where it has risen by hours; a disk that refuses costs what a restart forgets."""
+        """Stores the floor after it has risen by hours; if the disk refuses, a restart forgets the rise."""
         now_s = self.floor_s
         if now_s - self._saved_s < _SAVED_EVERY_S:
             return
         try:
             write_whole(self._path, with_checksum(b"%.0f" % now_s))
         except OSError as error:
-            log.warning("cannot keep the time that the gateway vouched for", error=str(error))
+            log.warning("cannot store the time of the gateway", error=str(error))
         else:
             self._saved_s = now_s
 
 
 def _read(path: Path) -> float:
     try:
-        found = float(read_checked(path))
-    except (OSError, ValueError, IntegrityError):  # a floor that a disk has raised could never be lowered again
+        saved_s = float(read_checked(path))
+    except (OSError, ValueError, IntegrityError):  # a damaged, higher floor could never be lowered again
         return 0.0
-    return found if math.isfinite(found) else 0.0
+    return saved_s if math.isfinite(saved_s) else 0.0

@@ -1,8 +1,8 @@
-"""TLS as this device speaks it: its own authorities alone, and times judged by the floor instead of the clock.
+"""TLS contexts of a device: they trust only its own authorities, and judge times by the floor instead of the clock.
 
 OpenSSL verifies the chain, the name and the purpose, and leaves the times out (X509_V_FLAG_NO_CHECK_TIME): in 1970 no
-certificate is valid yet. They are looked at here, right after the handshake and before a byte is sent, by whichever
-way the handshake was made: asyncio's (`SSLObject`) or a socket's.
+certificate is valid yet. They are checked here, right after the handshake and before a byte is sent, for the handshakes
+of asyncio (`SSLObject`) and of sockets.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-Judge = Callable[[float, float], str]
-"""From a certificate's begin and end (wall time, seconds) to what is wrong with them, "" for nothing."""
+TimeCheck = Callable[[float, float], str]
+"""Takes a certificate's begin and end (wall time, seconds), and returns what is wrong with them; "" if nothing is."""
 
 _NO_CHECK_TIME = 0x200000  # openssl/x509_vfy.h: X509_V_FLAG_NO_CHECK_TIME
 _VERIFY_ERROR = 1
@@ -30,30 +30,30 @@ class _Socket(ssl.SSLSocket):
             super().do_handshake(block)
             _check_times(self)
         except OSError:
-            self.close()  # paho would let go of it as it is
+            self.close()  # paho would leave it open
             raise
 
 
 class DeviceContext(ssl.SSLContext):
-    """A client's context; `judge` is asked after each handshake."""
+    """A client's context; `check_times` is called after each handshake."""
 
     sslobject_class = _Object
     sslsocket_class = _Socket
-    judge: Judge
+    check_times: TimeCheck
 
 
-def device_context(judge: Judge) -> DeviceContext:
+def device_context(check_times: TimeCheck) -> DeviceContext:
     """Returns a context that trusts no authority yet; the caller loads authorities and the device's certificate."""
     context = DeviceContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # An operator's own authority may be another's intermediate, and is believed all the same.
+    # An operator's own authority may be an intermediate of another one, and is trusted all the same.
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
-    context.judge = judge
+    context.check_times = check_times
     return context
 
 
 def unverified_context() -> ssl.SSLContext:
-    """Accepts any server: for what is checked otherwise, and carries no secret."""
+    """Returns a context that accepts any server, for an exchange without secrets that is verified in another way."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -61,15 +61,15 @@ def unverified_context() -> ssl.SSLContext:
 
 
 def times_of(certificate: dict[str, object]) -> tuple[float, float]:
-    """Begin and end of a certificate as `getpeercert` gives it (wall time, seconds)."""
+    """Returns begin and end of a certificate as `getpeercert` returns it (wall time, seconds)."""
     return (
         float(ssl.cert_time_to_seconds(str(certificate["notBefore"]))),
         float(ssl.cert_time_to_seconds(str(certificate["notAfter"]))),
     )
 
 
-def shown(wall_s: float) -> str:
-    """A time for people."""
+def time_text(wall_s: float) -> str:
+    """Returns a wall time for people."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -79,5 +79,5 @@ def _check_times(connection: ssl.SSLObject | ssl.SSLSocket) -> None:
     assert isinstance(context, DeviceContext)  # noqa: S101 (the classes above are its own)
     if not certificate:
         raise ssl.SSLCertVerificationError(_VERIFY_ERROR, "the server shows no certificate")
-    if fault := context.judge(*times_of(dict(certificate))):
+    if fault := context.check_times(*times_of(dict(certificate))):
         raise ssl.SSLCertVerificationError(_VERIFY_ERROR, fault)

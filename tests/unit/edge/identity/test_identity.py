@@ -22,12 +22,10 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
 from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public_key_hash
 from firstline_core.storage.files import write_whole
-from firstline_edge.identity import exchange, keys
-from firstline_edge.identity.credentials import Credentials
-from firstline_edge.identity.device_identity import CredentialUpkeep, DeviceIdentity
+from firstline_edge.identity import enrolment
+from firstline_edge.identity.credentials import Credentials, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.identity.rejoining import Rejoining
-from firstline_edge.identity.renewal import Renewal
+from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
@@ -55,9 +53,9 @@ def authority() -> Authority:
 
 
 def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[IdentityFiles, Identity]:
-    files, key = IdentityFiles(folder), keys.new_key()
-    answer = authority.answer(keys.signing_request(key), days=days)
-    identity = keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="")
+    files, key = IdentityFiles(folder), enrolment.new_key()
+    answer = authority.answer(enrolment.signing_request(key), days=days)
+    identity = enrolment.identity_from(answer, key, authority.hash, gateway=GATEWAY, proxy="")
     files.save(identity, answer.ca, key, answer.certificate)
     return files, identity
 
@@ -69,41 +67,40 @@ async def no_links() -> None:
 class TestRejoining:
     """`join --force` beside an agent that runs."""
 
-    def rejoining(self, files: IdentityFiles, identity: Identity) -> tuple[Rejoining, Renewal, list[Identity]]:
+    def renewal(self, files: IdentityFiles, identity: Identity) -> tuple[CredentialRenewal, list[Identity]]:
         taken: list[Identity] = []
         clock = SimulatedClock(wall_start_s=NOW_S)
-        credentials = Credentials(files, identity, files.written(), clock)
+        credentials = Credentials(files, identity, files.revision(), clock)
 
         async def adopt() -> None:
             taken.append(credentials.identity)
 
-        renewal = Renewal(credentials, adopt, clock, random.Random(1))
-        return Rejoining(renewal, clock), renewal, taken
+        return CredentialRenewal(credentials, adopt, clock, random.Random(1)), taken
 
     async def test_a_certificate_of_the_same_second_is_taken_up_too(self, tmp_path: Path, authority: Authority) -> None:
-        rejoining, _, taken = self.rejoining(*joined(tmp_path, authority))
+        renewal, taken = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
-        await rejoining.look()
+        await renewal.check_files()
         assert taken == [again]
-        await rejoining.look()
+        await renewal.check_files()
         assert taken == [again]
 
     async def test_what_cannot_be_read_now_is_looked_at_again(self, tmp_path: Path, authority: Authority) -> None:
-        rejoining, _, taken = self.rejoining(*joined(tmp_path, authority))
+        renewal, taken = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
         whole = (tmp_path / "identity" / "identity.json").read_bytes()
         (tmp_path / "identity" / "identity.json").write_bytes(b"{")
-        await rejoining.look()
-        assert "damaged" in rejoining.problem
+        await renewal.check_files()
+        assert "damaged" in renewal.rejoin_problem
         (tmp_path / "identity" / "identity.json").write_bytes(whole)
-        await rejoining.look()
+        await renewal.check_files()
         assert taken == [again]
-        assert rejoining.problem == ""
+        assert renewal.rejoin_problem == ""
 
     async def test_who_joins_right_after_a_renewal_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        renewal, taken = self.renewal(*joined(tmp_path, authority))
         save, again = IdentityFiles.save, []
 
         def save_and_join(files: IdentityFiles, *what: Any) -> Any:
@@ -115,16 +112,16 @@ class TestRejoining:
         async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
             return authority.answer(csr, days=30)
 
-        monkeypatch.setattr(exchange, "renew", answer)
+        monkeypatch.setattr(enrolment, "renew", answer)
         monkeypatch.setattr(IdentityFiles, "save", save_and_join)
         await renewal.renew()
-        await rejoining.look()
+        await renewal.check_files()
         assert taken[1:] == again == [renewal.credentials.identity]
 
     async def test_who_joins_right_before_a_renewal_is_kept_is_not_overwritten(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        renewal, taken = self.renewal(*joined(tmp_path, authority))
         save, again = IdentityFiles.save, []
 
         def join_and_save(files: IdentityFiles, *what: Any) -> Any:
@@ -135,11 +132,11 @@ class TestRejoining:
         async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
             return authority.answer(csr, days=30)
 
-        monkeypatch.setattr(exchange, "renew", answer)
+        monkeypatch.setattr(enrolment, "renew", answer)
         monkeypatch.setattr(IdentityFiles, "save", join_and_save)
-        with pytest.raises(ConfigError, match="joined anew meanwhile"):
+        with pytest.raises(ConfigError, match="joined again meanwhile"):
             await renewal.renew()
-        await rejoining.look()
+        await renewal.check_files()
         assert taken == again == [readable_identity(tmp_path)]
 
     async def test_who_joins_while_the_agent_starts_is_taken_up(
@@ -159,24 +156,24 @@ class TestRejoining:
         clock = SimulatedClock(wall_start_s=NOW_S)
         credentials = DeviceIdentity(settings, clock).credentials
         assert credentials is not None
-        await CredentialUpkeep(credentials, no_links, clock).look()
+        await CredentialRenewal(credentials, no_links, clock, random.Random(1)).check_files()
         assert [credentials.identity] == again
 
     async def test_a_certificate_that_cannot_be_read_now_is_tried_again(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
-        rejoining, renewal, taken = self.rejoining(*joined(tmp_path, authority))
+        renewal, taken = self.renewal(*joined(tmp_path, authority))
         files, again = joined(tmp_path, authority)
         whole = files.device.read_bytes()
         files.device.write_bytes(b"")
         for _ in range(3):
-            await rejoining.look()
+            await renewal.check_files()
         assert taken == [again]
         assert "cannot be used" in renewal.credentials.problem
         assert len([record for record in caplog.records if "cannot be used" in record.message]) == 1
         files.device.write_bytes(whole)
         for _ in range(2):
-            await rejoining.look()
+            await renewal.check_files()
         assert taken == [again, again]  # the links connect anew with it, once
         assert renewal.credentials.problem == ""
 
@@ -184,13 +181,13 @@ class TestRejoining:
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         files, identity = joined(tmp_path, authority)
-        rejoining, _, taken = self.rejoining(files, replace(identity, gateway="https://before.example.com"))
+        renewal, taken = self.renewal(files, replace(identity, gateway="https://before.example.com"))
         joined(tmp_path, authority)
         for _ in range(2):
-            await rejoining.look()
+            await renewal.check_files()
         assert taken == []
-        assert "start it anew" in rejoining.problem
-        assert len([record for record in caplog.records if "somebody else" in record.message]) == 1
+        assert "restart it" in renewal.rejoin_problem
+        assert len([record for record in caplog.records if "joined as another one" in record.message]) == 1
 
 
 def test_while_one_process_writes_its_three_files_no_other_one_does(
@@ -262,7 +259,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
             flipped = bytearray(whole)
             flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
             path.write_bytes(flipped)
-            problem = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=NOW_S)).problem
+            problem = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=NOW_S)).problem
             assert "join again" in problem or not problem
             refused += bool(problem)
         assert refused
@@ -273,7 +270,7 @@ def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authori
     joined(tmp_path, authority)
     script = (
         "import sys; from firstline_edge.settings.load import load; from firstline_core.clock import SYSTEM_CLOCK; "
-        "from firstline_edge.identity.device_identity import DeviceIdentity; "
+        "from firstline_edge.identity.credentials import DeviceIdentity; "
         f"found = load(None, environ={{}}, overrides={{'agent.state_dir': {str(tmp_path)!r}}}); "
         "room = DeviceIdentity(found, SYSTEM_CLOCK); "
         "assert room.credentials and not room.problems, room.problems; "
@@ -317,16 +314,16 @@ def test_a_link_shows_the_certificate_where_it_has_tls_and_nothing_of_its_own(
 
 
 def test_an_answer_that_is_not_for_this_device_is_refused(authority: Authority) -> None:
-    key, other = keys.new_key(), keys.new_key()
-    good = authority.answer(keys.signing_request(key))
-    stranger = Authority().answer(keys.signing_request(key))
+    key, other = enrolment.new_key(), enrolment.new_key()
+    good = authority.answer(enrolment.signing_request(key))
+    stranger = Authority().answer(enrolment.signing_request(key))
 
     def accept(answer: EnrolAnswer) -> Identity:
-        return keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="")
+        return enrolment.identity_from(answer, key, authority.hash, gateway=GATEWAY, proxy="")
 
     assert accept(good).device == "press-7"
     with pytest.raises(ProtocolError, match="another key"):
-        accept(authority.answer(keys.signing_request(other)))
+        accept(authority.answer(enrolment.signing_request(other)))
     with pytest.raises(ProtocolError, match="another name"):
         accept(EnrolAnswer("line-2", good.certificate, good.ca, None, NOW_S))
     with pytest.raises(ProtocolError, match="none of the authorities signed it"):
@@ -340,22 +337,22 @@ def test_an_answer_that_is_not_for_this_device_is_refused(authority: Authority) 
 
 def test_a_gateway_that_has_changed_over_to_another_authority_is_followed(authority: Authority) -> None:
     after = Authority()
-    key = keys.new_key()
-    answer = after.answer(keys.signing_request(key))
-    assert keys.accepted(answer, key, authority.hash, gateway=GATEWAY, proxy="").authority == after.hash.hex()
+    key = enrolment.new_key()
+    answer = after.answer(enrolment.signing_request(key))
+    assert enrolment.identity_from(answer, key, authority.hash, gateway=GATEWAY, proxy="").authority == after.hash.hex()
 
 
 def test_the_authority_with_the_token_s_hash_is_found_among_several(authority: Authority) -> None:
     others = "".join(Authority().own.pem for _ in range(2))
-    assert keys.authority_with(others + authority.own.pem, authority.hash) == authority.own.pem
-    assert keys.authority_with(others, authority.hash) is None
-    assert keys.authority_with("nothing", authority.hash) is None
+    assert enrolment.authority_with(others + authority.own.pem, authority.hash) == authority.own.pem
+    assert enrolment.authority_with(others, authority.hash) is None
+    assert enrolment.authority_with("nothing", authority.hash) is None
 
 
 def test_a_broken_key_is_made_anew() -> None:
-    assert keys.is_key(keys.new_key())
-    for broken in ("", "rotten", keys.new_key()[:80]):
-        assert not keys.is_key(broken)
+    assert enrolment.is_key(enrolment.new_key())
+    for broken in ("", "rotten", enrolment.new_key()[:80]):
+        assert not enrolment.is_key(broken)
 
 
 def test_a_disk_that_refuses_is_told_of(tmp_path: Path, authority: Authority) -> None:
@@ -391,7 +388,7 @@ class Handshake:
 @pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
 def test_whatever_the_clock_says_a_good_server_is_believed(tmp_path: Path, authority: Authority, wall_s: float) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=wall_s))
+    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=wall_s))
     assert credentials.problem == ""
     Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
@@ -400,21 +397,21 @@ def test_a_server_whose_certificate_has_ended_is_not_believed(tmp_path: Path, au
     files, identity = joined(tmp_path, authority)
     old = Handshake(authority, tmp_path, made_s=NOW_S - 200 * DAY_S)
     for wall_s in (0.0, NOW_S):
-        credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=wall_s))
+        credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=wall_s))
         with pytest.raises(ssl.SSLCertVerificationError, match="the server's certificate ended at"):
             old.make(credentials.context)
 
 
 def test_a_clock_that_is_wrong_by_years_refuses_and_says_by_which_time(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
+    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
     with pytest.raises(ssl.SSLCertVerificationError, match="by this device's clock it is"):
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
 
 def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
     Handshake(authority, tmp_path, made_s=NOW_S + 300 * DAY_S).make(credentials.context)
     assert credentials.floor.now_s() == pytest.approx(NOW_S + 299 * DAY_S, abs=2)
     with pytest.raises(ssl.SSLCertVerificationError):  # now it is known to be over
@@ -423,7 +420,7 @@ def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, a
 
 def test_another_authority_and_another_name_are_refused(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
     with pytest.raises(ssl.SSLCertVerificationError):
         Handshake(Authority(), tmp_path, made_s=NOW_S).make(credentials.context)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -432,10 +429,10 @@ def test_another_authority_and_another_name_are_refused(tmp_path: Path, authorit
 
 def test_a_date_that_is_none_is_passed_over(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.written(), SimulatedClock(wall_start_s=0.0))
+    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
     before_s = credentials.floor.floor_s
     for date in ("", "yesterday", "Mon, 01 Jan 2026 00:00:00 +99999999999999999999", "Mon, 01 Jan 0001 00:00:00 -0000"):
-        credentials.heard_date(date)
+        credentials.observe_date(date)
     assert credentials.floor.floor_s == before_s
 
 
@@ -447,8 +444,8 @@ class Renewing:
         self.asked_s: list[float] = []
         self.error: LinkDownError | None = None
         files, identity = joined(folder, authority)
-        self.credentials = Credentials(files, identity, files.written(), self.clock)
-        self.renewal = Renewal(self.credentials, no_links, self.clock, random.Random(1))
+        self.credentials = Credentials(files, identity, files.revision(), self.clock)
+        self.renewal = CredentialRenewal(self.credentials, no_links, self.clock, random.Random(1))
 
         async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
             self.asked_s.append(self.clock.wall_s())
@@ -456,7 +453,7 @@ class Renewing:
                 raise self.error
             return authority.answer(csr, now_s=self.clock.wall_s())
 
-        monkeypatch.setattr(exchange, "renew", answer)
+        monkeypatch.setattr(enrolment, "renew", answer)
 
     async def let_days_go_by(self, days: float) -> None:
         for _ in range(int(days * 24)):
@@ -479,7 +476,7 @@ async def test_it_renews_at_two_thirds_of_the_life_with_a_new_key(
     after = renewing.credentials.files.device.read_text()
     assert after.partition("-----BEGIN CERTIFICATE")[0] != before.partition("-----BEGIN CERTIFICATE")[0]
     assert renewing.credentials.identity.not_after_s == pytest.approx(asked_s + 90 * DAY_S, abs=2)
-    assert renewing.renewal.problem == ""
+    assert renewing.renewal.renewal_problem == ""
 
 
 async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_old_one_goes_on(
@@ -491,12 +488,12 @@ async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_ol
     task = asyncio.create_task(renewing.renewal.run())
     await renewing.let_days_go_by(10)
     assert 5 < len(renewing.asked_s) < 10 * 24 * 4  # an hour and less between two, half an hour on average
-    assert "The gateway is away." in renewing.renewal.problem
+    assert "The gateway is away." in renewing.renewal.renewal_problem
     assert renewing.credentials.files.device.read_text() == before
     renewing.error = None
     await renewing.let_days_go_by(1)
     task.cancel()
-    assert renewing.renewal.problem == ""
+    assert renewing.renewal.renewal_problem == ""
     assert renewing.credentials.files.device.read_text() != before
 
 
@@ -506,7 +503,7 @@ async def test_it_overwrites_nothing_that_was_joined_meanwhile(
     renewing = Renewing(tmp_path, authority, monkeypatch)
     files, anew = joined(tmp_path, Authority(), days=30)
     before = files.device.read_text()
-    with pytest.raises(ConfigError, match="joined anew"):
+    with pytest.raises(ConfigError, match="joined again"):
         await renewing.renewal.renew()
     assert files.read() == anew
     assert files.device.read_text() == before

@@ -24,16 +24,16 @@ def floor(path: Path, wall_s: float, clock: SimulatedClock | None = None) -> Tim
 
 def test_a_clock_that_may_be_right_is_believed(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", JOINED_S + DAY_S)
-    assert found.believes_clock
+    assert found.trusts_clock
     assert found.now_s() == JOINED_S + DAY_S
 
 
 @pytest.mark.parametrize("wall_s", [0.0, JOINED_S - DAY_S, YEAR_2100_S])
 def test_a_clock_that_cannot_be_right_gives_way_to_the_floor(tmp_path: Path, wall_s: float) -> None:
     found = floor(tmp_path / "time", wall_s)
-    assert not found.believes_clock
+    assert not found.trusts_clock
     assert found.now_s() == JOINED_S
-    found.heard(JOINED_S + 5 * DAY_S, ENDS_S)
+    found.observe(JOINED_S + 5 * DAY_S, ENDS_S)
     assert found.now_s() == JOINED_S + 5 * DAY_S
 
 
@@ -46,7 +46,7 @@ async def test_the_floor_goes_on_with_the_monotonic_clock(tmp_path: Path) -> Non
 
 def test_a_restart_remembers_what_a_gateway_said(tmp_path: Path) -> None:
     first = floor(tmp_path / "time", 0.0)
-    first.heard(JOINED_S + 30 * DAY_S, ENDS_S)
+    first.observe(JOINED_S + 30 * DAY_S, ENDS_S)
     first.save()
     assert floor(tmp_path / "time", 0.0).now_s() == JOINED_S + 30 * DAY_S
 
@@ -55,14 +55,14 @@ def test_flash_is_written_only_where_hours_have_gone_by(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", 0.0)
     found.save()
     before = (tmp_path / "time").stat().st_ino
-    found.heard(JOINED_S + 3600, ENDS_S)
+    found.observe(JOINED_S + 3600, ENDS_S)
     found.save()
     assert (tmp_path / "time").stat().st_ino == before
 
 
 def test_nobody_carries_the_floor_beyond_the_certificate_that_vouches_for_him(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", 0.0)
-    found.heard(YEAR_2100_S, JOINED_S + 60 * DAY_S)
+    found.observe(YEAR_2100_S, JOINED_S + 60 * DAY_S)
     assert found.now_s() == JOINED_S + 60 * DAY_S
 
 
@@ -89,7 +89,7 @@ def test_whatever_is_said_the_floor_never_falls_and_stays_within_the_authority(
     found = floor(Path("never-written"), wall_s)
     before_s = found.floor_s
     for now_s, until_s in said:
-        found.heard(now_s, until_s)
+        found.observe(now_s, until_s)
         assert found.floor_s >= before_s
         before_s = found.floor_s
     assert JOINED_S <= found.floor_s <= ENDS_S
@@ -100,7 +100,7 @@ def test_whatever_is_said_the_floor_never_falls_and_stays_within_the_authority(
 def test_a_floor_that_the_disk_has_damaged_is_none(tmp_path: Path) -> None:
     path = tmp_path / "time"
     floor = TimeFloor(path, SimulatedClock(), least_s=1_800_000_000.0, most_s=4_000_000_000.0)
-    floor.heard(1_900_000_000.0, 4_000_000_000.0)
+    floor.observe(1_900_000_000.0, 4_000_000_000.0)
     floor.save()
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
