@@ -32,7 +32,7 @@ SCRIPTS = Path(__file__).parents[1] / "support" / "clients"
 TIERS = ("agent", "gateway")
 ROWS = 4
 
-DeviceReport = dict[str, Any]
+ClientResults = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, str], DeviceReport]:
-    def ask(script: str, tier: str) -> DeviceReport:
+def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, str], ClientResults]:
+    def ask(script: str, tier: str) -> ClientResults:
         server = running.line.tiers[tier]
         job = {
             "url": server.url,
@@ -109,34 +109,34 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
             [clients_python, SCRIPTS / script], input=json.dumps(job), capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
-        found: DeviceReport = json.loads(done.stdout)
+        found: ClientResults = json.loads(done.stdout)
         return found
 
     return ask
 
 
 @pytest.fixture(scope="module")
-def repository(ask: Callable[[str, str], DeviceReport], tier: str) -> DeviceReport:
+def repository(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
     return ask("ask_repository.py", tier)
 
 
 @pytest.fixture(scope="module")
-def triton(ask: Callable[[str, str], DeviceReport], tier: str) -> DeviceReport:
+def triton(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
     return ask("ask_triton.py", tier)
 
 
 @pytest.fixture(scope="module")
-def kserve(ask: Callable[[str, str], DeviceReport], tier: str) -> DeviceReport:
+def kserve(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
     return ask("ask_kserve.py", tier)
 
 
 @pytest.fixture(scope="module")
-def triton_grpc(ask: Callable[[str, str], DeviceReport], tier: str) -> DeviceReport:
+def triton_grpc(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
     return ask("ask_triton_grpc.py", tier)
 
 
 @pytest.fixture(scope="module")
-def kserve_grpc(ask: Callable[[str, str], DeviceReport], tier: str) -> DeviceReport:
+def kserve_grpc(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
     return ask("ask_kserve_grpc.py", tier)
 
 
@@ -145,7 +145,7 @@ def check_rows(found: list[Any], expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_finds_server_and_model(triton: DeviceReport, tier: str, prefix: str) -> None:
+def test_triton_finds_server_and_model(triton: ClientResults, tier: str, prefix: str) -> None:
     assert triton[f"{prefix}live"] is True
     assert triton[f"{prefix}ready"] is True
     assert triton[f"{prefix}model_ready"] is True
@@ -175,22 +175,22 @@ def test_triton_finds_server_and_model(triton: DeviceReport, tier: str, prefix: 
     ],
 )
 def test_triton_gets_the_bundles_own_probabilities(
-    triton: DeviceReport, asked: Asked, tier: str, prefix: str, name: str
+    triton: ClientResults, asked: Asked, tier: str, prefix: str, name: str
 ) -> None:
     check_rows(triton[prefix + name], asked.expected[tier])
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_sends_one_row(triton: DeviceReport, asked: Asked, tier: str, prefix: str) -> None:
+def test_triton_sends_one_row(triton: ClientResults, asked: Asked, tier: str, prefix: str) -> None:
     check_rows(triton[f"{prefix}one_row"], asked.expected[tier][:1])
 
 
-def test_triton_asks_from_several_threads(triton: DeviceReport, asked: Asked, tier: str) -> None:
+def test_triton_asks_from_several_threads(triton: ClientResults, asked: Asked, tier: str) -> None:
     for found in triton["threads"]:
         check_rows(found, asked.expected[tier])
 
 
-def test_triton_reads_what_the_answer_says_of_itself(triton: DeviceReport, tier: str) -> None:
+def test_triton_reads_what_the_answer_says_of_itself(triton: ClientResults, tier: str) -> None:
     response = triton["response"]
     assert response["id"] == "mine"
     assert response["model_name"] == "digits"
@@ -212,7 +212,7 @@ REFUSALS = [
     [*REFUSALS, ("unknown_version", 404, "version"), ("no_image", 400, "Row 0 of input 'image'")],
 )
 def test_triton_raises_the_servers_sentence(
-    triton: DeviceReport, prefix: str, name: str, status: int, sentence: str
+    triton: ClientResults, prefix: str, name: str, status: int, sentence: str
 ) -> None:
     refused = triton[prefix + name]
     assert int(refused["status"]) == status
@@ -220,12 +220,12 @@ def test_triton_raises_the_servers_sentence(
     assert refused["message"].endswith(".")
 
 
-def test_triton_is_told_of_an_unknown_model_by_its_metadata_too(triton: DeviceReport) -> None:
+def test_triton_is_told_of_an_unknown_model_by_its_metadata_too(triton: ClientResults) -> None:
     assert int(triton["unknown_metadata"]["status"]) == 404
     assert "'nobody'" in triton["unknown_metadata"]["message"]
 
 
-def test_kserve_finds_server_and_model(kserve: DeviceReport) -> None:
+def test_kserve_finds_server_and_model(kserve: ClientResults) -> None:
     assert kserve["live"] is True
     assert kserve["ready"] is True
     assert kserve["model_ready"] is True
@@ -235,7 +235,7 @@ def test_kserve_finds_server_and_model(kserve: DeviceReport) -> None:
 @pytest.mark.parametrize(
     "name", ["bytes_binary", "bytes_binary_both", "pixels_binary", "pixels_json", "parameters", "dictionary"]
 )
-def test_kserve_gets_the_bundles_own_probabilities(kserve: DeviceReport, asked: Asked, tier: str, name: str) -> None:
+def test_kserve_gets_the_bundles_own_probabilities(kserve: ClientResults, asked: Asked, tier: str, name: str) -> None:
     check_rows(kserve[name], asked.expected[tier])
     head = kserve[f"{name}_head"]
     assert (head["model"], head["status"]) == ("digits", "final")
@@ -243,17 +243,17 @@ def test_kserve_gets_the_bundles_own_probabilities(kserve: DeviceReport, asked: 
         assert head["id"] == "mine"
 
 
-def test_kserve_sends_one_row(kserve: DeviceReport, asked: Asked, tier: str) -> None:
+def test_kserve_sends_one_row(kserve: ClientResults, asked: Asked, tier: str) -> None:
     check_rows(kserve["one_row"], asked.expected[tier][:1])
 
 
 @pytest.mark.parametrize(("name", "status", "sentence"), REFUSALS)
-def test_kserve_raises_the_servers_sentence(kserve: DeviceReport, name: str, status: int, sentence: str) -> None:
+def test_kserve_raises_the_servers_sentence(kserve: ClientResults, name: str, status: int, sentence: str) -> None:
     assert kserve[name]["status"] == status
     assert sentence in kserve[name]["message"]
 
 
-def check_statistics(found: DeviceReport) -> None:
+def check_statistics(found: ClientResults) -> None:
     """gRPC's JSON has numbers of 64 bits as strings, and leaves zeros out."""
     (model,) = found["model_stats"]
     assert (model["name"], model["version"]) == ("digits", "1")
@@ -266,7 +266,7 @@ def check_statistics(found: DeviceReport) -> None:
     assert sum(int(batch["compute_infer"]["count"]) for batch in model["batch_stats"]) == int(model["execution_count"])
 
 
-def test_triton_finds_what_is_served_how_and_how_often(triton: DeviceReport, triton_grpc: DeviceReport) -> None:
+def test_triton_finds_what_is_served_how_and_how_often(triton: ClientResults, triton_grpc: ClientResults) -> None:
     assert triton["index"] == [{"name": "digits", "version": "1", "state": "READY", "reason": ""}]
     assert triton_grpc["index"] == {"models": [{"name": "digits", "version": "1", "state": "READY"}]}
     for found in (triton, triton_grpc):
@@ -295,7 +295,7 @@ def test_triton_gets_the_likeliest_classes(
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_finds_server_and_model_over_grpc(triton_grpc: DeviceReport, tier: str, prefix: str) -> None:
+def test_triton_finds_server_and_model_over_grpc(triton_grpc: ClientResults, tier: str, prefix: str) -> None:
     assert triton_grpc[f"{prefix}live"] is True
     assert triton_grpc[f"{prefix}ready"] is True
     assert triton_grpc[f"{prefix}model_ready"] is True
@@ -308,18 +308,20 @@ def test_triton_finds_server_and_model_over_grpc(triton_grpc: DeviceReport, tier
 @pytest.mark.parametrize("prefix", ["", "aio_"])
 @pytest.mark.parametrize("name", ["bytes", "pixels", "gzip", "version", "parameters"])
 def test_triton_gets_the_same_over_grpc(
-    triton_grpc: DeviceReport, asked: Asked, tier: str, prefix: str, name: str
+    triton_grpc: ClientResults, asked: Asked, tier: str, prefix: str, name: str
 ) -> None:
     check_rows(triton_grpc[prefix + name], asked.expected[tier])
 
 
-def test_triton_reads_what_the_answer_says_of_itself_over_grpc(triton_grpc: DeviceReport) -> None:
+def test_triton_reads_what_the_answer_says_of_itself_over_grpc(triton_grpc: ClientResults) -> None:
     response = triton_grpc["response"]
     assert (response["id"], response["model_name"]) == ("mine", "digits")
     assert response["parameters"]["status"] == {"string_param": "final"}
 
 
-def test_triton_streams_and_an_error_ends_its_request_alone(triton_grpc: DeviceReport, asked: Asked, tier: str) -> None:
+def test_triton_streams_and_an_error_ends_its_request_alone(
+    triton_grpc: ClientResults, asked: Asked, tier: str
+) -> None:
     first, refused, last = triton_grpc["stream"]
     check_rows(first, asked.expected[tier])
     check_rows(last, asked.expected[tier])
@@ -338,14 +340,14 @@ def test_triton_streams_and_an_error_ends_its_request_alone(triton_grpc: DeviceR
     ],
 )
 def test_triton_raises_the_servers_sentence_over_grpc(
-    triton_grpc: DeviceReport, prefix: str, name: str, status: str, sentence: str
+    triton_grpc: ClientResults, prefix: str, name: str, status: str, sentence: str
 ) -> None:
     refused = triton_grpc[prefix + name]
     assert refused["status"] == f"StatusCode.{status}"
     assert sentence in refused["message"]
 
 
-def test_kserve_speaks_grpc(kserve_grpc: DeviceReport, asked: Asked, tier: str) -> None:
+def test_kserve_speaks_grpc(kserve_grpc: ClientResults, asked: Asked, tier: str) -> None:
     assert (kserve_grpc["live"], kserve_grpc["ready"], kserve_grpc["model_ready"]) == (True, True, True)
     for name in ("bytes", "pixels", "typed", "parameters"):
         check_rows(kserve_grpc[name], asked.expected[tier])
@@ -360,7 +362,7 @@ def test_kserve_speaks_grpc(kserve_grpc: DeviceReport, asked: Asked, tier: str) 
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc", "http_aio", "grpc_aio"])
-def test_triton_unloads_and_loads(repository: DeviceReport, transport: str) -> None:
+def test_triton_unloads_and_loads(repository: ClientResults, transport: str) -> None:
     found = repository[transport]
     assert found["unloaded"] == {"digits": "UNAVAILABLE"}
     assert found["loaded"] == {"digits": "READY"}

@@ -119,7 +119,7 @@ async def agents(site: RegistrySite, tmp_path: Path) -> AsyncIterator[dict[str, 
         yield found
 
 
-class DeviceReport(NamedTuple):
+class Answered(NamedTuple):
     """One answer of one device."""
 
     device: str
@@ -137,9 +137,9 @@ class Traffic:
         self._agents = agents
         self._scans = [content for content, _ in open_dataset(assets.digits() / "heldout", 50).read()]
         self._over = asyncio.Event()
-        self.said: list[DeviceReport] = []
+        self.said: list[Answered] = []
 
-    async def ask(self, device: str, scan: int) -> DeviceReport:
+    async def ask(self, device: str, scan: int) -> Answered:
         response = await self._agents[device].infer_file("digits", self._scans[scan])
         # Four tiers share one event loop here: where it is behind, the gateway leaves requests unread, as it should.
         while (answer := response.answer) is not None and any(each.outcome == "queue_full" for each in answer.attempts):
@@ -148,9 +148,9 @@ class Traffic:
         assert answer is not None and answer.status is Status.FINAL, answer
         assert answer.reason in (Reason.CONFIDENT, Reason.UNCERTAIN), answer.attempts
         (output,) = response.outputs
-        return DeviceReport(device, scan, int(response.version), answer.model_digest, answer.tier, output.array[0])
+        return Answered(device, scan, int(response.version), answer.model_digest, answer.tier, output.array[0])
 
-    async def once(self) -> list[DeviceReport]:
+    async def once(self) -> list[Answered]:
         """Every device about every scan."""
         return [await self.ask(device, scan) for device in self._agents for scan in range(len(self._scans))]
 
@@ -167,7 +167,7 @@ class Traffic:
         self._over.set()
 
 
-def escalated(said: list[DeviceReport]) -> list[DeviceReport]:
+def escalated(said: list[Answered]) -> list[Answered]:
     return [each for each in said if each.tier is Tier.CLOUD]
 
 

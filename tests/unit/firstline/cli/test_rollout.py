@@ -34,7 +34,7 @@ RUNNING = RolloutSummary(
 )
 
 
-class DeviceReport:
+class RolloutStates:
     """A gateway's answers, one after the other."""
 
     def __init__(self, *answers: RolloutSummary | Exception) -> None:
@@ -55,7 +55,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
     away, full = LinkDownError("The gateway is away."), StoreUnavailableError("Its store is away.")
-    said = DeviceReport(away, away, full, RUNNING, replace(RUNNING, state="completed"))
+    said = RolloutStates(away, away, full, RUNNING, replace(RUNNING, state="completed"))
     assert rollout._watched(cast(Rollouts, said), RUNNING).state == "completed"
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(".")[0] for line in lines] == [
@@ -68,4 +68,4 @@ def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFix
 
 def test_who_may_no_longer_ask_is_told_so() -> None:
     with pytest.raises(UnauthorizedError):
-        rollout._watched(cast(Rollouts, DeviceReport(UnauthorizedError("The key was revoked."))), RUNNING)
+        rollout._watched(cast(Rollouts, RolloutStates(UnauthorizedError("The key was revoked."))), RUNNING)
