@@ -36,7 +36,7 @@ from firstline_edge.api.data_plane import LOCAL_PRINCIPAL, EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.api.status import AgentStatus, birth_message
-from firstline_edge.audits import metrics as audit_metrics
+from firstline_edge.audits import certificate_states as audit_metrics
 from firstline_edge.audits.alarms import Alarms
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates

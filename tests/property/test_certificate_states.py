@@ -71,30 +71,30 @@ async def _only_tightens(
         while True:
             with scene_in(folder, on_alarm) as scene:
                 assert scene.certificates is not None
-                watched = scene.certificates.find(scene.held)
-                assert watched is not None
+                monitored = scene.certificates.find(scene.held)
+                assert monitored is not None
                 await scene.infer(*asked)  # all of them are in the cache from here on
                 while remaining and remaining[0][0] != "restart":
                     kind, first, second, propensity = remaining.pop(0)
                     if kind == "audit":
-                        sample = Sample(watched.key, "m", "3", 0.0, first, second, propensity, kept=True)
-                        drawn_at = watched.threshold if first >= watched.threshold else CERTIFIED
-                        scene.certificates.audited(watched, sample, threshold=drawn_at)
+                        sample = Sample(monitored.key, "m", "3", 0.0, first, second, propensity, kept=True)
+                        drawn_at = monitored.threshold if first >= monitored.threshold else CERTIFIED
+                        scene.certificates.audited(monitored, sample, threshold=drawn_at)
                     else:
                         scene.certificates.heed(scene.held, ContractNotice(bool(first), second, int(propensity)))
                     certificate_state = scene.certificates.of(scene.held)
                     assert certificate_state.alarmed >= alarmed
-                    assert watched.threshold >= threshold
-                    assert scene.router.threshold(scene.held) == max(CERTIFIED, watched.threshold)
-                    assert scene.certificates.level(watched) <= level
+                    assert monitored.threshold >= threshold
+                    assert scene.router.threshold(scene.held) == max(CERTIFIED, monitored.threshold)
+                    assert scene.certificates.level(monitored) <= level
                     alarmed, threshold, level = (
                         certificate_state.alarmed,
-                        watched.threshold,
-                        scene.certificates.level(watched),
+                        monitored.threshold,
+                        scene.certificates.level(monitored),
                     )
                 assert scene.certificates.of(scene.held).alarmed == alarmed
-                assert watched.threshold == threshold
-                assert scene.certificates.level(watched) <= level
+                assert monitored.threshold == threshold
+                assert scene.certificates.level(monitored) <= level
                 for value in asked:
                     answer = said(await scene.infer(value))
                     kept = answer.model_digest == scene.echo.digest
@@ -144,7 +144,7 @@ def test_a_record_comes_back_from_the_disk_as_it_was(
     record = Record(model="m", version="3", test=test, alarmed=alarmed, tightened=threshold, drawn=5, agreed=5)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "standing.json"
-        records.write(path, records.encode({"k": record}))
+        records.RecordFile(path).write(records.encode({"k": record}))
         assert records.read(path) == {"k": record}
 
 
@@ -164,8 +164,8 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
             for value, wishes in asked:
                 await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
             assert scene.certificates is not None
-            watched = scene.certificates.find(scene.held)
-            assert watched is not None and watched.record.drawn == 0
+            monitored = scene.certificates.find(scene.held)
+            assert monitored is not None and monitored.record.drawn == 0
             assert scene.cloud.requests == []
             scene.samples.close()
             await scene.close()

@@ -37,9 +37,8 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.auditor import Auditor, Finding
 from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.audits.drawn import Finding
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from firstline_core.hardware.readings import limited
-from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.audits.watched import Watched
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Router
@@ -124,10 +123,10 @@ def birth_message(
     }
 
 
-def _contract_of(watched: Watched | None) -> dict[str, object] | None:
-    if watched is None:
+def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | None:
+    if monitored is None:
         return None
-    record = watched.record
+    record = monitored.record
     return {
         "alarm": record.alarmed,
         "tightened": record.tightened,

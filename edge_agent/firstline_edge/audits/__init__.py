@@ -1,1 +1,9 @@
-"""The accuracy contract in the field: the full model checks a sample of the edge answers."""
+"""The accuracy contract in the field: the full model checks a sample of the edge answers.
+
+Files
+    auditor             draws answers, has the full model check them, and reports how each audit ended
+    certificate_states  the state of each certificate, and the effect of an alarm
+    records             the findings about a certificate, and their file
+    samples             scores and losses of audited answers, for the next certification
+    alarms              announces alarms over MQTT
+"""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.audits.watched import Watched
+from firstline_edge.audits.certificate_states import MonitoredCertificate
 
 log = logger(__name__)
 
@@ -28,11 +28,11 @@ class Alarms:
     """Alarms that are still to be announced."""
 
     def __init__(self) -> None:
-        self._waiting: asyncio.Queue[Watched] = asyncio.Queue()
+        self._waiting: asyncio.Queue[MonitoredCertificate] = asyncio.Queue()
 
-    def put(self, watched: Watched) -> None:
+    def put(self, monitored: MonitoredCertificate) -> None:
         """Adds the alarm of a certificate, which `announce` takes up."""
-        self._waiting.put_nowait(watched)
+        self._waiting.put_nowait(monitored)
 
     async def announce(self, links: Sequence[AlarmLink]) -> None:
         """Announces each alarm over every link, until it is cancelled."""

@@ -18,28 +18,28 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, ModelMismatchError
+from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import Allowance, Pace
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferRequest, Privacy, Reason
-from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.audits.drawn import Audit, Finding, audit_of, row_bytes
+from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reason, Tensor
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.audits.watched import Watched
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, result_key
-from firstline_edge.requests.escalation import checked
+from firstline_edge.requests.escalation import checked, escalation_of
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
@@ -49,6 +49,73 @@ _WAITING = 64
 _WAITING_BYTES = 16 << 20
 _TIMEOUT_S = 30.0
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """An answer that was drawn.
+
+    Args:
+        request_id: of the request that it answers.
+        position: of the row in that request.
+        sent: the request to the gateway, under its own id.
+        content: sha256 of the row.
+        score: the edge model's.
+        predicted: the class that it gave.
+        propensity: the probability with which it was drawn.
+        threshold: in use at that time.
+        covered: whether that threshold covers it, so that its audit tests the certificate.
+    """
+
+    monitored: MonitoredCertificate
+    request_id: str
+    position: int
+    sent: InferRequest
+    content: bytes
+    score: float
+    predicted: int
+    propensity: float
+    threshold: float
+    covered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """How an audit ended.
+
+    Args:
+        outcome: agreed, disagreed or lost.
+        cause: why it was lost; "" where it was not.
+    """
+
+    audit: Audit
+    outcome: str
+    cause: str = ""
+
+    @property
+    def model(self) -> str:
+        """The name of the audited model."""
+        return self.audit.sent.model
+
+    @property
+    def version(self) -> str:
+        """The version of the audited model."""
+        return self.audit.sent.version
+
+    def log_record(self) -> dict[str, object]:
+        """Returns the fields of the decision log; JSON-able."""
+        audit = self.audit
+        record: dict[str, object] = {
+            "request_id": audit.request_id,
+            "audit_id": audit.sent.request_id,
+            "model": audit.sent.model,
+            "version": audit.sent.version,
+            "row": audit.position,
+            "score": audit.score,
+            "propensity": audit.propensity,
+            "outcome": self.outcome,
+        }
+        return record | {"cause": self.cause} if self.cause else record
 
 
 class Auditor:
@@ -121,24 +188,24 @@ class Auditor:
         Rows whose escalation the budget denied are drawn too while the budgets are ample: they test nothing, but
             without them answers just below a tightened threshold would be missing from the next certification.
         """
-        watched = self._certificates.find(model)
-        if watched is None or request.privacy is Privacy.LOCAL_ONLY:
+        monitored = self._certificates.find(model)
+        if monitored is None or request.privacy is Privacy.LOCAL_ONLY:
             return
-        tests = self._tests(watched)
+        tests = self._tests(monitored)
         recalled: list[Row] = []
         for row in rows:
             if row.reason not in _BY_SCORE:
                 continue
-            if watched.scores is not None:
-                watched.scores.add(row.score)
+            if monitored.scores is not None:
+                monitored.scores.add(row.score)
             if row.edge is None:
                 continue
-            promised = watched.speaks_of(row.score, model.group(row.edge))
-            if promised or (row.answer is not None and row.answer.reason is Reason.BUDGET):
-                if tests and (promised or self._ample()):
-                    share = self._next_share(row_bytes(request.inputs[0], row.position))
+            covered = monitored.covers(row.score, model.group(row.edge))
+            if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
+                if tests and (covered or self._ample()):
+                    share = self._next_share(_row_bytes(request.inputs[0], row.position))
                     if self._rng.random() < share:
-                        self._draw(watched, request, row, row.edge, share, promised=promised)
+                        self._draw(monitored, request, row, row.edge, share, covered=covered)
             elif row.answer is not None:
                 recalled.append(row)
         if recalled:
@@ -151,18 +218,18 @@ class Auditor:
             model: of both answers.
             rows: answered by the full model; their edge outputs may be known.
         """
-        watched = self._certificates.find(model)
-        if watched is None or not self._tests(watched):
+        monitored = self._certificates.find(model)
+        if monitored is None or not self._tests(monitored):
             return
         for row in rows:
             if row.edge is None or row.output is None or row.answer is None or not row.answer.certified:
                 continue
-            if watched.speaks_of(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
+            if monitored.covers(row.score, model.group(row.edge)):  # was drawn, or not, by an audit's chance
                 continue
             share = self._share_now()
             if self._rng.random() < share:
                 agree = int(np.argmax(row.edge.probabilities) == np.argmax(row.output.probabilities))
-                self._samples.add(self._sample(watched, row.score, agree, share, kept=False))
+                self._samples.add(self._sample(monitored, row.score, agree, share, kept=False))
 
     async def run(self) -> None:
         """Audits what was drawn, one at a time, until it is cancelled."""
@@ -178,10 +245,10 @@ class Auditor:
                 log.exception("an audit broke", request_id=audit.request_id)
                 self._lose(audit, FirstlineError(f"The audit broke: {error!r}."))
 
-    def _tests(self, watched: Watched) -> bool:
+    def _tests(self, monitored: MonitoredCertificate) -> bool:
         """Whether its answers are drawn at all now; a tightened threshold promises nothing, and waits for money."""
-        relied = watched.certificate.contract in self._certifies
-        return relied and (watched.certificate_state.threshold is None or self._ample())
+        relied = monitored.certificate.contract in self._certifies
+        return relied and (monitored.certificate_state.threshold is None or self._ample())
 
     def _next_share(self, size_bytes: int) -> float:
         """The propensity of an answer of so many bytes, by what came before it; counts it for those that follow."""
@@ -203,12 +270,19 @@ class Auditor:
         return self._share
 
     def _draw(
-        self, watched: Watched, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, promised: bool
+        self,
+        monitored: MonitoredCertificate,
+        request: InferRequest,
+        row: Row,
+        edge: ModelOutput,
+        share: float,
+        *,
+        covered: bool,
     ) -> None:
-        self._pace = sampling.charged(self._pace, row_bytes(request.inputs[0], row.position))
+        self._pace = sampling.charged(self._pace, _row_bytes(request.inputs[0], row.position))
         self._share_until_s = -math.inf
-        audit = audit_of(watched, request, row, edge, share, promised=promised)
-        watched.record.drawn += 1
+        audit = _audit_of(monitored, request, row, edge, share, covered=covered)
+        monitored.record.drawn += 1
         self._on_drawn()
         self._certificates.save()
         if self._available():
@@ -220,8 +294,8 @@ class Auditor:
     async def _ask(self, audit: Audit) -> None:
         if self._cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
-        manifest, attempts = audit.watched.model.manifest, list[Attempt]()
-        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.watched.model))
+        manifest, attempts = audit.monitored.model.manifest, list[Attempt]()
+        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.monitored.model))
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts)
         full = checked(response, 1, len(manifest.labels), manifest.full_digest)
         if full.digest != manifest.full_digest:
@@ -230,18 +304,70 @@ class Auditor:
         agree = int(np.argmax(full.probabilities[0]) == audit.predicted)
         # Before its own result can raise an alarm, for what was sent with a note was kept under the certificate.
         self._on_finding(Finding(audit, "agreed" if agree else "disagreed"))
-        sample = self._sample(audit.watched, audit.score, agree, audit.propensity, kept=audit.promised)
+        sample = self._sample(audit.monitored, audit.score, agree, audit.propensity, kept=audit.covered)
         notice = response.answer.contract if response.answer is not None else None
-        self._certificates.count_fleet(audit.watched, notice)  # before its result, which is tested at that level
-        self._certificates.audited(audit.watched, sample, threshold=audit.threshold)
+        self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
+        self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
-        self._certificates.heed(audit.watched.model, notice)
+        self._certificates.heed(audit.monitored.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
-        audit.watched.record.lost += 1
+        audit.monitored.record.lost += 1
         self._certificates.save()
         self._on_finding(Finding(audit, "lost", error.message))
 
-    def _sample(self, watched: Watched, score: float, agree: int, propensity: float, *, kept: bool) -> Sample:
-        record = watched.record
-        return Sample(watched.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
+    def _sample(
+        self, monitored: MonitoredCertificate, score: float, agree: int, propensity: float, *, kept: bool
+    ) -> Sample:
+        record = monitored.record
+        return Sample(monitored.key, record.model, record.version, self._clock.wall_s(), score, agree, propensity, kept)
+
+
+def _audit_of(
+    monitored: MonitoredCertificate, request: InferRequest, row: Row, edge: ModelOutput, share: float, *, covered: bool
+) -> Audit:
+    """Returns the audit of a drawn row.
+
+    Args:
+        monitored: the certificate.
+        request: of which it is a row.
+        row: drawn.
+        edge: the edge model's output.
+        share: the probability with which it was drawn.
+        covered: whether the threshold in use covers it.
+    """
+    certificate, predicted = monitored.certificate, int(np.argmax(edge.probabilities))
+    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
+    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
+    note = AuditNote(
+        predicted=predicted,
+        propensity=share,
+        floor=share,
+        epsilon=monitored.epsilon,
+        threshold=certificate.threshold,
+        edge_digest=certificate.edge_digest,
+    )
+    escalation = escalation_of(request.take([row.position]), monitored.model.version, certificate.full_digest)
+    noted = covered and monitored.certificate_state.threshold is None
+    return Audit(
+        monitored=monitored,
+        request_id=request.request_id,
+        position=row.position,
+        # Nobody waits for it: it is no part of what its request's caller follows.
+        sent=replace(escalation, request_id=new_request_id(), audit=note if noted else None, trace=None),
+        content=row.content,
+        score=row.score,
+        predicted=predicted,
+        propensity=share,
+        threshold=monitored.threshold,
+        covered=covered,
+    )
+
+
+def _row_bytes(tensor: Tensor, position: int) -> int:
+    """Size of one row's payload."""
+    array = tensor.array
+    if not array.dtype.hasobject:
+        return array.nbytes // len(array)
+    size_bytes: int = sum(map(len, array[position : position + 1].flat))
+    return size_bytes

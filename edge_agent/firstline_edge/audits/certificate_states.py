@@ -21,35 +21,134 @@ exponentially once the promise is broken.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from firstline_core.clock import Clock
-from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, drift, sampling
-from firstline_core.routing.drift import RecentCounts
+from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
-from firstline_core.storage.files import set_aside
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import Record, begun, key_of
+from firstline_edge.audits.records import Record, RecordFile, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
-from firstline_edge.audits.watched import CLEAR, CertificateState, Watched
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
 
 log = logger(__name__)
 
-_SCORES_REMEMBERED = 2_000.0
+_MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
+_REMEMBERED_SCORES = 2_000.0
 _RETRY_S = 30.0  # after a disk refused: what is not written would be forgotten at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
 _FLEET = "the audits of all devices together show that the promise is broken"
-_UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
+
+
+class ScoreHistogram:
+    """A histogram of the recent scores, with exponentially decaying weights.
+
+    Args:
+        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
+        memory: approximate number of values that count.
+        counts: (bins,) initial counts, such as those persisted over a restart; None for zeros.
+    """
+
+    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
+        self._edges = tuple(inner_edges)
+        bins = len(self._edges) + 1
+        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
+        self._growth = 1 + 1 / memory
+        self._weight = 1.0  # increases with each value, instead of decreasing all counts
+
+    def add(self, value: float) -> None:
+        """Adds a value; NaN counts as lowest, as in `bins_of`."""
+        self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
+        self._weight *= self._growth
+        if self._weight > _MAX_WEIGHT:
+            self._counts, self._weight = self.counts, 1.0
+
+    @property
+    def counts(self) -> list[float]:
+        """Returns the counts (bins,), scaled to a weight of 1 for the next value."""
+        return [count / self._weight for count in self._counts]
+
+
+class CertificateState(NamedTuple):
+    """The state of a certificate that the router needs.
+
+    Attributes:
+        alarmed: it is no longer valid.
+        threshold: from which answers are still accepted; None for the certificate's, infinite if none is accepted.
+    """
+
+    alarmed: bool = False
+    threshold: float | None = None
+
+
+CLEAR = CertificateState()
+
+
+@dataclass(slots=True, eq=False)
+class MonitoredCertificate:
+    """A certificate in the field.
+
+    Args:
+        key: of its record.
+        epsilon: the disagreement rate that the audits test.
+        record: the findings, stored across restarts.
+        scores: the recent ones; None if the certificate has no histogram to compare them with.
+        quota: escalations that the alarm may cause now.
+        quota_at_s: when that was true.
+    """
+
+    model: DeviceModel
+    certificate: Certificate
+    key: str
+    epsilon: float
+    record: Record
+    scores: ScoreHistogram | None
+    quota_at_s: float
+    quota: float = 0.0
+    certificate_state: CertificateState = CLEAR
+
+    @property
+    def threshold(self) -> float:
+        """The score from which answers are accepted: the certificate's, or that of an alarm."""
+        tightened_to = self.certificate_state.threshold
+        return self.certificate.threshold if tightened_to is None else tightened_to
+
+    def covers(self, score: float, group: str | None) -> bool:
+        """Returns whether audits test an answer: one above the threshold of the certificate or of an alarm.
+
+        Its score alone decides, not which tier answered. A device that asks the full model more often than the
+        certificate demands accepts a part that may be riskier than the whole, and the certificate covers the whole.
+
+        Args:
+            score: the edge model's; NaN if it has none.
+            group: of the answer, see `DeviceModel.group`.
+        """
+        if score < self.threshold or score != score:  # noqa: PLR0124 (NaN)
+            return False
+        return not self.certificate.by or score >= self.certificate.threshold_for(group or "")
+
+    def stability_index(self) -> float | None:
+        """How far the scores have moved from the certificate's; None while there are too few to tell."""
+        histogram = self.certificate.histogram
+        if histogram is None or self.scores is None:
+            return None
+        counts, n = self.scores.counts, self.certificate.n
+        index = drift.population_stability_index([share * n for share in histogram.shares], counts)
+        return drift.beyond_chance(index, len(counts), n, sum(counts))
 
 
 class CertificateStates:
@@ -74,54 +173,52 @@ class CertificateStates:
         settings: AuditSection,
         clock: Clock,
         *,
-        on_alarm: Callable[[Watched], None] = lambda _: None,
+        on_alarm: Callable[[MonitoredCertificate], None] = lambda _: None,
     ) -> None:
-        self._path = path
+        self._file = RecordFile(path)
         self._samples = samples
         self._settings = settings
         self._clock = clock
         self._on_alarm = on_alarm
         self._changed = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
-        self._lost = ""
-        self._refusal = ""
-        self._records = self._read()
-        self._watched: dict[DeviceModel, Watched] = {}
+        self._records = self._file.read()
+        self._monitored: dict[DeviceModel, MonitoredCertificate] = {}
         for model in models:
             self.watch(model)
 
-    def __iter__(self) -> Iterator[Watched]:
-        return iter(self._watched.values())
+    def __iter__(self) -> Iterator[MonitoredCertificate]:
+        return iter(self._monitored.values())
 
     @property
     def problem(self) -> str:
         """The problem with the file, in one or two sentences; "" if there is none."""
-        return " ".join(filter(None, (self._lost, self._refusal)))
+        return self._file.problem
 
     def adopt(self, settings: AuditSection) -> None:
         """Exchanges the settings: the effect of the next alarm, and at once the quota of the current one."""
         self._settings = settings
 
-    def find(self, model: DeviceModel) -> Watched | None:
+    def find(self, model: DeviceModel) -> MonitoredCertificate | None:
         """Returns the model's certificate; None if audits can test none."""
-        return self._watched.get(model)
+        return self._monitored.get(model)
 
     def describe(self, model: DeviceModel) -> dict[str, object] | None:
         """Returns the state of the model's certificate for `status`; None if audits can test none."""
-        watched = self.find(model)
-        if watched is None:
+        monitored = self.find(model)
+        if monitored is None:
             return None
-        record, index = watched.record, watched.stability_index()
+        record, index = monitored.record, monitored.stability_index()
         return {
             "alarm": record.alarmed,
             "cause": record.cause or None,
             "since": _shown(record.alarmed_wall_s) if record.alarmed else None,
             "tightened": record.tightened,
             "escalates_all": record.escalates_all,
-            "escalations_per_hour": self.quota_per_hour(watched) if record.alarmed else None,
-            "epsilon": watched.epsilon,
+            "escalations_per_hour": self.quota_per_hour(monitored) if record.alarmed else None,
+            "epsilon": monitored.epsilon,
             "e_value": audit.e_value(record.test),
-            "alarm_at": 1 / self.level(watched),
+            "alarm_at": 1 / self.level(monitored),
             "audits": {
                 "drawn": record.drawn,
                 "agreed": record.agreed,
@@ -133,41 +230,42 @@ class CertificateStates:
 
     def of(self, model: DeviceModel) -> CertificateState:
         """Returns the state of the model's certificate."""
-        watched = self._watched.get(model)
-        return CLEAR if watched is None else watched.certificate_state
+        monitored = self._monitored.get(model)
+        return CLEAR if monitored is None else monitored.certificate_state
 
     def grants(self, model: DeviceModel) -> bool:
         """Whether one more answer may be escalated that only an alarm escalates; uses up a bit of the quota."""
-        watched = self.find(model)
-        if watched is None or not watched.certificate_state.alarmed:
+        monitored = self.find(model)
+        if monitored is None or not monitored.certificate_state.alarmed:
             return True
-        now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(watched)
-        watched.quota = sampling.filled(watched.quota, now_s - watched.quota_at_s, per_hour)
-        watched.quota_at_s = now_s
-        if watched.quota < 1:
+        now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(monitored)
+        monitored.quota = sampling.filled(monitored.quota, now_s - monitored.quota_at_s, per_hour)
+        monitored.quota_at_s = now_s
+        if monitored.quota < 1:
             return False
-        watched.quota -= 1
+        monitored.quota -= 1
         return True
 
-    def quota_per_hour(self, watched: Watched) -> float:
+    def quota_per_hour(self, monitored: MonitoredCertificate) -> float:
         """The gateway's quota, or this device's own where the gateway set none."""
-        quota = watched.record.escalations_per_hour
+        quota = monitored.record.escalations_per_hour
         return self._settings.escalations_per_hour if quota is None else quota
 
-    def level(self, watched: Watched) -> float:
+    def level(self, monitored: MonitoredCertificate) -> float:
         """The level of this device's own test; it never rises."""
-        return watched.certificate.delta / max(self._settings.fleet_devices, watched.record.fleet_devices)
+        return monitored.certificate.delta / max(self._settings.fleet_devices, monitored.record.fleet_devices)
 
     def alarm_of(self, model: DeviceModel) -> str:
-        """The edge variant whose promise this device's own audits broke; "" for none, or where it was only told so."""
-        watched = self.find(model)
-        own = watched is not None and watched.record.alarmed and watched.record.cause not in (*_NO_EVIDENCE, _FLEET)
-        return watched.certificate.edge_digest if watched is not None and own else ""
+        """Returns the edge variant whose contract this device's own audits found broken; "" if there is none."""
+        monitored = self.find(model)
+        if monitored is None or not monitored.record.alarmed or monitored.record.cause in (*_NO_EVIDENCE, _FLEET):
+            return ""
+        return monitored.certificate.edge_digest
 
-    def count_fleet(self, watched: Watched, notice: ContractNotice | None) -> None:
+    def count_fleet(self, monitored: MonitoredCertificate, notice: ContractNotice | None) -> None:
         """Raises the number of devices that audit the promise; it never falls."""
-        if notice is not None and notice.devices > watched.record.fleet_devices:
-            watched.record.fleet_devices = notice.devices
+        if notice is not None and notice.devices > monitored.record.fleet_devices:
+            monitored.record.fleet_devices = notice.devices
             self.save()
 
     def heed(self, model: DeviceModel, notice: ContractNotice | None) -> None:
@@ -176,36 +274,36 @@ class CertificateStates:
         A notice without a quota takes an earlier one back. No notice at all says nothing: it may come from a gateway
         that only speaks when there is something to tell.
         """
-        watched = self.find(model)
-        if watched is None or notice is None:
+        monitored = self.find(model)
+        if monitored is None or notice is None:
             return
-        self.count_fleet(watched, notice)
-        if notice.escalations_per_hour != watched.record.escalations_per_hour:
-            watched.record.escalations_per_hour = notice.escalations_per_hour
+        self.count_fleet(monitored, notice)
+        if notice.escalations_per_hour != monitored.record.escalations_per_hour:
+            monitored.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
-        if notice.alarm and watched.record.cause in _NO_EVIDENCE:
-            self._alarm(watched, _FLEET)
+        if notice.alarm and monitored.record.cause in _NO_EVIDENCE:
+            self._alarm(monitored, _FLEET)
 
-    def audited(self, watched: Watched, sample: Sample, *, threshold: float) -> None:
+    def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.
 
         Args:
-            watched: the certificate that speaks of the answer.
+            monitored: the certificate that speaks of the answer.
             sample: what was found.
             threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
                 out, for its loss may be what began that test.
         """
         if sample.agree:
-            watched.record.agreed += 1
+            monitored.record.agreed += 1
         else:
-            watched.record.disagreed += 1
+            monitored.record.disagreed += 1
         self._samples.add(sample)
-        if sample.kept and threshold == watched.threshold:
-            record = watched.record
+        if sample.kept and threshold == monitored.threshold:
+            record = monitored.record
             record.test = audit.update(record.test, sample.loss, propensity=sample.propensity, floor=sample.propensity)
-            if audit.alarm(record.test, self.level(watched)):
+            if audit.alarm(record.test, self.level(monitored)):
                 answered = record.agreed + record.disagreed
-                self._alarm(watched, f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed")
+                self._alarm(monitored, f"{record.disagreed} of {counted(answered, 'audit')} on this device disagreed")
         self.save()
 
     def save(self) -> None:
@@ -217,13 +315,13 @@ class CertificateStates:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._encoded()))
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.write, self._encoded()))
             try:
                 await asyncio.shield(self._writing)
             except REFUSED as error:  # no thread, no memory
                 self._writing = None
-                self._refused(str(error) or type(error).__name__)
-            if self._refusal:  # what is written next may be an alarm, after which there are no audits
+                self._file.refused(str(error) or type(error).__name__)
+            if self._file.refusal:  # what is written next may be an alarm, after which there are no audits
                 self.save()
                 await self._clock.sleep(_RETRY_S)
 
@@ -231,8 +329,8 @@ class CertificateStates:
         """Writes what is known, after `keep_saving` has ended."""
         if self._writing is not None:
             await self._writing
-        if self._watched:
-            self._write(self._encoded())
+        if self._monitored:
+            self._file.write(self._encoded())
 
     def watch(self, model: DeviceModel) -> None:
         """Starts or resumes testing the certificate of each loaded variant of a model."""
@@ -248,23 +346,23 @@ class CertificateStates:
         key = key_of(name, model.version, certificate, epsilon)
         record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate, epsilon)
         self._records[key] = record  # the last ones are the newest
-        if self._lost and not record.alarmed:
+        if self._file.loss and not record.alarmed:
             record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
             self.save()
         if record.alarmed:
             log.warning("an alarm voids a certificate", model=name, version=model.version, cause=record.cause)
         histogram = certificate.histogram
-        watched = Watched(
+        monitored = MonitoredCertificate(
             model=model,
             certificate=certificate,
             key=key,
             epsilon=epsilon,
             record=record,
-            scores=RecentCounts(histogram.edges, _SCORES_REMEMBERED, record.scores) if histogram is not None else None,
+            scores=None if histogram is None else ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores),
             quota_at_s=self._clock.monotonic_s(),
             certificate_state=CertificateState(record.alarmed, record.threshold),
         )
-        self._watched[model] = watched
+        self._monitored[model] = monitored
 
     def unwatch(self, model: DeviceModel) -> None:
         """Stops testing a model's certificates; the findings stay for when the model comes back."""
@@ -273,22 +371,22 @@ class CertificateStates:
 
     def unwatch_one(self, model: DeviceModel) -> None:
         """Of this very variant."""
-        watched = self._watched.pop(model, None)
-        if watched is not None and watched.scores is not None:
-            watched.record.scores = tuple(watched.scores.counts)
+        monitored = self._monitored.pop(model, None)
+        if monitored is not None and monitored.scores is not None:
+            monitored.record.scores = tuple(monitored.scores.counts)
             self.save()
 
-    def _alarm(self, watched: Watched, cause: str) -> None:
+    def _alarm(self, monitored: MonitoredCertificate, cause: str) -> None:
         """Tightens: never below the threshold in use, and with a test that begins anew at the new one."""
-        record, before = watched.record, watched.threshold
+        record, before = monitored.record, monitored.threshold
         after = EVERYTHING
         if self._settings.on_alarm == "tighten":
-            known = [sample for sample in self._samples.recent(watched.key) if sample.score >= before]
+            known = [sample for sample in self._samples.recent(monitored.key) if sample.score >= before]
             after = tightened(
                 [sample.score for sample in known],
                 [sample.loss for sample in known],
                 [sample.propensity for sample in known],
-                watched.epsilon,
+                monitored.epsilon,
                 before,
             )
         if record.cause in _NO_EVIDENCE:
@@ -296,54 +394,57 @@ class CertificateStates:
         record.alarmed = True
         record.escalates_all = after == EVERYTHING
         record.tightened = None if record.escalates_all else after
-        record.test = audit.begin(watched.epsilon)
-        watched.quota, watched.quota_at_s = 0.0, self._clock.monotonic_s()
-        watched.certificate_state = CertificateState(True, after)
+        record.test = audit.begin(monitored.epsilon)
+        monitored.quota, monitored.quota_at_s = 0.0, self._clock.monotonic_s()
+        monitored.certificate_state = CertificateState(True, after)
         log.error(
             "the contract is broken: answers are not certified any more, and fewer are kept",
             model=record.model,
             version=record.version,
             cause=cause,
             threshold="none is kept" if record.escalates_all else after,
-            quota_per_hour=self.quota_per_hour(watched),
+            quota_per_hour=self.quota_per_hour(monitored),
         )
         self.save()
-        self._on_alarm(watched)
-
-    def _read(self) -> dict[str, Record]:
-        try:
-            return records.read(self._path)
-        except IntegrityError as error:
-            self._lost = f"{error.message} {_UNKNOWN}"
-            log.error("the audits' records are lost", error=self._lost)
-            try:
-                if self._path.exists():
-                    set_aside(self._path)
-            except OSError as refusal:
-                log.error("cannot put a file aside", path=str(self._path), error=str(refusal))
-        except OSError as error:
-            self._lost = f"{self._path} cannot be read: {error.strerror}. {_UNKNOWN}"
-            log.error("the audits' records cannot be read", error=self._lost)
-        return {}
+        self._on_alarm(monitored)
 
     def _encoded(self) -> bytes:
-        for watched in self._watched.values():
-            if watched.scores is not None:
-                watched.record.scores = tuple(watched.scores.counts)
+        for monitored in self._monitored.values():
+            if monitored.scores is not None:
+                monitored.record.scores = tuple(monitored.scores.counts)
         return records.encode(self._records)
 
-    def _write(self, content: bytes) -> None:
-        try:
-            records.write(self._path, content)
-        except OSError as error:  # told once; the audits go on
-            self._refused(str(error.strerror))
-        else:
-            self._refusal = ""
 
-    def _refused(self, why: str) -> None:
-        if not self._refusal:
-            log.error("cannot keep what the audits found", path=str(self._path), error=why)
-        self._refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."
+def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
+    """Registers alarms, evidence and drift by model and version."""
+    by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
+        "contract_alarm": (
+            "1 where the audits broke a certificate.",
+            lambda each: float(each.record.alarmed),
+        ),
+        "contract_e_value": (
+            "Evidence of the audits against a certificate, 1 at the beginning.",
+            lambda monitored: audit.e_value(monitored.record.test),
+        ),
+        "score_drift": (
+            "Population stability index of the latest scores against the certificate's, beyond chance.",
+            lambda monitored: monitored.stability_index(),
+        ),
+    }
+    for name, (description, of) in by_contract.items():
+        metrics.readings(name, description, ("model", "version"), partial(_by_contract, certificates, of))
+
+
+def _by_contract(
+    certificates: CertificateStates, of: Callable[[MonitoredCertificate], float | None]
+) -> dict[tuple[str, ...], float]:
+    """Returns the worst value of each model's variants."""
+    found: dict[tuple[str, ...], float] = {}
+    for monitored in certificates:
+        labels, value = (monitored.record.model, monitored.record.version), of(monitored)
+        if value is not None:
+            found[labels] = max(value, found.get(labels, value))
+    return found
 
 
 def _shown(wall_s: float) -> str:

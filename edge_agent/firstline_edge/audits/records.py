@@ -17,11 +17,14 @@ from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.tightening import EVERYTHING
-from firstline_core.storage.files import DAMAGED, make_folder, read_checked, with_checksum, write_whole
+from firstline_core.storage.files import DAMAGED, make_folder, read_checked, set_aside, with_checksum, write_whole
+from firstline_core.telemetry.logs import logger
+
+log = logger(__name__)
 
 FORMAT = 1
+_UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
-_ASIDE_BEFORE = ".unreadable"  # what earlier versions called it
 _RECORDS_KEPT = 64  # of bundles that are no longer here: a folder that comes back brings its alarm with it
 
 
@@ -111,6 +114,68 @@ def begun(known: Mapping[str, Record], model: str, version: str, certificate: Ce
     return record
 
 
+def encode(records: Mapping[str, Record]) -> bytes:
+    """The file's content: the latest records, of which the last ones are the newest."""
+    latest = dict(list(records.items())[-_RECORDS_KEPT:])
+    return with_checksum(msgspec.json.encode(_Document(FORMAT, latest)))
+
+
+class RecordFile:
+    """The file of records, written whole: after a power cut it is the old one or the new one.
+
+    A file that cannot be read is set aside.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        loss: why earlier records were lost, in sentences; "" if they were not.
+        refusal: why the file cannot be written at the moment, in sentences; "" if it can.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.loss = self.refusal = ""
+
+    @property
+    def problem(self) -> str:
+        """The problem with the file, in one or two sentences; "" if there is none."""
+        return " ".join(filter(None, (self.loss, self.refusal)))
+
+    def read(self) -> dict[str, Record]:
+        """Returns the records; none if they are lost, which is logged."""
+        try:
+            return read(self._path)
+        except IntegrityError as error:
+            self.loss = f"{error.message} {_UNKNOWN}"
+            log.error("the audits' records are lost", error=self.loss)
+            try:
+                if self._path.exists():
+                    set_aside(self._path)
+            except OSError as refusal:
+                log.error("cannot put a file aside", path=str(self._path), error=str(refusal))
+        except OSError as error:
+            self.loss = f"{self._path} cannot be read: {error.strerror}. {_UNKNOWN}"
+            log.error("the audits' records cannot be read", error=self.loss)
+        return {}
+
+    def write(self, content: bytes) -> None:
+        """Replaces the file; a disk error is logged once, and audits continue."""
+        try:
+            make_folder(self._path.parent)
+            write_whole(self._path, content)
+        except OSError as error:
+            self.refused(str(error.strerror))
+        else:
+            self.refusal = ""
+
+    def refused(self, why: str) -> None:
+        """Notes that the system or the disk did not allow a write."""
+        if not self.refusal:
+            log.error("cannot keep what the audits found", path=str(self._path), error=why)
+        self.refusal = f"{self._path} cannot be written: {why}. A restart would forget what audits found."
+
+
 def read(path: Path) -> dict[str, Record]:
     """Returns the records, empty if there is no file; audits that were in progress when it was written count as lost.
 
@@ -122,9 +187,9 @@ def read(path: Path) -> dict[str, Record]:
     try:
         text = read_checked(path)
     except FileNotFoundError:
-        for aside in (path.with_name(path.name + suffix) for suffix in (DAMAGED, _ASIDE_BEFORE)):
-            if aside.exists():
-                raise IntegrityError(f"{path} was set aside as {aside.name}, for it could not be read.") from None
+        aside = path.with_name(path.name + DAMAGED)
+        if aside.exists():
+            raise IntegrityError(f"{path} was set aside as {aside.name}, for it could not be read.") from None
         return {}
     try:
         if (found := msgspec.json.decode(text, type=_Head).format) != FORMAT:
@@ -136,19 +201,3 @@ def read(path: Path) -> dict[str, Record]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
         raise IntegrityError(f"{path} cannot be read: {error}") from error
     return document.records
-
-
-def encode(records: Mapping[str, Record]) -> bytes:
-    """The file's content: the latest records, of which the last ones are the newest."""
-    latest = dict(list(records.items())[-_RECORDS_KEPT:])
-    return with_checksum(msgspec.json.encode(_Document(FORMAT, latest)))
-
-
-def write(path: Path, content: bytes) -> None:
-    """Puts the content into the file's place: after a power cut it is the old one or the new one.
-
-    Raises:
-        OSError: the disk refuses; the old one stays.
-    """
-    make_folder(path.parent)
-    write_whole(path, content)

@@ -33,12 +33,10 @@ from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence, value_of
 from firstline_core.types import InferResponse, Privacy, Reason, Route, Tier
 from firstline_edge.adaptation.variants import Chooser, EscalationCost
-from firstline_edge.audits.certificate_states import CertificateStates
-from firstline_edge.audits.hooks import Audits
-from firstline_edge.audits.watched import CLEAR, CertificateState
+from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.escalation import Escalation, Promises, shedding_error
+from firstline_edge.cascade.escalation import Audits, Escalation, Promises, shedding_error
 from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
@@ -442,9 +440,9 @@ class Router:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
         if not self.policy.certifies:
             return f"policy.kind is {self.policy.kind}, which no certificate covers"
-        watched = self._certificates.find(model) if self._certificates is not None else None
-        if watched is not None and watched.record.alarmed:
-            return f"an alarm voids its certificate: {watched.record.cause}"
+        monitored = self._certificates.find(model) if self._certificates is not None else None
+        if monitored is not None and monitored.record.alarmed:
+            return f"an alarm voids its certificate: {monitored.record.cause}"
         return model.edge.uncertified if model.edge is not None else ""
 
     def record_of(self, model: DeviceModel) -> Mapping[str, Any]:

@@ -9,8 +9,7 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkError, SheddingError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferResponse, Reason, Status, Tier, Wait
-from firstline_edge.audits.hooks import Audits
+from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier, Wait
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.outbox.item import OutboxItem
@@ -29,6 +28,18 @@ class Promises(Protocol):
     """Stores promised corrections; implemented by the outbox."""
 
     async def put(self, item: OutboxItem) -> None: ...
+
+
+class Audits(Protocol):
+    """Audits answers; `Auditor` implements it. No call takes time that a caller would notice."""
+
+    def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
+        """Every row has a verdict; those that the full model must answer have no answer yet."""
+        ...
+
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
+        """The full model has answered these rows."""
+        ...
 
 
 class Escalation:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.drift import (
-    RecentCounts,
     beyond_chance,
     bins_of,
     histogram,
@@ -79,27 +78,6 @@ def test_chance_alone_makes_about_what_is_said() -> None:
 def test_what_is_no_pair_of_histograms_is_refused(expected: list[float], observed: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"histogram|Histogram"):
         population_stability_index(expected, observed)
-
-
-def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
-    recent = RecentCounts((0.3, 0.6), memory=100)
-    for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
-        recent.add(score)
-    low, middle, high = recent.counts
-    assert sum(recent.counts) == pytest.approx(100, abs=1)
-    assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
-    assert high == pytest.approx(0.98, abs=0.02)
-    assert low == pytest.approx(36, abs=2)
-    assert bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
-
-
-def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
-    recent = RecentCounts((0.5,), memory=1, counts=(3.0, 1.0))
-    assert recent.counts == [3.0, 1.0]
-    for _ in range(5000):
-        recent.add(0.7)
-    assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
-    assert RecentCounts((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins
 
 
 def test_the_same_scores_are_stable_beyond_chance_and_others_are_not() -> None:

@@ -16,8 +16,8 @@ from firstline_core.errors import LinkDownError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Tier
+from firstline_edge.audits.certificate_states import CertificateState
 from firstline_edge.audits.samples import read
-from firstline_edge.audits.watched import CertificateState
 from firstline_edge.requests.context import result_key
 from firstline_edge.settings.settings import AuditSection
 
@@ -105,9 +105,9 @@ async def test_what_was_bound_to_the_device_is_never_audited_nor_counted(
     scene = make_scene()
     for _ in range(5):
         await scene.infer(SURE, **wish)
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None and watched.scores is not None
-    assert (watched.record.drawn, scene.cloud.requests, sum(watched.scores.counts)) == (0, [], 0)
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None and monitored.scores is not None
+    assert (monitored.record.drawn, scene.cloud.requests, sum(monitored.scores.counts)) == (0, [], 0)
     assert list(read(scene.samples_path)) == []
 
 
@@ -120,8 +120,8 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
     scene = make_scene(**arguments)
     for _ in range(5):
         await scene.infer(SURE)
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is None or watched.record.drawn == 0
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is None or monitored.record.drawn == 0
     assert [request for request in scene.cloud.requests if request.audit] == scene.findings == []
 
 
@@ -145,8 +145,8 @@ async def test_a_more_careful_device_audits_all_that_was_promised_and_not_only_w
 
 async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_scene: MakeScene) -> None:
     scene = make_scene()
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None
     scene.cloud.agrees = lambda value: value > 0.9
     for _ in range(60):  # enough to say from where on answers are good
         await scene.infer(SURE)
@@ -160,8 +160,8 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_
     await scene.infer(SURE)  # under way at the alarm
     scene.cloud.gate.set()
     assert (await ended(scene, 63))[-2:] == ["disagreed"] * 2
-    assert watched.record.alarmed and watched.record.tightened == pytest.approx(0.85)
-    assert watched.record.test == audit.begin(watched.epsilon)
+    assert monitored.record.alarmed and monitored.record.tightened == pytest.approx(0.85)
+    assert monitored.record.test == audit.begin(monitored.epsilon)
 
 
 async def test_the_full_models_word_is_kept_for_later(make_scene: MakeScene) -> None:
@@ -183,9 +183,9 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     await scene.infer(SURE)
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None
-    assert (watched.record.drawn, watched.record.lost, watched.record.test.audits) == (2, 2, 0)
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None
+    assert (monitored.record.drawn, monitored.record.lost, monitored.record.test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
 
 
@@ -216,24 +216,25 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     scene.cloud.gate = asyncio.Event()  # the audit hangs
     for _ in range(100):
         assert said(await scene.infer(SURE)).reason is Reason.CONFIDENT
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None
-    assert watched.record.drawn == 64  # the queue is full, and none is drawn any more
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None
+    assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.findings == []
 
 
 async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(make_scene: MakeScene) -> None:
     scene = make_scene()
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None and scene.auditor is not None
-    watched.record.alarmed, watched.record.tightened, watched.certificate_state = True, 0.9, CertificateState(True, 0.9)
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None and scene.auditor is not None
+    monitored.record.alarmed, monitored.record.tightened = True, 0.9
+    monitored.certificate_state = CertificateState(True, 0.9)
     scene.cloud.agrees = lambda _: True
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["agreed"]
     assert [request.audit for request in scene.cloud.requests] == [None]
     scene.auditor._ample = lambda: False
     await scene.infer(SURE)
-    assert (watched.record.drawn, watched.record.test.audits) == (1, 1)
+    assert (monitored.record.drawn, monitored.record.test.audits) == (1, 1)
 
 
 async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(make_scene: MakeScene) -> None:
@@ -252,14 +253,14 @@ async def test_escalated_answers_are_sampled_for_free_and_audits_beside_them(mak
 async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_scene: MakeScene) -> None:
     everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
     scene = make_scene(everything)
-    watched = scene.certificates and scene.certificates.find(scene.held)
-    assert watched is not None and scene.auditor is not None
-    watched.record.alarmed, watched.record.tightened, watched.certificate_state = (
+    monitored = scene.certificates and scene.certificates.find(scene.held)
+    assert monitored is not None and scene.auditor is not None
+    monitored.record.alarmed, monitored.record.tightened, monitored.certificate_state = (
         True,
         0.97,
         CertificateState(True, 0.97),
     )
-    watched.quota = 1.0
+    monitored.quota = 1.0
     scene.cloud.agrees = lambda _: True
     reasons = [said(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
     assert reasons == [Reason.UNCERTAIN, Reason.BUDGET, Reason.CONFIDENT]
@@ -267,10 +268,10 @@ async def test_what_an_alarms_quota_denied_is_sampled_as_what_it_granted(make_sc
     sampled = [(round(sample.score, 3), sample.kept, sample.propensity) for sample in read(scene.samples_path)]
     assert sampled == [(0.9, False, 1.0), (0.91, False, 1.0), (0.99, True, 1.0)]
     assert [request.audit for request in scene.cloud.requests] == [None] * 3
-    assert (watched.record.agreed, watched.record.test.audits) == (2, 1)
+    assert (monitored.record.agreed, monitored.record.test.audits) == (2, 1)
     scene.auditor._ample = lambda: False
     await scene.infer(0.92)
-    assert watched.record.drawn == 2
+    assert monitored.record.drawn == 2
 
 
 async def test_a_budget_of_audits_holds_over_a_day_of_requests(make_scene: MakeScene) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
+from firstline_core.routing.drift import bins_of
+from firstline_core.storage.files import DAMAGED
 from firstline_core.types import ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
-from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate, ScoreHistogram
 from firstline_edge.audits.samples import Sample
-from firstline_edge.audits.watched import Watched
 from firstline_edge.settings.settings import AuditSection
 
 CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, escalations_per_hour=4.0)
@@ -51,7 +53,7 @@ def standings_of(scene: Scene) -> CertificateStates:
     return scene.certificates
 
 
-def watched_of(scene: Scene) -> Watched:
+def monitored_in(scene: Scene) -> MonitoredCertificate:
     found = standings_of(scene).find(scene.held)
     assert found is not None
     return found
@@ -59,17 +61,17 @@ def watched_of(scene: Scene) -> Watched:
 
 def audited(scene: Scene, score: float, agree: int) -> None:
     """One audit ends that was drawn at the threshold in use."""
-    watched = watched_of(scene)
-    sample = Sample(watched.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
-    standings_of(scene).audited(watched, sample, threshold=watched.threshold)
+    monitored = monitored_in(scene)
+    sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
+    standings_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
 def feed(scene: Scene, *results: tuple[float, int]) -> int:
     """Results of audits, as (score, agree); returns after how many there was an alarm, 0 for none."""
-    watched = watched_of(scene)
+    monitored = monitored_in(scene)
     for number, (score, agree) in enumerate(results, 1):
         audited(scene, score, agree)
-        if watched.record.alarmed:
+        if monitored.record.alarmed:
             return number
     return 0
 
@@ -93,18 +95,18 @@ async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> 
 async def test_an_alarm_uncertifies_and_keeps_what_the_audits_still_find_good(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert 10 < feed(scene, *WORSE) < len(WORSE)
-    watched = watched_of(scene)
-    assert watched.record.tightened == 0.96 and not watched.record.escalates_all
+    monitored = monitored_in(scene)
+    assert monitored.record.tightened == 0.96 and not monitored.record.escalates_all
     kept = said(await scene.infer(0.97))
     assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
-    assert watched.record.test == audit.begin(0.05)  # the new threshold has a test of its own
+    assert monitored.record.test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
 async def test_no_cached_answer_survives_and_the_quota_bounds_what_is_escalated(make_scene: MakeScene) -> None:
     scene = make_scene()
     assert said(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
-    assert watched_of(scene).record.escalates_all
+    assert monitored_in(scene).record.escalates_all
     denied = said(await scene.infer(SURE))
     assert (denied.tier, denied.reason, denied.status) == (Tier.CACHE, Reason.BUDGET, Status.FINAL)
     assert not denied.certified
@@ -131,25 +133,25 @@ async def test_what_was_escalated_before_an_alarm_needs_no_quota_after_it(
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
     assert said(await scene.infer(value)).tier is Tier.CLOUD
     assert feed(scene, *WORSE)
-    assert watched_of(scene).record.tightened == 0.96
+    assert monitored_in(scene).record.tightened == 0.96
     assert said(await scene.infer(value + 0.001)).tier is Tier.CLOUD
 
 
 async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, on_alarm="escalate"))
     assert feed(scene, *WORSE)
-    assert watched_of(scene).record.escalates_all
+    assert monitored_in(scene).record.escalates_all
 
 
 async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, *WORSE)
-    watched = watched_of(scene)
-    first, cause = watched.threshold, watched.record.cause
+    monitored = monitored_in(scene)
+    first, cause = monitored.threshold, monitored.record.cause
     for _ in range(30):
         audited(scene, 0.96, 0)
-    assert watched.threshold > first == 0.96
-    assert watched.record.cause == cause
+    assert monitored.threshold > first == 0.96
+    assert monitored.record.cause == cause
 
 
 async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
@@ -160,34 +162,34 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) 
     assert said(await scene.infer(SURE)).certified
     scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
     await scene.infer(0.61)
-    watched = watched_of(scene)
-    assert watched.record.alarmed and watched.record.escalates_all  # no audits here say what may be kept
-    assert standings_of(scene).quota_per_hour(watched) == CAREFUL.escalations_per_hour  # the gateway's was taken back
+    monitored = monitored_in(scene)
+    assert monitored.record.alarmed and monitored.record.escalates_all  # no audits here say what may be kept
+    assert standings_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not said(await scene.infer(SURE)).certified
-    before = watched.record.alarmed_wall_s
+    before = monitored.record.alarmed_wall_s
     elapse(scene, 60)
     await scene.infer(0.62)
-    assert watched.record.alarmed_wall_s == before
+    assert monitored.record.alarmed_wall_s == before
 
 
 async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScene) -> None:
     alone = feed(make_scene(), *[(SURE, 0)] * 50)
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=1000))
-    watched_of(scene).record.test = audit.begin(0.05)
+    monitored_in(scene).record.test = audit.begin(0.05)
     assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
 
 
 async def test_the_gateway_tells_how_many_devices_test_and_none_of_it_is_ever_undone(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
-    delta = watched_of(scene).certificate.delta
-    assert standings_of(scene).level(watched_of(scene)) == delta / 5
+    delta = monitored_in(scene).certificate.delta
+    assert standings_of(scene).level(monitored_in(scene)) == delta / 5
     for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
         standings_of(scene).heed(scene.held, ContractNotice(False, None, devices=told))
-        assert standings_of(scene).level(watched_of(scene)) == delta / tested
+        assert standings_of(scene).level(monitored_in(scene)) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
-    assert standings_of(again).level(watched_of(again)) == delta / 40
+    assert standings_of(again).level(monitored_in(again)) == delta / 40
     fresh = await restarted(again, make_scene, certified=0.82)
-    assert standings_of(fresh).level(watched_of(fresh)) == delta  # another promise, of which nothing was told yet
+    assert standings_of(fresh).level(monitored_in(fresh)) == delta  # another promise, of which nothing was told yet
 
 
 async def test_evidence_that_the_larger_fleet_found_too_weak_stays_too_weak(make_scene: MakeScene) -> None:
@@ -205,17 +207,17 @@ async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(mak
     told = standings_of(scene)
     told.heed(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
     told.heed(scene.held, None)  # an older gateway, with nothing to say
-    assert told.quota_per_hour(watched_of(scene)) == 7.0
+    assert told.quota_per_hour(monitored_in(scene)) == 7.0
     again = await restarted(scene, make_scene)
     standings_of(again).heed(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
-    assert standings_of(again).quota_per_hour(watched_of(again)) == CAREFUL.escalations_per_hour
+    assert standings_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
 
 
 async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_scene: MakeScene) -> None:
     scene = make_scene()
     await scene.infer(UNSURE)
     feed(scene, *WORSE)
-    certificate = watched_of(scene).certificate
+    certificate = monitored_in(scene).certificate
     await scene.infer(0.61)
     await scene.infer(0.62, privacy=Privacy.LOCAL_ONLY)
     assert [sent.alarm for sent in scene.cloud.requests] == ["", certificate.edge_digest]
@@ -230,30 +232,30 @@ async def test_an_alarm_of_its_own_travels_with_whatever_the_device_asks(make_sc
 async def test_what_the_gateway_said_is_not_said_back_to_it(make_scene: MakeScene) -> None:
     scene = make_scene()
     standings_of(scene).heed(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
-    assert watched_of(scene).record.alarmed
+    assert monitored_in(scene).record.alarmed
     assert standings_of(scene).alarm_of(scene.held) == ""
 
 
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, (0.85, 0), (0.97, 1))
-    evidence = watched_of(scene).record.test
+    evidence = monitored_in(scene).record.test
     again = await restarted(scene, make_scene)
-    assert watched_of(again).record.test == evidence
+    assert monitored_in(again).record.test == evidence
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
-    assert watched_of(once_more).certificate_state == watched_of(again).certificate_state
-    assert watched_of(once_more).certificate_state.alarmed
+    assert monitored_in(once_more).certificate_state == monitored_in(again).certificate_state
+    assert monitored_in(once_more).certificate_state.alarmed
     kept = said(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
 
 async def test_what_was_under_way_when_the_process_ended_is_lost(make_scene: MakeScene) -> None:
     scene = make_scene()
-    watched_of(scene).record.drawn = 3
+    monitored_in(scene).record.drawn = 3
     feed(scene, (SURE, 1))
     again = await restarted(scene, make_scene)
-    record = watched_of(again).record
+    record = monitored_in(again).record
     assert (record.drawn, record.agreed, record.lost) == (3, 1, 2)
 
 
@@ -261,10 +263,10 @@ async def test_another_certificate_begins_anew(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
-    assert not watched_of(again).record.alarmed
+    assert not monitored_in(again).record.alarmed
     assert said(await again.infer(SURE)).certified
     back = await restarted(again, make_scene)
-    assert watched_of(back).record.alarmed  # a folder that comes back brings its alarm with it
+    assert monitored_in(back).record.alarmed  # a folder that comes back brings its alarm with it
 
 
 @pytest.mark.parametrize(
@@ -285,9 +287,9 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     again = await restarted(scene, make_scene)
     assert not said(await again.infer(SURE)).certified
     assert standings_of(again).problem == ""
-    assert watched_of(again).threshold == 0.8
+    assert monitored_in(again).threshold == 0.8
     standings_of(again).heed(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
-    assert watched_of(again).record.escalates_all  # what audits show still tightens
+    assert monitored_in(again).record.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert said(await fresh.infer(SURE)).certified
 
@@ -308,7 +310,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
     saving.cancel()
     await asyncio.gather(saving, return_exceptions=True)
     again = make_scene()
-    assert (standings_of(again).problem, watched_of(again).record.alarmed) == ("", True)
+    assert (standings_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
 
 
 async def test_what_a_disk_refused_is_written_once_it_takes_it_without_another_audit(
@@ -369,14 +371,14 @@ async def test_scores_are_held_against_the_certificates_and_outlive_a_restart(ma
     scene = make_scene(histogram=histogram)
     for number in range(300):
         await scene.infer((0.6, 0.85, 0.95, 0.96)[number % 4] + number / 1e5)
-    watched = watched_of(scene)
-    assert (watched.stability_index() or 0) < 0.1
+    monitored = monitored_in(scene)
+    assert (monitored.stability_index() or 0) < 0.1
     for number in range(600):
         await scene.infer(0.95 + number / 1e5)
-    index = watched.stability_index()
+    index = monitored.stability_index()
     assert index is not None and index > 0.25
     again = await restarted(scene, make_scene, histogram=histogram)
-    assert watched_of(again).stability_index() == pytest.approx(index)
+    assert monitored_in(again).stability_index() == pytest.approx(index)
 
 
 async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
@@ -400,7 +402,7 @@ async def test_records_are_saved_soon_and_a_disk_that_refuses_is_told_once(
 
 
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
-    certificate = watched_of(make_scene()).certificate
+    certificate = monitored_in(make_scene()).certificate
     old = records.begun({}, "m", "3", certificate, 0.05)
     assert not old.alarmed
     old.alarmed, old.cause, old.tightened, old.drawn = True, "broken", 0.9, 7
@@ -420,7 +422,7 @@ def test_only_the_latest_records_are_kept() -> None:
 @pytest.mark.parametrize("field", ["edge_digest", "full_digest", "score_digest", "threshold"])
 def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeScene) -> None:
     scene = make_scene()
-    certificate = watched_of(scene).certificate
+    certificate = monitored_in(scene).certificate
     other = msgspec.structs.replace(certificate, **{field: 0.81 if field == "threshold" else "9" * 64})
     assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", other, 0.05)
     assert records.key_of("m", "3", certificate, 0.05) != records.key_of("m", "3", certificate, 0.06)
@@ -429,7 +431,7 @@ def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeS
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "audits" / "standing.json"
     kept = {"k": records.Record(model="m", version="1", test=audit.begin(0.05), drawn=13, agreed=13)}
-    records.write(path, records.encode(kept))
+    records.RecordFile(path).write(records.encode(kept))
     whole = path.read_bytes()
     for bit in range(0, 8 * (len(whole) - 1), 3):
         damaged = bytearray(whole)
@@ -439,6 +441,27 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
             records.read(path)
     path.write_bytes(whole.splitlines()[0])  # as before there were checksums
     assert records.read(path) == kept
-    path.rename(path.with_name("standing.json.unreadable"))  # as earlier versions set it aside
+    path.rename(path.with_name(f"standing.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
         records.read(path)
+
+
+def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
+    recent = ScoreHistogram((0.3, 0.6), memory=100)
+    for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
+        recent.add(score)
+    low, middle, high = recent.counts
+    assert sum(recent.counts) == pytest.approx(100, abs=1)
+    assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
+    assert high == pytest.approx(0.98, abs=0.02)
+    assert low == pytest.approx(36, abs=2)
+    assert bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
+
+
+def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
+    recent = ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
+    assert recent.counts == [3.0, 1.0]
+    for _ in range(5000):
+        recent.add(0.7)
+    assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
+    assert ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins

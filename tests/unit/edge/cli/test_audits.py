@@ -142,11 +142,11 @@ def test_doctor_tells_an_alarm_of_a_bundle_that_is_in_use(tmp_path: Path) -> Non
     record = Record(model=manifest.name, version="1", test=audit.begin(0.05), agreed=7, disagreed=3)
     path = standing_path(tmp_path / "state")
     path.parent.mkdir(parents=True)
-    records.write(path, records.encode({key: record, "gone": record}))
+    records.RecordFile(path).write(records.encode({key: record, "gone": record}))
     (finding,) = contract_findings(settings)
     assert (finding.state, finding.detail) == (State.OK, "10 audits, 3 disagreed")
     record.alarmed, record.cause = True, "because"
-    records.write(path, records.encode({key: record}))
+    records.RecordFile(path).write(records.encode({key: record}))
     (finding,) = contract_findings(settings)
     assert finding.state is State.SLOW and "an alarm voids its certificate: because" in finding.detail
     path.write_text("{")
