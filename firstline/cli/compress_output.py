@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-import typer
+from rich.table import Table
 
-from firstline.cli.output import confidence, percent, print_table, size, table
+from firstline.cli.output import confidence, percent, size, table
 from firstline.workbench.compress.candidates import Candidate
 from firstline.workbench.compress.compression import Compression
 from firstline.workbench.compress.costs import Target
@@ -18,7 +18,14 @@ from firstline_core.profile.summary import DISTURBED
 
 
 def as_json(found: Compression, taken: list[str], after: Manifest | None, version: int | None) -> dict[str, object]:
-    """Args: `after` is the next version's manifest, if something is taken; `version` its number, if it was written."""
+    """Returns the result as a JSON object.
+
+    Args:
+        found: the result.
+        taken: ids of the candidates that are taken.
+        after: the next version's manifest, if something is taken.
+        version: its number, if it was written.
+    """
     return {
         "source": found.source.id,
         "target": found.target,
@@ -49,41 +56,37 @@ def as_json(found: Compression, taken: list[str], after: Manifest | None, versio
     }
 
 
-def print_found(found: Compression) -> None:
+def found_text(found: Compression) -> Iterator[str | Table]:
+    """Yields the figures of all models, and the verdict on each candidate with its reasons."""
     make, judge, certify = found.rows
     promise = found.rule.promise
-    typer.echo(
+    yield (
         f"Made of {found.source.id} on {make} images, judged on {judge}, certified on {certify}: at most "
         f"{percent(promise.epsilon)} {promise.contract}, with confidence {percent(1 - promise.delta)}.\n"
         f"Points lost are against {found.source.id} on the judging images: as seen, and at most, with confidence "
         f"{confidence(found.rule.loss_delta)} for all candidates together; "
         f"{'the most' if found.rule.confidence is not None else 'what was seen'} decides."
     )
-    aimed = found.target is not None
-    costs = (">p50 ms", *((">mJ", "on") if aimed else ()), ">bytes")
-    made = table("model", ">accuracy", ">points lost", ">at most", ">on new rows", *costs, ">kept", "verdict")
-    for figures in found.existing:
-        made.add_row(*_row(figures, found), "there")
-    for one in found.candidates:
-        made.add_row(*_row(one.figures, found), _verdict(one)) if one.figures else None
-    print_table(made)
+    costs = (">p50 ms", *((">mJ", "on") if found.target is not None else ()), ">bytes")
+    rows = [(*_row(figures, found), "there") for figures in found.existing]
+    rows += [(*_row(one.figures, found), _verdict(one)) for one in found.candidates if one.figures]
+    yield table("model", ">accuracy", ">points lost", ">at most", ">on new rows", *costs, ">kept", "verdict", rows=rows)
     if found.target is not None:
-        typer.echo(_of_target(found, found.target))
-    for name, why in found.unmeasured.items():
-        typer.echo(f"{name} is no rival: {why.removesuffix('.')}.")
+        yield _of_target(found, found.target)
+    yield from (f"{name} is no rival: {why.removesuffix('.')}." for name, why in found.unmeasured.items())
     for one in found.candidates:
         name = one.model.id if one.model is not None else one.technique
         reasons = "; ".join(reason.removesuffix(".") for reason in _reasons(found, one))
-        typer.echo(f"{name} is {_verdict(one)}: {reasons}.")
+        yield f"{name} is {_verdict(one)}: {reasons}."
 
 
-def print_order(edge: Sequence[Model], taken: Collection[str], prefer: Preference) -> None:
+def order_text(edge: Sequence[Model], taken: Collection[str], prefer: Preference) -> Iterator[str]:
     """Says for each taken variant that is not the first one which devices do not get it."""
     names = [model.id for model in edge]
     others = ", ".join(one for one in Preference if one is not prefer)
     for position, name in enumerate(names):
         if name in taken and position > 0:
-            typer.echo(
+            yield (
                 f"{name} stands behind {', '.join(names[:position])}: a device takes the first that it can load, and "
                 f"the others only if it adapts. The order is by {prefer}; --prefer names another ({others})."
             )

@@ -6,14 +6,13 @@ import os.path
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import typer
 
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, print_json, progress
-from firstline.cli.picture import Picture, print_profile
-from firstline.cli.profile_source import is_name
+from firstline.cli.profile_source import Picture, is_name, print_profile
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
@@ -25,12 +24,6 @@ from firstline_core.storage.artefact import Sha256
 _LOOK_S = 1.0
 _EXIT_INTERRUPTED = 130
 _LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
-
-
-class Asked(Protocol):
-    """Of `Profiles`."""
-
-    def request(self, before: ProfileRequest) -> ProfileRequest: ...
 
 
 class Named(NamedTuple):
@@ -73,16 +66,16 @@ def profile_on(
     accuracy: Mapping[Sha256, float],
     picture: Picture | None,
 ) -> None:
-    """Asks, follows, prints and draws."""
+    """Requests a profile from a device, waits for it, prints and draws it."""
     with gateway.fleet() as fleet:
         found = fleet.profiles.ask(device, request)
         if not wait:
             _print_request(found, output)
             return
         try:
-            found = followed(fleet.profiles, found)
+            found = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
-            typer.echo(f"The request stands. {_again(found)}", err=True)
+            typer.echo(f"The request stays valid. {_again(found)}", err=True)
             raise typer.Exit(_EXIT_INTERRUPTED) from None
         if found.state is not ProfilingState.DONE:
             typer.echo(f"{device}: {found.message}", err=True)
@@ -96,7 +89,7 @@ def profile_on(
 
 
 def cancel_on(device: str, bundle: str, gateway: GatewayOptions, output: Output) -> None:
-    """Takes the request back."""
+    """Cancels the request."""
     with gateway.fleet() as fleet:
         fleet.profiles.cancel(device, bundle)
     if output is Output.JSON:
@@ -105,8 +98,13 @@ def cancel_on(device: str, bundle: str, gateway: GatewayOptions, output: Output)
         typer.echo(f"{device} is no longer asked for a profile of {bundle}; points that it has measured stay there.")
 
 
-def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
-    """Reports progress until the request ends; an unreachable gateway is asked again."""
+def followed(current: Callable[[ProfileRequest], ProfileRequest], found: ProfileRequest) -> ProfileRequest:
+    """Reports progress until the request ends; an unreachable gateway is asked again.
+
+    Args:
+        current: returns the current state of a request.
+        found: its state so far.
+    """
     show, show_trouble = _changes_only(), _changes_only()
     with progress(f"Profiling on {found.device}") as bar:
         while found.state in _LIVE:
@@ -115,7 +113,7 @@ def followed(profiles: Asked, found: ProfileRequest) -> ProfileRequest:
             show(_sentence(found))
             time.sleep(_LOOK_S)
             try:
-                found = profiles.request(found)
+                found = current(found)
             except (LinkError, CapacityError) as error:
                 show_trouble(f"{error.message} It is asked again.")
             else:
@@ -168,21 +166,19 @@ def _print_request(found: ProfileRequest, output: Output) -> None:
 
 def _again(found: ProfileRequest) -> str:
     command = f"firstline profile {found.desired.bundle} --on {found.device}"
-    return f"`{_with_options(command, found)}` follows it, `{command} --cancel` takes it back."
+    return f"`{_with_options(command, found)}` follows it, `{command} --cancel` cancels it."
 
 
 def _with_options(command: str, found: ProfileRequest) -> str:
     request = found.desired
-    words = [command]
-    if request.version:
-        words.append(f"--version {request.version}")
-    for option, numbers in (("--threads", request.threads), ("--batches", request.batches)):
-        if numbers:
-            words.append(f"{option} {','.join(map(str, numbers))}")
-    words += [f"--variant {variant}" for variant in request.variants]
-    if request.providers:
-        words.append(f"--providers {','.join(request.providers)}")
-    if request.throttled_share:
-        words.append(f"--throttled {request.throttled_share:g}")
-    words += [option for option, on in (("--quick", request.quick), ("--remeasure", request.anew)) if on]
-    return " ".join(words)
+    lists = {"--threads": request.threads, "--batches": request.batches, "--providers": request.providers}
+    words = [
+        command,
+        f"--version {request.version}" if request.version else "",
+        *(f"{option} {','.join(map(str, values))}" for option, values in lists.items() if values),
+        *(f"--variant {variant}" for variant in request.variants),
+        f"--throttled {request.throttled_share:g}" if request.throttled_share else "",
+        "--quick" if request.quick else "",
+        "--remeasure" if request.anew else "",
+    ]
+    return " ".join(filter(None, words))

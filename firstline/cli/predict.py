@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions, is_there
-from firstline.cli.output import Output, OutputOption, percent, print_json
+from firstline.cli.output import percent
 from firstline.cli.profile_source import load_profile
 from firstline_core.errors import ConfigError
 from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
@@ -18,7 +19,7 @@ from firstline_core.profile.profile import HALF_LOAD, Point, Profile
 from firstline_core.profile.summary import DISTURBED
 
 _FULL = 1.0
-_FEWER = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
+_LOWER_RATES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
 """Shares of the highest rate that are checked against the bound too."""
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
@@ -43,8 +44,7 @@ def predict_command(
         typer.Option(metavar="MS", help="Also the highest rates, in these proportions, whose p99 is within this."),
     ] = None,
     gateway: GatewayOptions,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Predict response times where several models share a machine.
 
     Queries arrive as a Poisson process and are answered first come, first served. They are simulated from the times in
@@ -58,19 +58,19 @@ def predict_command(
         )
     found = load_profile(profile, "", gateway)
     streams = _streams(found, loads, threads)
-    foreseen = predict(streams, servers=servers)
+    prediction = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    seldom = "" if not factor or within is None else _seldom(streams, factor, within, servers)
-    for warning in (_disturbed(streams), _unmeasured(streams, foreseen, within), seldom):
+    lower = "" if not factor or within is None else _breaks_at_lower_rates(streams, factor, within, servers)
+    for warning in (_disturbed(streams), _unmeasured(streams, prediction, within), lower):
         if warning:
             typer.echo(warning, err=True)
-    if output is Output.JSON:
-        print_json(_document(found, streams, foreseen, factor))
-        return
-    typer.echo(f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.")
-    typer.echo(_sentence(foreseen))
+    text = [
+        f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.",
+        _sentence(prediction),
+    ]
     if factor is not None:
-        typer.echo(_highest_sentence(streams, factor, within))
+        text.append(_highest_sentence(streams, factor, within))
+    return Report(_document(found, streams, prediction, factor), text)
 
 
 def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> list[Stream]:
@@ -121,11 +121,11 @@ def _named(streams: Sequence[Stream]) -> str:
     )
 
 
-def _sentence(foreseen: Prediction) -> str:
-    comes = f"Load: {percent(round(foreseen.utilisation, 3))} of what can be answered"
-    if foreseen.utilisation >= _FULL:
-        return f"{comes}, so that the queue grows without end."
-    return f"{comes}; p50 {foreseen.p50_ms:.3g} ms, mean {foreseen.mean_ms:.3g} ms, p99 {foreseen.p99_ms:.3g} ms."
+def _sentence(prediction: Prediction) -> str:
+    load = f"Load: {percent(round(prediction.utilisation, 3))} of what can be answered"
+    if prediction.utilisation >= _FULL:
+        return f"{load}, so that the queue grows without end."
+    return f"{load}; p50 {prediction.p50_ms:.3g} ms, mean {prediction.mean_ms:.3g} ms, p99 {prediction.p99_ms:.3g} ms."
 
 
 def _disturbed(streams: Sequence[Stream]) -> str:
@@ -137,7 +137,7 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     )
 
 
-def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: float | None) -> str:
+def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: float | None) -> str:
     """A warning about costs that the profile does not contain."""
     named = [stream.point.key.variant for stream in streams]
     lacks = [stream.point.key.variant for stream in streams if stream.point.course is None]
@@ -154,16 +154,16 @@ def _unmeasured(streams: Sequence[Stream], foreseen: Prediction, within_ms: floa
     if len(named) > 1 and not any(other in named for _, other in pairs):
         return f"warning: what {', '.join(named)} cost each other was not measured; each is counted as by itself."
     awake = [stream.point.key.variant for stream in streams if stream.point.light is None]
-    if awake and (within_ms is not None or foreseen.utilisation < HALF_LOAD):
+    if awake and (within_ms is not None or prediction.utilisation < HALF_LOAD):
         return (
             f"warning: of {', '.join(awake)} no light load was measured; what comes seldom takes longer than is said."
         )
     return ""
 
 
-def _seldom(streams: Sequence[Stream], factor: float, within_ms: float, servers: int) -> str:
+def _breaks_at_lower_rates(streams: Sequence[Stream], factor: float, within_ms: float, servers: int) -> str:
     """A warning if lower rates break the bound: a machine at rest is slow to wake."""
-    for share in _FEWER:
+    for share in _LOWER_RATES:
         fewer = [stream._replace(rate_per_s=share * factor * stream.rate_per_s) for stream in streams]
         p99_ms = predict(fewer, servers=servers).p99_ms
         if p99_ms > within_ms:
@@ -183,15 +183,15 @@ def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float
 
 
 def _document(
-    profile: Profile, streams: Sequence[Stream], foreseen: Prediction, factor: float | None
+    profile: Profile, streams: Sequence[Stream], prediction: Prediction, factor: float | None
 ) -> dict[str, object]:
-    full = foreseen.utilisation >= _FULL
-    times = {name: None if full else getattr(foreseen, name) for name in ("p50_ms", "mean_ms", "p99_ms")}
+    full = prediction.utilisation >= _FULL
+    times = {name: None if full else getattr(prediction, name) for name in ("p50_ms", "mean_ms", "p99_ms")}
     return {
         "bundle": profile.bundle,
         "version": profile.version,
         "machine": profile.machine,
-        "utilisation": foreseen.utilisation,
+        "utilisation": prediction.utilisation,
         **times,
         "streams": [
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from firstline.cli.device_profiling import bundle_named, cancel_on, profile_on
 from firstline.cli.options import GatewayOptions, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
-from firstline.cli.picture import BesideOption, DrawOption, Picture, picture_of, print_profile
+from firstline.cli.profile_source import Picture, PictureOptions, print_profile
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.observe import accuracies_on
 from firstline.workbench.pareto import check_accuracy
@@ -34,73 +35,121 @@ from firstline_core.runtime.select import CPU
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Name
 
-BundleOption = Annotated[
-    Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False)
-]
-ThreadsOption = Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")]
-BatchesOption = Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")]
-ProvidersOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME,...",
-        help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of the device's settings.",
-    ),
-]
-VariantOption = Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="A fifth of the time.")]
-AloneOption = Annotated[
-    bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
-]
-RemeasureOption = Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")]
-JoulesOption = Annotated[
-    float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
-]
-ThrottledOption = Annotated[
-    float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
-]
-SustainedOption = Annotated[
-    float, typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles.")
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead of "
-        "reading the accuracy from the manifest.",
-    ),
-]
-LimitOption = Annotated[
-    int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
-]
-MachineOption = Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")]
-OnOption = Annotated[str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure, beside its work.")]
-VersionOption = Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the version that answers there.")]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")]
-CancelOption = Annotated[bool, typer.Option("--cancel", help="With --on: cancel the device's measurement.")]
+
+@dataclass(frozen=True, slots=True)
+class PointOptions:
+    """The points to measure."""
+
+    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = ""
+    batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = ""
+    providers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of the device's "
+            "settings.",
+        ),
+    ] = ""
+    variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None
+    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")] = False
+    throttled: Annotated[
+        float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
+    ] = 0.0
+
+    def wanted(self, bundle: str, version: int) -> NewProfileRequest:
+        """Returns the points as a request; empty values leave the choice to the machine.
+
+        Raises:
+            ConfigError: a list that cannot be read, or a share out of range.
+        """
+        check_share(self.throttled)
+        providers = tuple(filter(None, self.providers.split(",")))
+        if self.providers and not providers:
+            raise ConfigError("--providers names none; leave it out to use the processor only.")
+        return NewProfileRequest(
+            bundle,
+            version,
+            self.quick,
+            _numbers(self.threads, "--threads", 0),
+            _numbers(self.batches, "--batches", 1),
+            self.remeasure,
+            variants=tuple(self.variant or ()),
+            providers=providers,
+            throttled_share=self.throttled,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How this machine measures; a device decides itself."""
+
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
+    ] = False
+    joules_per_core_second: Annotated[
+        float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
+    ] = 0.0
+    sustained: Annotated[
+        float, typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles.")
+    ] = 0.0
+    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyOptions:
+    """Where the accuracy of the models comes from."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with labels.csv (columns file, label) and images/ or images.zip: count right answers, instead "
+            "of reading the accuracy from the manifest.",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --data: this many images, spread evenly over labels.csv.")
+    ] = None
+
+    def of(self, bundle: Bundle, variants: Sequence[str]) -> dict[Sha256, float]:
+        """Returns the accuracy by model digest, counted on the data; without data, as the manifest states it."""
+        if self.data is None:
+            if self.limit is not None:
+                raise ConfigError("--limit counts the images of --data; name that folder too.")
+            return accuracies(bundle.manifest)
+        dataset = open_dataset(self.data, self.limit)
+        with progress("Counting right answers") as on_progress:
+            found = accuracies_on(bundle, dataset, variants, progress=on_progress)
+        typer.echo(f"Accuracy is counted on {len(dataset):,} images of {self.data}.", err=True)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """The device that measures instead of this machine."""
+
+    on: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure, beside its work.")
+    ] = ""
+    version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the version that answers there.")] = 0
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")] = (
+        True
+    )
+    cancel: Annotated[bool, typer.Option("--cancel", help="With --on: cancel the device's measurement.")] = False
 
 
 def profile_command(
-    bundle: BundleOption,
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False),
+    ],
     *,
-    threads: ThreadsOption = "",
-    batches: BatchesOption = "",
-    providers: ProvidersOption = "",
-    variant: VariantOption = None,
-    quick: QuickOption = False,
-    alone: AloneOption = False,
-    remeasure: RemeasureOption = False,
-    joules_per_core_second: JoulesOption = 0.0,
-    throttled: ThrottledOption = 0.0,
-    sustained: SustainedOption = 0.0,
-    draw: DrawOption = None,
-    data: DataOption = None,
-    limit: LimitOption = None,
-    beside: BesideOption = None,
-    machine: MachineOption = "",
-    on: OnOption = "",
-    version: VersionOption = 0,
-    wait: WaitOption = True,
-    cancel: CancelOption = False,
+    points: PointOptions,
+    local: LocalOptions,
+    drawing: PictureOptions,
+    accuracy: AccuracyOptions,
+    device: DeviceOptions,
     gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -109,89 +158,67 @@ def profile_command(
     Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
     profiles/ next to the bundle at once. A command that was ended early resumes where it was.
     """
-    options = ProfileOptions(
-        threads=_numbers(threads, "--threads", 0),
-        batches=_numbers(batches, "--batches", 1) or (QUICK_BATCHES if quick else ()),
-        providers=_providers(providers) if providers else (CPU,),
-        variants=tuple(variant or ()),
-        total_s=QUICK_S if quick else TOTAL_S,
-        alone=alone,
-        again=remeasure,
-        joules_per_core_s=joules_per_core_second,
-        throttled_share=throttled,
-        sustained_s=60 * sustained,
-    )
-    if on:
-        _refuse_local_options(options, machine)
+    if device.on:
+        _refuse_local_options(local)
         named = bundle_named(bundle)
-        if cancel:
-            cancel_on(on, named.name, gateway, output)
+        if device.cancel:
+            cancel_on(device.on, named.name, gateway, output)
             return
-        request = NewProfileRequest(
-            named.name,
-            version or named.version,
-            quick,
-            tuple(options.threads),
-            _numbers(batches, "--batches", 1),
-            remeasure,
-            variants=tuple(options.variants),
-            providers=_providers(providers) if providers else (),
-            throttled_share=throttled,
-        )
-        accuracy = accuracies(named.manifest) if named.manifest is not None else {}
-        if data is not None or limit is not None:
-            accuracy = _accuracy(open_bundle(require_bundle(bundle)), data, limit, ())
-        picture = picture_of(draw, beside, named.name, gateway)
-        if accuracy or named.manifest is not None:  # otherwise the device's bundle states it
-            _check_drawn(picture, accuracy, request.batches)
-        profile_on(on, request, gateway, output, wait=wait, accuracy=accuracy, picture=picture)
+        request = points.wanted(named.name, device.version or named.version)
+        known = accuracies(named.manifest) if named.manifest is not None else {}
+        if accuracy.data is not None or accuracy.limit is not None:
+            known = accuracy.of(open_bundle(require_bundle(bundle)), ())
+        picture = drawing.checked(named.name, gateway)
+        if known or named.manifest is not None:  # otherwise the device's bundle states it
+            _check_drawn(picture, known, request.batches)
+        profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known, picture=picture)
         return
-    if cancel or version or not wait:
+    if device.cancel or device.version or not device.wait:
         raise ConfigError("--cancel, --version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    picture = picture_of(draw, beside, opened.manifest.name, gateway)
-    accuracy = _accuracy(opened, data, limit, options.variants)  # fail before measuring if the data does not fit
-    _check_drawn(picture, accuracy, options.batches)
-    _profile_here(opened, _named(machine) if machine else machine_name(), options, accuracy, output, picture=picture)
-
-
-def _refuse_local_options(options: ProfileOptions, machine: str) -> None:
-    """Raises ConfigError for options that do not apply to a device."""
-    check_share(options.throttled_share)
-    local = {
-        "--alone": options.alone,
-        "--machine": machine,
-        "--joules-per-core-second": options.joules_per_core_s,
-    }
-    for option, stated in local.items():
-        if stated:
-            raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
-    if options.sustained_s:
-        raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
-
-
-def _profile_here(
-    bundle: Bundle,
-    machine: str,
-    options: ProfileOptions,
-    accuracy: dict[Sha256, float],
-    output: Output,
-    *,
-    picture: Picture | None,
-) -> None:
-    path = profile_path(bundle.path.resolve().parent, bundle.manifest.name, machine)
+    picture, wanted = drawing.checked(opened.manifest.name, gateway), points.wanted(opened.manifest.name, 0)
+    known = accuracy.of(opened, wanted.variants)  # fail before measuring if the data does not fit
+    batches = wanted.batches or (QUICK_BATCHES if points.quick else ())
+    _check_drawn(picture, known, batches)
+    machine = _named(local.machine) if local.machine else machine_name()
+    path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
+    options = ProfileOptions(
+        threads=wanted.threads,
+        batches=batches,
+        providers=wanted.providers or (CPU,),
+        variants=wanted.variants,
+        total_s=QUICK_S if points.quick else TOTAL_S,
+        alone=local.alone,
+        again=points.remeasure,
+        joules_per_core_s=local.joules_per_core_second,
+        throttled_share=points.throttled,
+        sustained_s=60 * local.sustained,
+    )
     with progress("Profiling") as on_progress:
         found = measure_profile(
-            bundle,
+            opened,
             path,
             options,
             machine=machine,
             progress=lambda done, total, what: on_progress(done, total),
             warn=lambda sentence: typer.echo(sentence, err=True),
         )
-    print_profile(found, accuracy, output, picture, f"Written: {path}")
+    print_profile(found, known, output, picture, f"Written: {path}")
     if not found.points:
         raise typer.Exit(1)
+
+
+def _refuse_local_options(local: LocalOptions) -> None:
+    """Raises ConfigError for options that do not apply to a device."""
+    stated = {
+        "--alone": local.alone,
+        "--machine": local.machine,
+        "--joules-per-core-second": local.joules_per_core_second,
+    }
+    for option in (name for name, value in stated.items() if value):
+        raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
+    if local.sustained:
+        raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
 
 
 def _check_drawn(picture: Picture | None, accuracy: Mapping[Sha256, float], batches: Sequence[int]) -> None:
@@ -203,19 +230,6 @@ def _check_drawn(picture: Picture | None, accuracy: Mapping[Sha256, float], batc
         raise ConfigError("--draw shows queries of one sample; include 1 in --batches.")
 
 
-def _accuracy(bundle: Bundle, data: Path | None, limit: int | None, variants: Sequence[str]) -> dict[Sha256, float]:
-    """Accuracy by model digest, counted on the data; without data, as the manifest states it."""
-    if data is None:
-        if limit is not None:
-            raise ConfigError("--limit counts the images of --data; name that folder too.")
-        return accuracies(bundle.manifest)
-    dataset = open_dataset(data, limit)
-    with progress("Counting right answers") as on_progress:
-        found = accuracies_on(bundle, dataset, variants, progress=on_progress)
-    typer.echo(f"Accuracy is counted on {len(dataset):,} images of {data}.", err=True)
-    return found
-
-
 def _named(machine: str) -> str:
     try:
         return msgspec.convert(machine, Name)
@@ -223,13 +237,6 @@ def _named(machine: str) -> str:
         raise ConfigError(
             f"--machine {machine[:80]!r} is no name: take letters, digits, '.', '_' and '-', at most 64."
         ) from error
-
-
-def _providers(listed: str) -> tuple[str, ...]:
-    found = tuple(filter(None, listed.split(",")))
-    if not found:
-        raise ConfigError("--providers names none; leave it out to use the processor only.")
-    return found
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
+from firstline.cli.command import Report
 from firstline.cli.options import BundleArgument, require_bundle
-from firstline.cli.output import Output, OutputOption, print_table, progress, size, table
+from firstline.cli.output import progress, size, table
 from firstline.workbench.bundle import staged_folder
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
@@ -35,8 +38,7 @@ def split_command(
     out: Annotated[
         Path | None, typer.Option(help=f"New folder for {DOCUMENT}, and for the halves at each cut.")
     ] = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Cut the full model in two and measure head, checkpoint and tail, and the bandwidths at which a cut is faster.
 
     The head would run on the device, the checkpoint (the one tensor that crosses the cut, quantised and compressed) be
@@ -52,13 +54,8 @@ def split_command(
         found = measure_splits(opened, dataset, at=at, options=options, progress=on_progress)
     if out is not None:
         _write(found, opened, out, options)
-    if output is Output.JSON:
-        typer.echo(encode(found), nl=False)
-        return
     around = Surroundings(round_trip, device_slowdown, gateway_slowdown, most_disagreement)
-    _print_text(found, around)
-    if out is not None:
-        typer.echo(f"Written: {out}")
+    return Report(found, [*_text(found, around), *([f"Written: {out}"] if out is not None else [])])
 
 
 def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) -> None:
@@ -70,33 +67,27 @@ def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) ->
                 (staged / f"tail-{number}.{made.runtime}").write_bytes(made.tail_file)
 
 
-def _print_text(found: Splits, around: Surroundings) -> None:
-    typer.echo(
+def _text(found: Splits, around: Surroundings) -> Iterator[str | Table]:
+    yield (
         f"{found.bundle} version {found.version}, full model '{found.model}' ({found.runtime}, threads: "
         f"{found.threads}) on {found.rows} images: {found.prepare_ms:.3g} ms to prepare one, {found.model_ms:.3g} ms "
         f"to run the model, {size(round(found.input_bytes))} an image. One tensor alone crosses at {found.points} "
         f"places; measured: {len(found.cuts)}."
     )
-    made = table("cut at", "shape", ">head ms", ">tail ms", "form", ">sent", ">pack ms", ">disagree", ">accuracy lost")
+    columns = ("cut at", "shape", ">head ms", ">tail ms", "form", ">sent", ">pack ms", ">disagree", ">accuracy lost")
+    rows = []
     for cut in found.cuts:
+        place = (cut.tensor, "x".join(map(str, cut.shape)), f"{cut.head_ms:.3f}", f"{cut.tail_ms:.3f}")
         for form in cut.forms:
-            first = form is cut.forms[0]
-            made.add_row(
-                cut.tensor if first else "",
-                "x".join(map(str, cut.shape)) if first else "",
-                f"{cut.head_ms:.3f}" if first else "",
-                f"{cut.tail_ms:.3f}" if first else "",
-                form.name,
-                size(round(form.sent_bytes)),
-                f"{form.pack_ms + form.unpack_ms:.3f}",
-                f"{100 * form.disagreement:.2f} %",
-                "-" if form.accuracy_loss is None else f"{100 * form.accuracy_loss:.2f} %",
-            )
-    print_table(made)
-    typer.echo(
+            times, lost = f"{form.pack_ms + form.unpack_ms:.3f}", form.accuracy_loss
+            shares = (f"{100 * form.disagreement:.2f} %", "-" if lost is None else f"{100 * lost:.2f} %")
+            first = place if form is cut.forms[0] else ("",) * len(place)
+            rows.append((*first, form.name, size(round(form.sent_bytes)), times, *shares))
+    yield table(*columns, rows=rows)
+    yield (
         f"With {around.round_trip_ms:g} ms there and back, a device {around.device_slowdown:g} and a gateway "
         f"{around.gateway_slowdown:g} times as slow as this machine, and at most {100 * around.most_disagreement:g} % "
         "disagreement by a checkpoint:"
     )
     for stretch in stretches(ways(found, around)):
-        typer.echo(f"  {describe_bandwidths(stretch)}: {describe_way(stretch.way)}")
+        yield f"  {describe_bandwidths(stretch)}: {describe_way(stretch.way)}"

@@ -11,8 +11,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.device_profiling import bundle_named
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption, date, size, table
-from firstline.cli.picture import BesideOption, DrawOption, picture_of, print_profile
-from firstline.cli.profile_source import profile_in
+from firstline.cli.profile_source import PictureOptions, print_profile, profile_in
 from firstline_core.profile.summary import accuracies
 from firstline_core.telemetry.wording import counted
 
@@ -70,16 +69,15 @@ def show(
     ],
     version: VersionArgument,
     machine: MachineArgument,
-    gateway: GatewayOptions,
     *,
-    draw: DrawOption = None,
-    beside: BesideOption = None,
+    options: PictureOptions,
+    gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Print a profile."""
     named = bundle_named(bundle)
     accuracy = accuracies(named.manifest) if named.manifest is not None else {}
-    picture = picture_of(draw, beside, named.name, gateway)
+    picture = options.checked(named.name, gateway)
     with gateway.fleet() as fleet:
         profile = fleet.profiles.get(named.name, version, machine)
     print_profile(profile, accuracy, output, picture)

@@ -16,8 +16,8 @@ import numpy as np
 
 from firstline.workbench.dataset import UNLABELLED, Dataset
 from firstline.workbench.observe import Progress
-from firstline.workbench.splitting import onnx_graph, tflite_graph
 from firstline.workbench.splitting.checkpoint import Checkpoint
+from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
@@ -198,9 +198,9 @@ def chosen(
     """
     content = bundle.file(whole.model.artefact).read_bytes()
     if whole.model.runtime == "onnx":
-        points = onnx_graph.points(content, whole.input.name, whole.output_name)
+        points = onnx_points(content, whole.input.name, whole.output_name)
     else:
-        points = tflite_graph.points(content)
+        points = tflite_points(content)
     if not points:
         raise ConfigError(f"Model '{whole.model.id}' has no place at which one tensor alone crosses.")
     if at != AUTO:
@@ -228,13 +228,13 @@ def narrowest(sizes: dict[str, int]) -> list[str]:
 def _cut(bundle: Bundle, model: Model, tensor: str, options: RuntimeOptions) -> tuple[bytes, bytes]:
     content = bundle.file(model.artefact).read_bytes()
     if model.runtime == "tflite":
-        return tflite_graph.cut(content, tensor)
+        return tflite_cut(content, tensor)
     whole = load_runtime(bundle.file(model.artefact), model.runtime, options)
     try:
         source, target = model.input or whole.inputs[0].name, model.output or whole.outputs[0].name
     finally:
         whole.close()
-    return onnx_graph.cut(content, tensor, source, target)
+    return onnx_cut(content, tensor, source, target)
 
 
 def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, into: _Measurements) -> None:

@@ -47,6 +47,7 @@ MAPPED = (
     "firstline.release",
     "firstline.workbench",
     "firstline.workbench.compress",
+    "firstline.workbench.splitting",
 )
 
 

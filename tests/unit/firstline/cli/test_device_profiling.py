@@ -38,7 +38,7 @@ class Answers:
 def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("firstline.cli.device_profiling._LOOK_S", 0.0)
     answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, DONE)
-    assert followed(answers, MEASURING) is DONE
+    assert followed(answers.request, MEASURING) is DONE
     away = "The gateway cannot be reached. It is asked again."
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
 

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
-from firstline.workbench.splitting import onnx_graph, tflite_graph
+from firstline.workbench.splitting.graphs import lone_tensors, onnx_cut, onnx_points, tflite_cut, tflite_points
 from firstline.workbench.splitting.measure import measure_splits, narrowest
-from firstline.workbench.splitting.sweep import lone_tensors
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.split import decode
@@ -40,14 +39,14 @@ def _residual(path: Path) -> Path:
 
 def test_a_model_is_cut_where_one_tensor_alone_crosses(tmp_path: Path) -> None:
     content = _residual(tmp_path / "model.onnx").read_bytes()
-    assert onnx_graph.points(content, "x", "y") == ["a", "c"]
+    assert onnx_points(content, "x", "y") == ["a", "c"]
 
 
 def test_the_halves_together_are_the_model(tmp_path: Path) -> None:
     path, rows = _residual(tmp_path / "model.onnx"), np.array([[0.5, -1.0, 2.0]], np.float32)
     whole = load_runtime(path, "onnx", RuntimeOptions()).run({"x": rows})["y"]
     for tensor in ("a", "c"):
-        head, tail = onnx_graph.cut(path.read_bytes(), tensor, "x", "y")
+        head, tail = onnx_cut(path.read_bytes(), tensor, "x", "y")
         (tmp_path / "head.onnx").write_bytes(head)
         (tmp_path / "tail.onnx").write_bytes(tail)
         middle = load_runtime(tmp_path / "head.onnx", "onnx", RuntimeOptions()).run({"x": rows})
@@ -76,10 +75,10 @@ def test_the_halves_of_a_quantised_model_are_the_model(tmp_path: Path) -> None:
     whole = LiteRtRuntime(_QUANTISED, threads=1)
     rows = np.random.default_rng(7).random((5, *whole.inputs[0].shape[1:]), np.float32)
     said = whole.run({whole.inputs[0].name: rows})[whole.outputs[0].name]
-    points = tflite_graph.points(content)
+    points = tflite_points(content)
     assert points
     for tensor in points:
-        head_file, tail_file = tflite_graph.cut(content, tensor)
+        head_file, tail_file = tflite_cut(content, tensor)
         assert max(len(head_file), len(tail_file)) < len(content) + 200
         for name, half in (("head", head_file), ("tail", tail_file)):
             (tmp_path / f"{name}.tflite").write_bytes(half)
@@ -89,7 +88,7 @@ def test_the_halves_of_a_quantised_model_are_the_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, said)
 
 
-@pytest.mark.parametrize("call", [tflite_graph.points, lambda content: onnx_graph.points(content, "x", "y")])
+@pytest.mark.parametrize("call", [tflite_points, lambda content: onnx_points(content, "x", "y")])
 def test_what_is_no_model_is_refused(call: object) -> None:
     assert callable(call)
     with pytest.raises(ConfigError, match="This is no"):
