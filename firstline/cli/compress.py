@@ -101,6 +101,44 @@ class RuleOptions:
         return Rule(promise, self.max_loss_points / 100, self.confidence)
 
 
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What is compressed, for which machine, and how the models run."""
+
+    of: Annotated[
+        str, typer.Option(help="Model by id. Default: the first edge variant in fp32, else the full model.")
+    ] = ""
+    for_: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="PROFILE",
+            help="Profile of the target machine, for latency and energy: a file; or stored by the gateway: MACHINE "
+            "(its latest of this bundle), BUNDLE/VERSION/MACHINE. Default: this machine.",
+        ),
+    ] = ""
+    limit: Annotated[int | None, typer.Option(min=1, help="Take this many images, spread evenly.")] = None
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads a model and a training may use; 0 leaves it to the runtime.")
+    ] = 1
+    seed: Annotated[int, typer.Option(min=0, help="Of the three parts of the data.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutOptions:
+    """The next version of the bundle."""
+
+    prefer: Annotated[
+        Preference,
+        typer.Option(help="Order of the variants: a device takes the first that it can load. Energy needs --for."),
+    ] = Preference.KEPT
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the next version, if a candidate is taken; without it none is written."),
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False
+
+
 def compress_command(
     bundle: BundleArgument,
     *,
@@ -110,34 +148,10 @@ def compress_command(
             help="Folder with labels.csv (columns file, label) and images/ or images.zip that no model was trained on."
         ),
     ],
-    of: Annotated[
-        str, typer.Option("--of", help="Model by id. Default: the first edge variant in fp32, else the full model.")
-    ] = "",
-    for_: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="PROFILE",
-            help="Profile of the target machine, for latency and energy: a file; or stored by the gateway: MACHINE "
-            "(its latest of this bundle), BUNDLE/VERSION/MACHINE. Default: this machine.",
-        ),
-    ] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Take this many images, spread evenly.")] = None,
-    rule_options: RuleOptions,
+    run: RunOptions,
+    rules: RuleOptions,
     student: StudentOptions,
-    threads: Annotated[
-        int, typer.Option(min=0, help="Threads a model and a training may use; 0 leaves it to the runtime.")
-    ] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the three parts of the data.")] = 0,
-    prefer: Annotated[
-        Preference,
-        typer.Option(help="Order of the variants: a device takes the first that it can load. Energy needs --for."),
-    ] = Preference.KEPT,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the next version, if a candidate is taken; without it none is written."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False,
+    next_: OutOptions,
     gateway: GatewayOptions,
 ) -> Report:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
@@ -148,17 +162,17 @@ def compress_command(
     the exit code is 0 all the same.
     """
     opened = open_bundle(require_bundle(bundle))
-    if out is not None:
-        refuse_existing(out)  # before the models run for minutes
-        require_writable(out)
-    source, rule, lesson = source_of(opened.manifest, of), rule_options.rule(opened.manifest), student.lesson(threads)
+    if next_.out is not None:
+        refuse_existing(next_.out)  # before the models run for minutes
+        require_writable(next_.out)
+    source, rule, lesson = source_of(opened.manifest, run.of), rules.rule(opened.manifest), student.lesson(run.threads)
     if lesson is not None:
         start_of(opened.manifest, source, lesson.start)
         require_training()
-    if prefer is Preference.ENERGY and not for_:
+    if next_.prefer is Preference.ENERGY and not run.for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
-    profile = load_profile(for_, opened.manifest.name, gateway) if for_ else None
-    dataset, options = open_dataset(data, limit), RuntimeOptions(threads=threads)
+    profile = load_profile(run.for_, opened.manifest.name, gateway) if run.for_ else None
+    dataset, options = open_dataset(data, run.limit), RuntimeOptions(threads=run.threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(
             opened,
@@ -168,7 +182,7 @@ def compress_command(
             rule=rule,
             profile=profile,
             lesson=lesson,
-            seed=seed,
+            seed=run.seed,
             checkpoints=student.checkpoints,
             options=options,
             report=lambda step: typer.echo(f"{step} ...", err=True),
@@ -176,16 +190,16 @@ def compress_command(
         )
         judged = [one for one in found.candidates if one.model and one.verdict]
         refused = [one for one in judged if one.verdict and not one.verdict.accepted]
-        taken = [one.model.id for one in judged if one.model and (force or one not in refused)]
-        after = next_version(opened.manifest, found, taken, prefer) if taken else None
-        written = write_compressed(opened, after, folder, out, options) if after and out else None
-    if force and refused:
+        taken = [one.model.id for one in judged if one.model and (next_.force or one not in refused)]
+        after = next_version(opened.manifest, found, taken, next_.prefer) if taken else None
+        written = write_compressed(opened, after, folder, next_.out, options) if after and next_.out else None
+    if next_.force and refused:
         warn(f"--force takes {len(refused)} that the rule refuses.")
 
     def text() -> Iterator[str | Table]:
         yield from found_text(found)
         if after is not None:
-            yield from order_text(after.edge, taken, prefer)
+            yield from order_text(after.edge, taken, next_.prefer)
         if written is not None:
             order, manifest = ", ".join(model.id for model in written.manifest.edge), written.manifest
             yield f"{written.path}: {manifest.name} version {manifest.version}; edge variants in order: {order}."

@@ -408,7 +408,7 @@ async def test_who_stops_looking_leaves_the_request(site: Site) -> None:
         stdout, stderr = await process.communicate()
     assert process.returncode == 130
     assert stdout == b"" and b"Traceback" not in stderr
-    assert b"The request stands. `firstline profile two --on device-1 --quick` follows it" in stderr
+    assert b"The request stays valid. `firstline profile two --on device-1 --quick` follows it" in stderr
     (found,) = (await site.gateway.profile_requests.of("device-1")).requests
     assert found.state is ProfilingState.SENT
 

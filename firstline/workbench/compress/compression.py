@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from firstline.workbench.certify import Certification
 from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
 from firstline.workbench.compress.costs import Costs, Target, measure_in_turns, measured_costs, read_costs, target_of
-from firstline.workbench.compress.evaluation import Promise, accuracy, gather_evidence, proved, right, split_data
+from firstline.workbench.compress.evaluation import Parts, Promise, accuracy, gather_evidence, proved, right, split_data
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.dataset import Dataset
@@ -180,17 +180,24 @@ def compress(
         costs = measured_costs(_with_candidates(copy, models), models, profile, progress=progress)
     else:
         costs = read_costs(models, profile)
+    return _judged(work, parts, made, costs=costs, target=target, rule=rule)
+
+
+def _judged(
+    work: Work, parts: Parts, made: Sequence[Candidate], *, costs: Costs, target: Target | None, rule: Rule
+) -> Compression:
+    """Judges and certifies the candidates whose cost is known."""
+    bundle, manifest, source = work.bundle, work.bundle.manifest, work.source
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
-    models = [*manifest.models, *new]
-    report("Judging")
-    judged = gather_evidence(copy, models, parts.judge, options, progress)
-    report("Certifying")
-    certified = gather_evidence(copy, models, parts.certify, options, progress)
-    among = max(len(new), 1)
+    models, among = [*manifest.models, *new], max(len(new), 1)
+    work.report("Judging")
+    judged = gather_evidence(bundle, models, parts.judge, work.options, work.progress)
+    work.report("Certifying")
+    certified = gather_evidence(bundle, models, parts.certify, work.options, work.progress)
     proofs = {
-        model.id: proved(copy, certified[model.id], rule.promise, among=among)
+        model.id: proved(bundle, certified[model.id], rule.promise, among=among)
         for model in models
-        if model.id != manifest.full.id
+        if manifest.full is None or model.id != manifest.full.id
     }
     was_right = right(judged[source.id])
     losses = {one.id: loss(right(judged[one.id]), was_right, delta=rule.loss_delta, among=among) for one in new}
@@ -207,7 +214,7 @@ def compress(
         {model.id: costs.unknown[model.id] for model in manifest.models if model.id in costs.unknown},
         tuple(_with_verdict(one, figures, verdicts, costs) for one in made),
         {one.id: proofs[one.id] for one in new},
-        counts,
+        (len(parts.make), len(parts.judge), len(parts.certify)),
         {name: accuracy(evidence) for name, evidence in certified.items()},
         max((cost.waited_share for cost in costs.known.values()), default=0.0),
     )
