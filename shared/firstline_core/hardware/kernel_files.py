@@ -18,18 +18,26 @@ from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from firstline_core.errors import DeadlineExceededError
-from firstline_core.hardware.readings import Absent, Measured
+from firstline_core.hardware.readings import Absent, Measured, measured
 from firstline_core.runtime.threads import within
 
 FileReading: TypeAlias = Measured | Absent
 """The reading of a file, which is never modelled."""
 
 _FILE_BYTES = 4096  # a page, which is all that a file of sysfs can hold
+_TABLE_BYTES = 64 * 1024
 _ENTRIES = 1024
 _NAME_CHARACTERS = 48
 _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBERED = re.compile(r"([0-9]+)")
+
+Controller = Literal["memory", "cpu", "cpuacct"]
+
+_MOUNT = "sys/fs/cgroup"
+_UNLIMITED = "max"
+_UNLIMITED_BYTES = 1 << 42
+"""Version 1 reports its largest number of pages if there is no limit; no device has this much memory."""
 
 NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
 
@@ -123,9 +131,29 @@ class Tree:
             high: largest plausible value.
         """
         found = self.text(path)
-        if isinstance(found, Absent):
-            return found
-        return parse_number(found, path, scale, low=low, high=high)
+        return found if isinstance(found, Absent) else parse_number(found, path, scale, low=low, high=high)
+
+    def value(
+        self, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
+    ) -> float | None:
+        """Returns the number as `number` does; None if it is absent."""
+        return measured(self.number(path, scale, low=low, high=high))
+
+    def entry(self, path: str, name: str, scale: float = 1.0, *, high: float = float("inf")) -> FileReading:
+        """Returns the number behind a name, in a file with one name and number in each line; not negative."""
+        text = self.text(path, _TABLE_BYTES)
+        if isinstance(text, Absent):
+            return text
+        for line in text.splitlines():
+            words = line.split()
+            if len(words) > 1 and words[0].removesuffix(":") == name:
+                return parse_number(words[1], path, scale, low=0, high=high)
+        return Absent(f"/{path}: says nothing of {name}.")
+
+    def text_lines(self, path: str, limit_bytes: int = _FILE_BYTES) -> list[str]:
+        """Returns the lines of a file; none if it cannot be read."""
+        found = self.text(path, limit_bytes)
+        return found.splitlines() if isinstance(found, str) else []
 
 
 def parse_number(
@@ -171,15 +199,6 @@ def _why(error: OSError | ValueError) -> str:
     return str(error)
 
 
-Controller = Literal["memory", "cpu", "cpuacct"]
-
-_MOUNT = "sys/fs/cgroup"
-_UNLIMITED = "max"
-_UNLIMITED_BYTES = (
-    1 << 42
-)  # version 1 reports its largest number of pages if there is no limit; no device has this much memory
-
-
 def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
     """Returns the folders of this process's group and its parents, innermost first.
 
@@ -191,8 +210,7 @@ def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
     """
     one = _is_version_2(tree)
     mount = _MOUNT if one else f"{_MOUNT}/{controller}"
-    text = tree.text("proc/self/cgroup")
-    path = _path(text, "" if one else controller) if isinstance(text, str) else ""
+    path = _path(tree.text_lines("proc/self/cgroup"), "" if one else controller)
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     return ["/".join([mount, *parts[:count]]) for count in range(len(parts), -1, -1)]
 
@@ -212,9 +230,8 @@ def memory_left(tree: Tree) -> FileReading:
     for group in control_groups(tree):
         limit, used = _limit(tree, group), tree.number(f"{group}/{used_in}", low=0)
         if isinstance(limit, Measured) and isinstance(used, Measured):
-            pages = _statistic(tree, f"{group}/memory.stat", droppable)
-            kept = max(0.0, used.value - (pages.value if isinstance(pages, Measured) else 0.0))
-            readings.append(Measured(max(0.0, limit.value - kept), used.source))
+            pages = measured(tree.entry(f"{group}/memory.stat", droppable)) or 0.0
+            readings.append(Measured(max(0.0, limit.value - max(0.0, used.value - pages)), used.source))
     return _least(readings, "memory")
 
 
@@ -230,7 +247,7 @@ def cpu_used_s(tree: Tree) -> FileReading:
         return next((readings for readings in used if isinstance(readings, Measured)), _UNCOUNTED)
     for group in control_groups(tree):
         if tree.has(f"{group}/cpu.stat"):
-            return _statistic(tree, f"{group}/cpu.stat", "usage_usec", 1e-6)
+            return tree.entry(f"{group}/cpu.stat", "usage_usec", 1e-6)
     return _UNCOUNTED
 
 
@@ -241,14 +258,10 @@ def _is_version_2(tree: Tree) -> bool:
     return tree.has(f"{_MOUNT}/cgroup.controllers")
 
 
-def _path(text: str, controller: str) -> str:
+def _path(lines: Iterable[str], controller: str) -> str:
     """The path in the line `number:controllers:path` of a controller; version 2's line has no controllers."""
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(","):
-            return path
-    return ""
+    split = (line.split(":", 2) for line in lines)
+    return next((parts[2] for parts in split if len(parts) == 3 and controller in parts[1].split(",")), "")
 
 
 def _least(readings: Iterable[FileReading], of: str) -> FileReading:
@@ -257,14 +270,10 @@ def _least(readings: Iterable[FileReading], of: str) -> FileReading:
 
 
 def _limit(tree: Tree, group: str) -> FileReading:
-    if not _is_version_2(tree):
-        return tree.number(f"{group}/memory.limit_in_bytes", low=0, high=_UNLIMITED_BYTES)
-    text = tree.text(f"{group}/memory.max")
-    if isinstance(text, Absent):
-        return text
-    if text == _UNLIMITED:
-        return Absent(f"/{group}/memory.max: does not limit anything.")
-    return parse_number(text, f"{group}/memory.max", low=0, high=_UNLIMITED_BYTES)
+    file = f"{group}/{'memory.max' if _is_version_2(tree) else 'memory.limit_in_bytes'}"
+    if tree.text(file) == _UNLIMITED:
+        return Absent(f"/{file}: does not limit anything.")
+    return tree.number(file, low=0, high=_UNLIMITED_BYTES)
 
 
 def _quota(tree: Tree, group: str) -> FileReading:
@@ -280,17 +289,6 @@ def _quota(tree: Tree, group: str) -> FileReading:
     if isinstance(quota, Absent) or isinstance(period, Absent):
         return quota if isinstance(quota, Absent) else period
     return Measured(quota.value / period.value, quota.source)
-
-
-def _statistic(tree: Tree, file: str, name: str, scale: float = 1.0) -> FileReading:
-    text = tree.text(file)
-    if isinstance(text, Absent):
-        return text
-    for line in text.splitlines():
-        key, _, number = line.partition(" ")
-        if key == name:
-            return parse_number(number, file, scale, low=0)
-    return Absent(f"/{file}: says nothing of {name}.")
 
 
 R = TypeVar("R")

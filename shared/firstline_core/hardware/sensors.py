@@ -21,7 +21,6 @@ from firstline_core.hardware.kernel_files import (
     cpu_used_s,
     memory_left,
     memory_limit,
-    parse_number,
     printable_name,
     read_in_time,
 )
@@ -69,7 +68,7 @@ class Sensors:
         Args:
             now_s: monotonic time.
         """
-        supplied, speed, memory_now = supply(self.tree), frequencies(self.tree), memory(self.tree)
+        supplied, speed = supply(self.tree), frequencies(self.tree)
         load, (energy_j, domains_w) = self._processor.read(now_s), self._rapl.read(now_s)
         power_w = rails_w(self.tree)
         for name, domain in domains_w.items():
@@ -88,9 +87,9 @@ class Sensors:
             energy_j=energy_j,
             battery_share=supplied.battery_share,
             powered=supplied.powered,
-            memory_total_bytes=memory_now.total_bytes,
-            memory_available_bytes=memory_now.available_bytes,
-            memory_stalled_share=memory_now.stalled_share,
+            memory_total_bytes=total_memory(self.tree),
+            memory_available_bytes=available_memory(self.tree),
+            memory_stalled_share=stalled_share(self.tree),
             cpu_busy_share=load.busy_share,
             device_power_w=device_power_w(
                 power_w, load.busy_cores, rates, tariff=self._tariff, link=self._link, power_rails=self._power_rails
@@ -255,36 +254,19 @@ _FIELDS = 8  # up to "steal"; guest time is part of "user" already
 _TICKS = re.compile(r"[0-9]{1,20}")  # 64 bits
 
 
-class Memory(NamedTuple):
-    """Usable bytes, available bytes, and the share of the last 10 s in which a task waited for memory."""
-
-    total_bytes: FileReading
-    available_bytes: FileReading
-    stalled_share: FileReading
-
-
-def memory(tree: Tree) -> Memory:
-    """Reads the memory of the machine, or of the control group if that is tighter."""
-    total = _tighter(machine_memory(tree, "MemTotal"), memory_limit(tree))
-    return Memory(total, available_memory(tree), _stalled(tree))
-
-
 def available_memory(tree: Tree) -> FileReading:
     """Reads only the available bytes, which is quick enough to repeat often."""
     return _tighter(machine_memory(tree, "MemAvailable"), memory_left(tree))
 
 
+def total_memory(tree: Tree) -> FileReading:
+    """Reads the bytes that this process may use: of the machine, or of the control group if that is tighter."""
+    return _tighter(machine_memory(tree, "MemTotal"), memory_limit(tree))
+
+
 def machine_memory(tree: Tree, name: str) -> FileReading:
     """Reads the bytes of one line of /proc/meminfo."""
-    text = tree.text("proc/meminfo", 64 * 1024)
-    if isinstance(text, Absent):
-        return text
-    for line in text.splitlines():
-        key, _, rest = line.partition(":")
-        if key == name:
-            number, _, unit = rest.strip().partition(" ")
-            return parse_number(number, "proc/meminfo", 1024.0 if unit == "kB" else 1.0, low=0, high=HIGHEST_COUNT)
-    return Absent(f"/proc/meminfo: says nothing of {name}.")
+    return tree.entry("proc/meminfo", name, 1024.0, high=HIGHEST_COUNT)
 
 
 def _tighter(machine: FileReading, group: FileReading) -> FileReading:
@@ -293,8 +275,11 @@ def _tighter(machine: FileReading, group: FileReading) -> FileReading:
     return machine if isinstance(machine, Measured) or isinstance(group, Absent) else group
 
 
-def _stalled(tree: Tree) -> FileReading:
-    """The pressure of the innermost control group that reports it, else of the machine."""
+def stalled_share(tree: Tree) -> FileReading:
+    """Reads the share of the last 10 s in which a task waited for memory (PSI).
+
+    Of the innermost control group that reports it, else of the machine.
+    """
     files = [f"{group}/memory.pressure" for group in control_groups(tree)]
     found: FileReading = Absent("/proc/pressure/memory: this kernel was built without PSI, or started with psi=0.")
     for file in [*files, "proc/pressure/memory"]:

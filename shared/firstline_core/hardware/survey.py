@@ -213,15 +213,14 @@ def _fingerprint(identity: _Identity) -> str:
 
 
 def _processor(tree: Tree) -> Processor:
-    text = tree.text("proc/cpuinfo", 1 << 20)
-    cpuinfo = text if isinstance(text, str) else ""
+    cpuinfo = "\n".join(tree.text_lines("proc/cpuinfo", 1 << 20))
     flags = set(matched[1].split()) if (matched := _FLAGS.search(cpuinfo)) is not None else set()
     if (matched := _MODEL.search(cpuinfo)) is not None:
         model = printable_name(matched[1])
     else:  # Arm processors have a part number for each core; big and little ones differ
         parts = dict.fromkeys(_PART.findall(cpuinfo))
         model = " + ".join(_PARTS.get(part, f"Arm part {part}") for part in parts)[:64]
-    rated = [reading.value for reading in frequencies(tree).rated_hz.values() if isinstance(reading, Measured)]
+    rated = [hertz for reading in frequencies(tree).rated_hz.values() if (hertz := measured(reading)) is not None]
     return Processor(
         model,
         platform.machine(),
@@ -242,23 +241,19 @@ def usable_cores(tree: Tree) -> tuple[float, bool]:
 
 
 def _online_cores(tree: Tree) -> int:
-    text = tree.text("sys/devices/system/cpu/online")
-    parts = text.split(",") if isinstance(text, str) else []
+    parts = tree.word("sys/devices/system/cpu/online", limit=4096).split(",")
     spans = [matched for part in parts if (matched := _RANGE.fullmatch(part.strip())) is not None]
     cores = sum(int(span[2] or span[1]) - int(span[1]) + 1 for span in spans)
     return cores if 0 < cores <= 1 << 16 else os.cpu_count() or 1
 
 
 def _last_cache_bytes(tree: Tree) -> int | None:
-    found: list[tuple[int, int]] = []
+    found: list[tuple[float, int]] = []
     for cache in tree.names("sys/devices/system/cpu/cpu0/cache", "index*"):
-        level, size = tree.number(f"{cache}/level", low=1, high=9), tree.text(f"{cache}/size")
-        matched = None if isinstance(size, Absent) else _SIZE.fullmatch(size)
-        if isinstance(level, Measured) and matched is not None:
-            size_bytes = int(matched[1]) * _UNITS[matched[2]]
-            if size_bytes <= _LARGEST_CACHE_BYTES:
-                found.append((int(level.value), size_bytes))
-    return max(found)[1] if found else None
+        level, matched = tree.value(f"{cache}/level", low=1, high=9), _SIZE.fullmatch(tree.word(f"{cache}/size"))
+        if level is not None and matched is not None:
+            found.append((level, int(matched[1]) * _UNITS[matched[2]]))
+    return max(((level, size) for level, size in found if size <= _LARGEST_CACHE_BYTES), default=(0, None))[1]
 
 
 def _accelerators(tree: Tree) -> tuple[Accelerator, ...]:
@@ -276,17 +271,12 @@ def _accelerators(tree: Tree) -> tuple[Accelerator, ...]:
 
 def _nvidia_model(tree: Tree, path: str) -> str:
     """The model of an NVIDIA card, whose driver lists the cards in the order of their buses; "" for others."""
-    digits = path.removeprefix("dev/nvidia")
     if not path.startswith("dev/nvidia"):
         return ""
+    digits, cards = path.removeprefix("dev/nvidia"), tree.names("proc/driver/nvidia/gpus", "*")
     number = int(digits) if digits.isdecimal() else 0
-    cards = tree.names("proc/driver/nvidia/gpus", "*")
-    text = tree.text(f"{cards[number]}/information") if number < len(cards) else ""
-    for line in text.splitlines() if isinstance(text, str) else ():
-        key, _, value = line.partition(":")
-        if key == "Model":
-            return printable_name(value)
-    return ""
+    lines = tree.text_lines(f"{cards[number]}/information") if number < len(cards) else []
+    return next((printable_name(line.partition(":")[2]) for line in lines if line.startswith("Model:")), "")
 
 
 def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
@@ -296,9 +286,9 @@ def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
         trips: dict[str, float] = {}
         for file in tree.names(zone, "trip_point_*_type"):
             which = _TRIPS.get(tree.word(file))
-            at = tree.number(file.replace("_type", "_temp"), 0.001, low=0, high=200)
-            if which is not None and isinstance(at, Measured):
-                trips[which] = min(at.value, trips.get(which, at.value))
+            at_c = tree.value(file.replace("_type", "_temp"), 0.001, low=0, high=200)
+            if which is not None and at_c is not None:
+                trips[which] = min(at_c, trips.get(which, at_c))
         found.append(ThermalZone(tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2])), **trips))
     return tuple(found)
 
@@ -312,7 +302,7 @@ def _power_sources(tree: Tree) -> tuple[PowerSource, ...]:
             found.append(PowerSource(printable_name(folder.rpartition("/")[2]), kind, measures))
     found += [PowerSource(name, "rail", isinstance(reading, Measured)) for name, reading in rails_w(tree).items()]
     for folder in tree.names("sys/class/powercap", "intel-rapl:*"):
-        readable = isinstance(tree.number(f"{folder}/energy_uj", low=0), Measured)
+        readable = tree.value(f"{folder}/energy_uj", low=0) is not None
         found.append(PowerSource(tree.word(f"{folder}/name", "rapl"), "rapl", readable))
     return tuple(found[:MOST])
 
@@ -330,8 +320,8 @@ def storage(tree: Tree, folder: Path) -> Storage | None:
         return None
     if max(usage.total, usage.free) > HIGHEST_COUNT:
         return None  # a file system in user space may report anything
-    text, longest, file_system = tree.text("proc/self/mounts", 1 << 20), -1, ""
-    for line in text.splitlines() if isinstance(text, str) else ():
+    longest, file_system = -1, ""
+    for line in tree.text_lines("proc/self/mounts", 1 << 20):
         fields = line.split(" ")
         if len(fields) > 2 and folder.resolve().is_relative_to(fields[1]) and len(fields[1]) >= longest:
             longest, file_system = len(fields[1]), printable_name(fields[2])
@@ -347,9 +337,9 @@ def _links(tree: Tree) -> tuple[NetworkLink, ...]:
 def _link(tree: Tree, folder: str) -> NetworkLink:
     kind = _link_kind(tree, folder)
     state = tree.text(f"{folder}/operstate")
-    bits_per_s = tree.number(f"{folder}/speed", 1e6, low=1, high=1e13)  # -1 if unknown
+    bits_per_s = tree.value(f"{folder}/speed", 1e6, low=1, high=1e13)  # -1 if unknown
     up = state == "up" or (state == "unknown" and kind in ("loopback", "cellular"))
-    return NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, measured(bits_per_s))
+    return NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, bits_per_s)
 
 
 def _link_kind(tree: Tree, folder: str) -> LinkKind:
@@ -357,8 +347,7 @@ def _link_kind(tree: Tree, folder: str) -> LinkKind:
         return "loopback"
     if tree.has(f"{folder}/wireless") or tree.has(f"{folder}/phy80211"):
         return "wifi"
-    uevent = tree.text(f"{folder}/uevent")
-    if isinstance(uevent, str) and "DEVTYPE=wwan" in uevent.splitlines():
+    if "DEVTYPE=wwan" in tree.text_lines(f"{folder}/uevent"):
         return "cellular"
     if not tree.has(f"{folder}/device"):
         return "virtual"
