@@ -82,7 +82,12 @@ class InferenceApp:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
             reply = unforeseen(error, request.path, gateway.metrics.error)
-        await send_reply(reply, send)
+        try:
+            await send_reply(reply, send)
+        except asyncio.CancelledError:
+            if not request.info.disconnected:
+                raise
+            # The client left while its answer was sent.
 
 
 def infer_routes() -> list[Route]:

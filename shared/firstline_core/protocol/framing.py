@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -24,6 +24,10 @@ _REFUSED_INPUT = {"shared_memory_region": "send the data in the body"}
 
 # Written by some JSON encoders (such as Python's) for numbers that are not finite.
 _NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
+
+
+# Small JSON headers that are remembered.
+_REMEMBERED_BYTES, _REMEMBERED_HEADS = 1024, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,37 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
     return head, None if header_length is None else view[header_length:]
 
 
+class Head(NamedTuple):
+    """The JSON header of a message, and the tensors that it lists; must not be changed."""
+
+    values: dict[str, Any]
+    tensors: tuple[DescribedTensor, ...]
+
+
+_heads: dict[tuple[bytes, str, Limits], Head] = {}
+
+
+def read_head(
+    kind: str, key: str, body: bytes, header_length: int | None, limits: Limits
+) -> tuple[Head, memoryview | None]:
+    """Returns the header of a body and the bytes after it; see `split` and `described_tensors`.
+
+    Clients send the same small header with every tensor of one model, so the latest ones without data are remembered.
+    """
+    known = None
+    if header_length is not None and 0 < header_length <= len(body) <= limits.body_bytes:
+        known = (body[:header_length], key, limits) if header_length <= _REMEMBERED_BYTES else None
+        if known is not None and (head := _heads.get(known)) is not None:
+            return head, memoryview(body)[header_length:]
+    values, tail = split(body, header_length, limits)
+    head = Head(values, tuple(described_tensors(kind, key, values.get(key), limits)))
+    if known is not None and all("data" not in each.entry for each in head.tensors):
+        if len(_heads) >= _REMEMBERED_HEADS:
+            _heads.clear()
+        _heads[known] = head
+    return head, tail
+
+
 def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tensor, bool]]) -> Encoded:
     """Returns the body of `head` with the tensors of `entries` added under `key`.
 
@@ -88,18 +123,17 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
     described: list[dict[str, Any]] = []
     blobs: list[bytes | memoryview] = []
     for tensor, binary in entries:
-        where = f"{kind} {shown(tensor.name)}"
         entry: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,
             "shape": list(tensor.shape),
         }
         if binary:
-            blob = tensors.to_binary(where, tensor)
+            blob = tensors.to_binary(kind, tensor)
             entry["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
         else:
-            entry["data"] = tensors.to_json(where, tensor)
+            entry["data"] = tensors.to_json(f"{kind} {shown(tensor.name)}", tensor)
         described.append(entry)
     head[key] = described
     text = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -110,18 +144,20 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
     return Encoded(b"".join([text, *blobs]), len(text))
 
 
-def decode_tensors(
-    kind: str, key: str, head: dict[str, Any], tail: memoryview | None, limits: Limits
-) -> tuple[Tensor, ...]:
-    """Decodes the tensors that `head` lists under `key`, from JSON or from `tail`, up to its end.
+def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview | None) -> tuple[Tensor, ...]:
+    """Decodes tensors from JSON or from `tail`, up to its end.
+
+    Args:
+        key: "inputs" or "outputs", for messages.
+        listed: as the header lists them.
+        tail: the bytes after the header.
 
     Raises:
         InvalidTensorError: an entry, or the bytes after the header, are not valid V2.
-        PayloadTooLargeError: a declared size is over `limits`.
     """
     found: dict[str, Tensor] = {}
     offset = 0
-    for described in described_tensors(kind, key, head.get(key), limits):
+    for described in listed:
         where, entry = described.where, described.entry
         size = _binary_size(where, entry, tail, offset)
         if size is None or tail is None:

@@ -17,17 +17,22 @@ import contextvars
 import resource
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import time
 from typing import Any, Protocol, cast
 
 import httptools
 import uvicorn
 from msgspec import Struct
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
@@ -50,6 +55,8 @@ _TLS_CLOSE_S = 0.5
 # Turns of the event loop before and after the listeners close; each accepts and reads what has arrived by then.
 _LAST_TURNS = 10
 _STATE_KEY = "firstline"
+# A larger body is written after its head, which costs less than to copy it.
+_JOINED_BYTES = 65_536
 
 _NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
 _SENT_ONCE = frozenset({b"host", b"authorization", b"content-length", b"inference-header-content-length"})
@@ -201,6 +208,7 @@ class Connection(HttpToolsProtocol):
         self._lingering = False
         self._unread_bytes = 0  # since the last body, whether or not the parser has made a header of them
         self._head_bytes = 0  # of this message's head and trailer
+        self._response_start: Message | None = None  # held until the body shows whether the answer is whole
         self._refusal = b""  # sent after the answers that are due; nothing more is read
 
     @property
@@ -385,12 +393,43 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
+        self._answering, self._response_start = cycle, None
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(cycle, app)
+        else:
+            cycle.send = partial(self._send, cycle)  # type: ignore[method-assign]
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
+
+    async def _send(self, cycle: RequestResponseCycle, message: Message) -> None:
+        """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others."""
+        if message["type"] == "http.response.start" and self._response_start is None and not cycle.response_started:
+            self._response_start = message
+            return
+        start, self._response_start = self._response_start, None
+        if start is not None:
+            if not message.get("more_body") and (head := _whole_head(cycle, start)) is not None:
+                if cycle.flow.write_paused and not cycle.disconnected:
+                    await cycle.flow.drain()
+                if not cycle.disconnected:
+                    self._write_whole(cycle, head, message.get("body", b""))
+                return
+            await RequestResponseCycle.send(cycle, cast(Any, start))
+        await RequestResponseCycle.send(cycle, cast(Any, message))
+
+    def _write_whole(self, cycle: RequestResponseCycle, head: bytes, body: bytes) -> None:
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        if len(body) <= _JOINED_BYTES:
+            cycle.transport.write(head + body)
+        else:
+            cycle.transport.write(head)
+            cycle.transport.write(body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
     def on_response_complete(self) -> None:
         if self._refusal and not self.pipeline and not self.transport.is_closing():
@@ -483,6 +522,23 @@ def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
         await app(scope, receive, sending)
 
     return run
+
+
+def _whole_head(cycle: RequestResponseCycle, start: Message) -> bytes | None:
+    """Returns the head of an answer of known length; None if uvicorn has to send it."""
+    headers = start["headers"]
+    names = {name for name, _ in headers}
+    if (
+        b"content-length" not in names
+        or not names.isdisjoint((b"transfer-encoding", b"connection"))
+        or not cycle.keep_alive
+        or cycle.scope["method"] == "HEAD"
+    ):
+        return None
+    lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+    if HEADER_RE.search(b"".join(names)) or HEADER_VALUE_RE.search(b"".join([value for _, value in headers])):
+        return None
+    return b"".join([STATUS_LINE[start["status"]], *lines, b"\r\n"])
 
 
 @lru_cache(1)
@@ -657,90 +713,3 @@ class HttpServer:
 async def _turns() -> None:
     for _ in range(_LAST_TURNS):
         await asyncio.sleep(0)
-
-
-class OverloadGuard:
-    """Refuses requests from their heads, so that a refusal costs less than an answer.
-
-    Reading a request, authenticating it and finding that there is no room costs several times as much as refusing its
-    head. At ten times the capacity that would take most of the machine. Two kinds of requests are refused unread:
-
-    - Those of a client that was refused for lack of room many times this second and did not wait. For a quarter of
-      the present waiting time its requests are refused; then one is read again. So the queue never runs empty.
-    - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
-      (receive livelock: Mogul and Ramakrishnan, 1997).
-
-    Clients are distinguished by a mark of their credentials, which are not verified yet. No client can cause the
-    refusal of another one. Belongs to one event loop.
-
-    Args:
-        queue_wait_s: returns how long a request would wait for its turn now.
-        on_refused: called for each request that is refused unread.
-    """
-
-    # So many refused requests of a client a second are read, and get a reasoned answer: 1 % of a core. So many
-    # requests of all clients are read however far behind the loop is: they are not what delays it.
-    _READ_PER_S = 20
-    _LONGEST_HOLD_S = 0.1
-    _PERIOD_S = 1.0
-    _LAG_PERIOD_S = 0.02
-    _LAG_LIMIT_S = 0.1
-
-    def __init__(self, queue_wait_s: Callable[[], float], on_refused: Callable[[], None]) -> None:
-        self._queue_wait_s = queue_wait_s
-        self._on_refused = on_refused
-        self._lags_s = (0.0, 0.0)
-        self._due_s: float | None = None
-        self._period_start_s = 0.0
-        self._sent: Counter[int] = Counter()
-        self._queue_full: Counter[int] = Counter()
-        self._held_until_s: dict[int, float] = {}
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the event loop was late twice in a row; a single pause does not count."""
-        return min(self._lags_s) > self._LAG_LIMIT_S
-
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begins to measure how late the event loop is; harmless if it has begun."""
-        if self._due_s is None:
-            self._measure(loop)
-
-    def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
-        now_s = loop.time()
-        if self._due_s is not None:
-            self._lags_s = (self._lags_s[1], now_s - self._due_s)
-        self._due_s = now_s + self._LAG_PERIOD_S
-        loop.call_later(self._LAG_PERIOD_S, self._measure, loop)
-
-    def queue_full(self, client: int, now_s: float) -> None:
-        """Notes that a request of a client was read and there was no room for it.
-
-        Args:
-            client: mark of its credentials.
-            now_s: time of the event loop.
-        """
-        self._begin_period(now_s)
-        self._queue_full[client] += 1
-        if self._queue_full[client] > self._READ_PER_S:
-            self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
-
-    def refuses(self, client: int, now_s: float) -> bool:
-        """Counts a request of a client, and returns whether to refuse it unread."""
-        self._begin_period(now_s)
-        self._sent[client] += 1
-        is_held = self._held_until_s.get(client, now_s) > now_s
-        sent = self._sent.total()
-        sends_often = sent > self._READ_PER_S and self._sent[client] * len(self._sent) >= sent
-        if not (is_held or (self.is_behind and sends_often)):
-            return False
-        self._on_refused()
-        return True
-
-    def _begin_period(self, now_s: float) -> None:
-        if now_s - self._period_start_s <= self._PERIOD_S:
-            return
-        self._period_start_s = now_s
-        self._sent.clear()
-        self._queue_full.clear()
-        self._held_until_s = {each: until_s for each, until_s in self._held_until_s.items() if until_s > now_s}

@@ -82,11 +82,11 @@ def decode_request(
         RequestError: a parameter has an invalid value.
         PayloadTooLargeError: it exceeds `limits`.
     """
-    head, tail = framing.split(body, header_length, limits)
+    head, tail = framing.read_head("Input", "inputs", body, header_length, limits)
     return request_of(
         model,
-        head,
-        framing.decode_tensors("Input", "inputs", head, tail, limits),
+        head.values,
+        framing.decode_tensors("inputs", head.tensors, tail),
         version=version,
         now_s=now_s,
         principal=principal,
@@ -199,13 +199,14 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
             cannot fix it.
     """
     try:
-        head, tail = framing.split(body, header_length, limits)
+        values, tail = framing.split(body, header_length, limits)
+        listed = framing.described_tensors("Output", "outputs", values.get("outputs"), limits)
         return InferResponse(
-            model=params.text(head, "model_name"),
-            version=params.text(head, "model_version"),
-            outputs=framing.decode_tensors("Output", "outputs", head, tail, limits),
-            id=params.text(head, "id"),
-            answer=answers.from_parameters(framing.object_at(head, "parameters", "The response")),
+            model=params.text(values, "model_name"),
+            version=params.text(values, "model_version"),
+            outputs=framing.decode_tensors("outputs", listed, tail),
+            id=params.text(values, "id"),
+            answer=answers.from_parameters(framing.object_at(values, "parameters", "The response")),
         )
     except RequestError as error:
         raise ProtocolError(f"The server's response cannot be read. {error.message}") from error
@@ -234,19 +235,20 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
 def _check_rows(inputs: tuple[Tensor, ...], limits: Limits) -> None:
     first = inputs[0]
     for tensor in inputs:
-        where = f"Input {shown(tensor.name)}"
-        if not tensor.shape or tensor.shape[0] == 0:
+        shape = tensor.shape
+        if not shape or shape[0] == 0:
             raise InvalidTensorError(
-                f"{where} has shape {list(tensor.shape)}; the first axis counts rows, and must be at least 1."
+                f"Input {shown(tensor.name)} has shape {list(shape)}; the first axis counts rows, and must be at least "
+                "1."
             )
-        if tensor.shape[0] > limits.rows:
+        if shape[0] > limits.rows:
             raise PayloadTooLargeError(
-                f"{where} has {tensor.shape[0]} rows; at most {limits.rows} are accepted in one request."
+                f"Input {shown(tensor.name)} has {shape[0]} rows; at most {limits.rows} are accepted in one request."
             )
-        if tensor.shape[0] != first.shape[0]:
+        if shape[0] != first.shape[0]:
             raise InvalidTensorError(
-                f"{where} has {tensor.shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all inputs "
-                "share the first axis."
+                f"Input {shown(tensor.name)} has {shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all "
+                "inputs share the first axis."
             )
 
 

@@ -29,6 +29,8 @@ _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
 }
 
 
+_LITTLE_ENDIAN = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items()}
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
@@ -123,7 +125,7 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
         )
     if dtype.kind == "b" and count and np.frombuffer(raw, np.uint8).max() > 1:
         raise InvalidTensorError(f"{where} has a byte other than 0 and 1 in its binary BOOL data.")
-    array = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
+    array = np.frombuffer(raw, _LITTLE_ENDIAN[datatype]).astype(dtype, copy=False).reshape(shape)
     return array if array.flags.aligned else array.copy()
 
 
@@ -145,16 +147,20 @@ def to_json(where: str, tensor: Tensor) -> Array | list[str]:
     return flat
 
 
-def to_binary(where: str, tensor: Tensor) -> bytes | memoryview:
+def to_binary(kind: str, tensor: Tensor) -> bytes | memoryview:
     """Returns the tensor's raw bytes; numbers in row-major order are not copied.
+
+    Args:
+        kind: "Input" or "Output", for messages.
+        tensor: to encode.
 
     Raises:
         InvalidTensorError: an element of a BYTES tensor is not `bytes`.
     """
     if tensor.datatype != "BYTES":
-        array = np.ascontiguousarray(tensor.array, tensor.array.dtype.newbyteorder("<"))
+        array = np.ascontiguousarray(tensor.array, _LITTLE_ENDIAN[tensor.datatype])
         return array.reshape(-1).view(np.uint8).data
-    parts: list[bytes] = []
+    where, parts = f"{kind} {shown(tensor.name)}", list[bytes]()
     for index, element in enumerate(tensor.array.flat):
         _check_bytes(where, index, element)
         parts += (struct.pack("<I", len(element)), element)

@@ -136,7 +136,7 @@ def encode_response(request: InferRequest, response: InferResponse, labels: Sequ
         write_parameters(made.parameters, answers.to_parameters(response.answer))
     for tensor, _ in outputs.chosen(request, response, labels):
         made.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        made.raw_output_contents.append(bytes(tensors.to_binary(f"Output '{tensor.name}'", tensor)))
+        made.raw_output_contents.append(bytes(tensors.to_binary("Output", tensor)))
     return made
 
 

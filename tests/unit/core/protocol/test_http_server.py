@@ -24,7 +24,6 @@ from firstline_core.protocol.http import Reply
 from firstline_core.protocol.http_server import (
     Connection,
     HttpServer,
-    OverloadGuard,
     Receive,
     Scope,
     Send,
@@ -539,71 +538,6 @@ async def test_a_request_knows_its_trace() -> None:
     assert seen == [(f"{1:016x}", "a=1"), None, None, (f"{4:016x}", "a=1"), (f"{5:016x}", ""), None]
 
 
-# --- Overload --------------------------------------------------------------------------------------------------------
-
-
-class Overload:
-    """A guard whose queue takes `wait_s`, and whose event loop is late when the test says so."""
-
-    def __init__(self, wait_s: float = 0.2) -> None:
-        self.refused = 0
-        self.guard = OverloadGuard(lambda: wait_s, self._count)
-
-    def _count(self) -> None:
-        self.refused += 1
-
-    def late(self, lag_s: float) -> None:
-        self.guard._lags_s = (lag_s, lag_s)
-
-
-def test_a_client_that_does_not_wait_is_refused_for_a_quarter_of_the_wait() -> None:
-    overload = Overload()
-    guard = overload.guard
-    for _ in range(20):
-        guard.queue_full(1, 10.0)
-        assert not guard.refuses(1, 10.0)
-    guard.queue_full(1, 10.0)
-    assert guard.refuses(1, 10.0)
-    assert guard.refuses(1, 10.049)
-    assert not guard.refuses(2, 10.0)  # another client
-    assert not guard.refuses(1, 10.051)
-    assert overload.refused == 2
-
-
-def test_a_client_that_is_seldom_refused_is_always_read() -> None:
-    guard = Overload().guard
-    for second in range(100):
-        guard.queue_full(1, 10.0 + second / 10)
-        assert not guard.refuses(1, 10.0 + second / 10)
-
-
-def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
-    overload = Overload()
-    guard = overload.guard
-    overload.late(0.2)
-    for _ in range(30):
-        guard.refuses(1, 10.0)
-    assert overload.refused == 10  # alone, it is the busiest
-    assert not guard.refuses(2, 10.0)
-    assert guard.refuses(1, 10.0)
-    overload.late(0.0)
-    assert not guard.refuses(1, 11.5)
-
-
-def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
-    overload = Overload()
-    overload.late(0.2)
-    for second in range(10):
-        assert not any(overload.guard.refuses(1, 10.0 + second * 1.1) for _ in range(20))
-
-
-async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
-    guard = Overload().guard
-    guard.watch(asyncio.get_running_loop())
-    await asyncio.sleep(0.03)
-    assert not guard.is_behind
-
-
 # --- What uvicorn does not document ----------------------------------------------------------------------------------
 
 
@@ -625,6 +559,9 @@ def made() -> Connection:
         *((uvicorn.Config, name) for name in ("load", "asgi_version")),
         (httptools.HttpRequestParser, "set_dangerous_leniencies"),
         (httptools_impl, "RequestResponseCycle"),
+        (httptools_impl.HEADER_RE, "search"),
+        (httptools_impl.HEADER_VALUE_RE, "search"),
+        (httptools_impl.STATUS_LINE, "__getitem__"),
     ],
 )
 def test_uvicorn_has_a_method_that_the_server_relies_on(owner: Any, attribute: str) -> None:
@@ -649,7 +586,7 @@ async def test_a_connection_has_an_attribute_that_the_server_relies_on(attribute
     "attribute",
     [
         *("scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "response_started"),
-        *("response_complete", "body"),
+        *("response_complete", "body", "default_headers", "waiting_for_100_continue", "on_response"),
     ],
 )
 async def test_a_cycle_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:

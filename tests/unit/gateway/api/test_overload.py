@@ -1,0 +1,69 @@
+"""The refusal of requests that are not read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from firstline_gateway.api.overload import OverloadGuard
+
+
+class Overload:
+    """A guard whose queue takes `wait_s`, and whose event loop is late when the test says so."""
+
+    def __init__(self, wait_s: float = 0.2) -> None:
+        self.refused = 0
+        self.guard = OverloadGuard(lambda: wait_s, self._count)
+
+    def _count(self) -> None:
+        self.refused += 1
+
+    def late(self, lag_s: float) -> None:
+        self.guard._lags_s = (lag_s, lag_s)
+
+
+def test_a_client_that_does_not_wait_is_refused_for_a_quarter_of_the_wait() -> None:
+    overload = Overload()
+    guard = overload.guard
+    for _ in range(20):
+        guard.queue_full(1, 10.0)
+        assert not guard.refuses(1, 10.0)
+    guard.queue_full(1, 10.0)
+    assert guard.refuses(1, 10.0)
+    assert guard.refuses(1, 10.049)
+    assert not guard.refuses(2, 10.0)  # another client
+    assert not guard.refuses(1, 10.051)
+    assert overload.refused == 2
+
+
+def test_a_client_that_is_seldom_refused_is_always_read() -> None:
+    guard = Overload().guard
+    for second in range(100):
+        guard.queue_full(1, 10.0 + second / 10)
+        assert not guard.refuses(1, 10.0 + second / 10)
+
+
+def test_a_late_event_loop_refuses_the_busiest_clients() -> None:
+    overload = Overload()
+    guard = overload.guard
+    overload.late(0.2)
+    for _ in range(30):
+        guard.refuses(1, 10.0)
+    assert overload.refused == 10  # alone, it is the busiest
+    assert not guard.refuses(2, 10.0)
+    assert guard.refuses(1, 10.0)
+    overload.late(0.0)
+    assert not guard.refuses(1, 11.5)
+
+
+def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
+    overload = Overload()
+    overload.late(0.2)
+    for second in range(10):
+        assert not any(overload.guard.refuses(1, 10.0 + second * 1.1) for _ in range(20))
+
+
+async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
+    guard = Overload().guard
+    guard.watch(asyncio.get_running_loop())
+    await asyncio.sleep(0.03)
+    assert not guard.is_behind
