@@ -45,16 +45,16 @@ class MemoryOutbox:
         self,
         limit: int,
         *,
-        besides: Collection[str] = (),
-        besides_models: Collection[tuple[str, str]] = (),
-        besides_asked: bool = False,
+        skip_ids: Collection[str] = (),
+        skip_models: Collection[tuple[str, str]] = (),
+        skip_reached_gateway: bool = False,
     ) -> list[OutboxItem]:
         found = (
             item
             for request_id, item in self._items.items()
-            if request_id not in besides
-            and (item.request.model, item.request.version) not in besides_models
-            and not (besides_asked and item.asked)
+            if request_id not in skip_ids
+            and (item.request.model, item.request.version) not in skip_models
+            and not (skip_reached_gateway and item.reached_gateway)
         )
         return list(islice(found, limit))
 

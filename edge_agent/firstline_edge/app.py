@@ -65,11 +65,10 @@ from firstline_edge.models.loading import hold, open_models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
-from firstline_edge.outbox import metrics as outbox_metrics
-from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox import reopening
 from firstline_edge.outbox.corrections import Corrections
 from firstline_edge.outbox.database import count_promises
-from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.outbox.outbox import Completions, Outbox
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.settings.settings import EdgeSettings, link_names
 from firstline_edge.state import StateDirectory
@@ -256,9 +255,9 @@ class EdgeAgent:
             listener=self._counts,
         )
         opened.callback(self.recorder.close)
-        self.endings = Completions()
+        self.completions = Completions()
         self.outbox = ReopeningOutbox(
-            partial(_open_outbox, settings, state, self.endings, clock),
+            partial(_open_outbox, settings, state, self.completions, clock),
             partial(count_promises, state.outbox_path),
             partial(erase, state.outbox_path),
             clock,
@@ -438,7 +437,7 @@ class EdgeAgent:
             cascade=self.cascade,
             links=self.links,
             outbox=self.outbox,
-            endings=self.endings,
+            completions=self.completions,
             recorder=self.recorder,
             reloading=self.reloading,
             rollbacks=self.fleet,
@@ -447,7 +446,7 @@ class EdgeAgent:
         )
 
     def _register_metrics(self) -> None:
-        outbox_metrics.register_metrics(self.metrics, self.outbox)
+        reopening.register_metrics(self.metrics, self.outbox)
         cache_metrics.register_metrics(self.metrics, self.cache)
         cloud_metrics.register_metrics(self.metrics, self.links, self.client)
         audit_metrics.register_metrics(self.metrics, self.certificates)
@@ -491,7 +490,7 @@ def _open_cache(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> 
     return ResultCache(limit_bytes=memory_bytes, ttl_s=section.ttl_s, disk=disk, clock=clock, refusal=refusal)
 
 
-def _open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Completions, clock: Clock) -> Outbox:
+def _open_outbox(settings: EdgeSettings, state: StateDirectory, completions: Completions, clock: Clock) -> Outbox:
     """Returns the outbox on disk.
 
     Raises:
@@ -500,7 +499,12 @@ def _open_outbox(settings: EdgeSettings, state: StateDirectory, endings: Complet
     """
     announcing = any(link.kind == "mqtt" for link in settings.links)
     return Outbox(
-        state.outbox_path, settings.outbox, announcing=announcing, endings=endings, seal=_seal(settings), clock=clock
+        state.outbox_path,
+        settings.outbox,
+        announcing=announcing,
+        completions=completions,
+        seal=_seal(settings),
+        clock=clock,
     )
 
 
@@ -521,5 +525,5 @@ async def _sweep(cache: ResultCache, outbox: ReopeningOutbox, clock: Clock) -> N
     while True:
         cache.expire()
         with contextlib.suppress(CapacityError):  # the writer reports it; the next sweep tries again
-            await outbox.forget_old()
+            await outbox.delete_old_answers()
         await clock.sleep(_SWEEP_S)

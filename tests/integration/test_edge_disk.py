@@ -148,7 +148,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         ended: list[object] = []
 
         async def wait_for_the_end() -> None:
-            with agent.endings.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
+            with agent.completions.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
                 ended.append(await ending)
 
         waiting = asyncio.create_task(wait_for_the_end())

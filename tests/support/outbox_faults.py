@@ -55,7 +55,7 @@ async def main():
             ending = [waiting.pop(rng.randrange(len(waiting))) for _ in range(min(len(waiting), rng.randint(0, 2)))]
             await asyncio.gather(*(put() for _ in range(rng.randint(1, 4))), *(end(asked) for asked in ending))
             if rng.random() < 0.2:
-                await outbox.note_announced([request_id for request_id, _ in await outbox.unannounced(2)])
+                await outbox.mark_announced([request_id for request_id, _ in await outbox.unannounced(2)])
         outbox.close()
 
 asyncio.run(main())

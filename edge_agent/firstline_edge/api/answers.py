@@ -52,9 +52,9 @@ class Answers:
                     return self._short_reply(await agent.infer(inference))
                 # Not before the body was read: a slow sender must not take a stream from other callers.
                 stream = held.enter_context(self._streams.opened(self._short_reply))
-                ending = held.enter_context(agent.endings.watch(inference.request_id))
+                completion = held.enter_context(agent.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
-            return stream.response(response, ending, held)
+            return stream.response(response, completion, held)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""
@@ -66,8 +66,8 @@ class Answers:
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as held:
             stream = held.enter_context(self._streams.opened(self._renderer(request), seen))
-            ending = held.enter_context(self._agent.endings.watch(request_id))
-            return stream.response(await self._agent.answer(request_id, principal), ending, held)
+            completion = held.enter_context(self._agent.completions.watch(request_id))
+            return stream.response(await self._agent.answer(request_id, principal), completion, held)
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.

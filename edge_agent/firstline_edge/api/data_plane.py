@@ -26,7 +26,7 @@ from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
-from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox.outbox import Completions
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.requests.context import RequestContext
 from firstline_edge.settings.settings import EdgeSettings
@@ -162,7 +162,7 @@ class EdgeDataPlane:
         cascade: answers requests.
         links: to the gateway.
         outbox: has the answers that were promised a correction.
-        endings: has those that are awaited.
+        completions: the promises that callers wait for.
         recorder: counts and logs.
         reloading: loads and unloads models.
         rollbacks: None on a device that is not a member of a fleet.
@@ -185,7 +185,7 @@ class EdgeDataPlane:
         cascade: Cascade,
         links: Links,
         outbox: ReopeningOutbox,
-        endings: Completions,
+        completions: Completions,
         recorder: Recorder,
         reloading: Reloading,
         rollbacks: Rollbacks | None,
@@ -194,7 +194,7 @@ class EdgeDataPlane:
     ) -> None:
         self.settings = settings
         self.limits = limits
-        self.endings = endings
+        self.completions = completions
         self.erasure = erasure
         self._clock = clock
         self._metrics = metrics

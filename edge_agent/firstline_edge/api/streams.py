@@ -25,7 +25,7 @@ from firstline_core.protocol.http import CONTENT_TYPE, Reply
 from firstline_core.protocol.http_errors import header
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.completions import Completion
+from firstline_edge.outbox.outbox import Completion
 
 log = logger(__name__)
 
@@ -100,12 +100,12 @@ class Stream:
         self._stopped = stopped
         self._heartbeat_s = heartbeat_s
 
-    def response(self, answer: InferResponse, ending: Completion, held: contextlib.ExitStack) -> Reply | Streamed:
+    def response(self, answer: InferResponse, completion: Completion, held: contextlib.ExitStack) -> Reply | Streamed:
         """Returns the stream as an HTTP answer.
 
         Args:
             answer: the present answer.
-            ending: a future of the final answer, watched since before `answer` was read.
+            completion: a future of the final answer, watched since before `answer` was read.
             held: closed when the stream ends.
 
         Raises:
@@ -115,21 +115,21 @@ class Stream:
             return Reply(204, {}, b"")  # a browser's EventSource does not reconnect after it
         first_id = PROVISIONAL_ID if _is_provisional(answer) else LAST_ID
         first = b"" if first_id <= self._seen else event(first_id, self._render(answer).body)
-        events = self._events(first, ending if first_id == PROVISIONAL_ID else None)
+        events = self._events(first, completion if first_id == PROVISIONAL_ID else None)
         return Streamed(_HEADERS, events, held.pop_all())
 
-    async def _events(self, first: bytes, ending: Completion | None) -> AsyncGenerator[bytes, None]:
+    async def _events(self, first: bytes, completion: Completion | None) -> AsyncGenerator[bytes, None]:
         # The head is sent with the first piece, also to a caller that only waits for the final event.
         yield first or HEARTBEAT
-        if ending is None:
+        if completion is None:
             return
-        waits: set[asyncio.Future[Any]] = {ending, self._stopped}
+        waits: set[asyncio.Future[Any]] = {completion, self._stopped}
         while True:
             done, _ = await asyncio.wait(waits, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 break
             yield HEARTBEAT
-        final = ending.result() if ending.done() else None
+        final = completion.result() if completion.done() else None
         if final is not None:
             try:
                 last = event(LAST_ID, self._render(final).body)

@@ -109,7 +109,7 @@ class Announcer:
         settled = await asyncio.gather(*(self._told(request_id, answer) for request_id, answer in found))
         done = [request_id for (request_id, _), told in zip(found, settled, strict=True) if told]
         if done:
-            await self._outbox.note_announced(done)
+            await self._outbox.mark_announced(done)
         return all(settled)
 
     async def _told(self, request_id: str, answer: InferResponse) -> bool:

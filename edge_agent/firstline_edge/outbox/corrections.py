@@ -1,4 +1,4 @@
-"""Keeps the promises of corrections: opens the outbox, delivers what is in it, and announces the corrections."""
+"""Promised corrections: stores them, has the full model compute them, and announces them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from firstline_edge.requests.escalation import merge
 
 
 class Corrections:
-    """Stores promises, and has the full model keep them.
+    """Stores promises, delivers them to the full model, and announces the corrections.
 
     Args:
         outbox: where promises are stored.

@@ -26,8 +26,8 @@ from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
 
-# `asked` selects promises that the gateway never heard of. Ages are read from their columns before a seal is opened:
-# damage to those shows in an index.
+# `reached_gateway` is 0 for promises whose request the gateway never received. Ages are read from their columns before
+# a seal is opened: damage to those shows in an index.
 _SCHEMA = """
     CREATE TABLE items (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,9 +42,9 @@ _SCHEMA = """
         provisional BLOB NOT NULL,
         provisional_header INTEGER,
         size_bytes INTEGER NOT NULL,
-        asked INTEGER NOT NULL
+        reached_gateway INTEGER NOT NULL
     );
-    CREATE INDEX items_not_asked ON items (sequence) WHERE asked = 0;
+    CREATE INDEX items_unsent ON items (sequence) WHERE reached_gateway = 0;
     CREATE INDEX items_by_age ON items (created_wall_s);
     CREATE TABLE answers (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -1,10 +1,10 @@
-"""Delivers the outbox's promises: sends them once a link works, and ends those that cannot be kept.
+"""Delivers the outbox's promises: sends them once a link works, and ends those that will not be corrected.
 
 A promise ends in exactly one of two ways, stored under its id: with the merged answer (`final`), or with the
 provisional answer marked as `expired`, because the promise is too old or the gateway will never answer it. Delivery is
 at least once, with the same request id. Nothing polls, but the wall clock is checked while a promise waits. If a caller
 waits for the better answer (`wait=first`), its promise is sent at once (`PriorityDelivery`), concurrently with those
-that wait for their turn (`retries.py`).
+that wait for their turn (`pacing.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,32 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
+from firstline_core.errors import (
+    CapacityError,
+    FirstlineError,
+    RemoteTimeoutError,
+    RequestError,
+    RuntimeFailure,
+    UnauthorizedError,
+)
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferResponse, Reason, TraceContext
+from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, TraceContext
 from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.cloud.retry_budget import RetryBudget
-from firstline_edge.outbox.corrector import Alarm, Corrector, Heed, Merge
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
-from firstline_edge.outbox.rate import DeliveryRate, RateSettings
-from firstline_edge.outbox.retries import Backoffs, RetryQueue
+from firstline_edge.outbox.pacing import Backoffs, DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.timeline import LOOK_EVERY_S
 
 log = logger(__name__)
 
+Merge = Callable[[InferResponse, tuple[int, ...], InferResponse, str], InferResponse]
+Alarm = Callable[[InferRequest], str]
+Heed = Callable[[InferRequest, ContractNotice | None], None]
 OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
@@ -117,20 +127,16 @@ class Delivery:
         self._clock = clock
         self._rng = rng
         self._on_correction = on_correction
-        self._corrector = Corrector(
-            chain,
-            merge,
-            clock,
-            complaints=complaints if complaints is not None else Complaints(),
-            alarm=alarm,
-            heed=heed,
-            timeout_s=settings.timeout_s,
-            refusals=settings.refusals,
-        )
+        self._merge = merge
+        self._complaints = complaints if complaints is not None else Complaints()
+        self._alarm = alarm
+        self._heed = heed
+        self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
         self._max_age_s = max_age_s
         self._settings = settings
         self._recoveries = chain.recoveries
-        self._itself: Backoffs[None] = Backoffs(clock, rng, base_s=settings.backoff_s, max_s=settings.backoff_max_s)
+        backoff_s, backoff_max_s = settings.backoff_s, settings.backoff_max_s
+        self._own_backoff: Backoffs[None] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
         self._order = RetryQueue(
             outbox,
             retries if retries is not None else RetryBudget(clock),
@@ -138,11 +144,11 @@ class Delivery:
             rng,
             at_once=settings.concurrency,
             late_s=settings.late_s,
-            backoff_s=settings.backoff_s,
-            backoff_max_s=settings.backoff_max_s,
+            backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s,
         )
         self._pace = DeliveryRate(clock, rng, settings.pace)
-        self._troubles: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
+        self._waiting_for: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
         self._priority = PriorityDelivery(self._deliver, settings.concurrency)
 
     async def run(self) -> None:
@@ -170,10 +176,10 @@ class Delivery:
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("outbox delivery broke")
             else:
-                self._itself.clear()
+                self._own_backoff.clear()
                 continue
-            self._itself.failed(None)
-            await self._clock.sleep(max(self._itself.waiting().values(), default=0.0))
+            self._own_backoff.failed(None)
+            await self._clock.sleep(max(self._own_backoff.waiting().values(), default=0.0))
 
     async def _work(self) -> None:
         """One step: ends overdue promises, or sends some, or waits."""
@@ -196,8 +202,8 @@ class Delivery:
         if (pause_s := self._pace.wait_s) > 0:
             await self._wait(retry_in_s=pause_s)
             return
-        found, others_in_s = await self._order.next(self._priority.sent_in_step)
-        items = self._priority.without_sent(found)
+        pending, others_in_s = await self._order.next(self._priority.sent_in_step)
+        items = self._priority.without_sent(pending)
         if not items:
             await self._wait(arrival, min(others_in_s, self._max_age_s))
             return
@@ -205,7 +211,7 @@ class Delivery:
         for item in items:
             if self._pace.wait_s > 0:
                 break
-            if self._order.may_ask(item):
+            if self._order.may_send(item):
                 self._pace.sent()
                 chosen.append(item)
         await self._send(chosen)
@@ -242,30 +248,65 @@ class Delivery:
         """Delivers one promise and ends it; or makes it wait, and returns the error."""
         request_id, began_s = item.request.request_id, self._clock.monotonic_s()
         try:
-            final, cause = await self._corrector.correct(item)
+            final, cause = await self._correct(item)
             self._pace.answered(self._clock.monotonic_s() - began_s)
             await self._end(item, final, cause)
         except FirstlineError as error:
-            self._tell(item, error)
+            self._warn(item, error)
             self._order.failed(request_id, error)
             return error
         finally:
             self._priority.under_way.discard(request_id)
-        self._troubles.pop((item.request.model, item.request.version), None)
+        self._waiting_for.pop((item.request.model, item.request.version), None)
         return None
 
-    def _tell(self, item: OutboxItem, error: FirstlineError) -> None:
+    async def _correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
+        """Returns the answer that ends the promise, and why the gateway refused to correct it ("" if it did not).
+
+        Raises:
+            FirstlineError: no answer yet; the promise must be retried.
+        """
+        request_id = item.request.request_id
+        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
+        attempts: list[Attempt] = []
+        answered = False
+        try:
+            sent = replace(item.request, alarm=self._alarm(item.request), promised=True)
+            correction = await self._chain.infer(sent, deadline_s, attempts)
+            answered = True
+            if correction.answer is not None:
+                self._heed(item.request, correction.answer.contract)
+                correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
+            merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
+            self._complaints.settle(item.request.model, item.request.version)
+            return merged, ""
+        except FirstlineError as error:
+            # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
+            # not the link's.
+            if not answered and (error.retryable or isinstance(error, UnauthorizedError)):
+                raise
+            refusal = error
+        except Exception as error:  # the outermost loop of a promise: it must not block those behind it
+            log.exception("outbox delivery broke", request_id=request_id)
+            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
+        self._refused[request_id] = self._refused.get(request_id, 0) + 1
+        if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
+            raise refusal
+        self._complaints.note(item.request.model, item.request.version, refusal)
+        return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
+
+    def _warn(self, item: OutboxItem, error: FirstlineError) -> None:
         """Warns when a model's corrections start to wait, or wait for another reason, but not at each attempt."""
         model = (item.request.model, item.request.version)
-        write = log.debug if self._troubles.get(model) == error.code else log.warning
-        self._troubles[model] = error.code
+        write = log.debug if self._waiting_for.get(model) == error.code else log.warning
+        self._waiting_for[model] = error.code
         write("corrections wait", model=item.request.model, waiting=self._outbox.depth, error=error.message)
 
     async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
         request_id = item.request.request_id
         await self._outbox.finish(request_id, final)
         self._order.ended(request_id)
-        self._corrector.forget(request_id)
+        self._refused.pop(request_id, None)
         self._on_correction(final, cause, item.request.trace)
 
 
@@ -318,9 +359,9 @@ class PriorityDelivery:
         self.ended.clear()
         self._sent_in_step = set(self.under_way)
 
-    def without_sent(self, found: list[OutboxItem]) -> list[OutboxItem]:
+    def without_sent(self, items: list[OutboxItem]) -> list[OutboxItem]:
         """Returns the promises that were not sent here since the step began."""
-        return [item for item in found if item.request.request_id not in self._sent_in_step]
+        return [item for item in items if item.request.request_id not in self._sent_in_step]
 
     @property
     def sent_in_step(self) -> frozenset[str]:

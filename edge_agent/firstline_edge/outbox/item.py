@@ -34,9 +34,6 @@ _NO_LIMITS = Limits(
 FIXED_BYTES = 512
 """Approximate size of a row's columns and of its share of the indexes."""
 
-RESTAMP_ROWS = 32
-"""Records that are sealed again in one commit, which other writes wait for."""
-
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
 
@@ -57,11 +54,11 @@ class OutboxItem:
     created_wall_s: float
 
     @property
-    def asked(self) -> bool:
+    def reached_gateway(self) -> bool:
         """Whether the gateway received the request before the promise was made."""
         answer = self.provisional.answer
         return answer is not None and any(
-            tried.tier is Tier.CLOUD and tried.outcome != LinkDownError.code for tried in answer.attempts
+            attempt.tier is Tier.CLOUD and attempt.outcome != LinkDownError.code for attempt in answer.attempts
         )
 
 
@@ -78,7 +75,7 @@ class StoredItem:
     request_header: int | None
     provisional: bytes
     provisional_header: int | None
-    asked: bool
+    reached_gateway: bool
 
     @property
     def size_bytes(self) -> int:
@@ -108,7 +105,7 @@ def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
         request_header=request.header_length,
         provisional=provisional.body,
         provisional_header=provisional.header_length,
-        asked=item.asked,
+        reached_gateway=item.reached_gateway,
     )
     return replace(
         stored,

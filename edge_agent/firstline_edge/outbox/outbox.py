@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, FirstlineError, QueueFullError, RequestError
+from firstline_core.errors import CapacityError, FirstlineError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Privacy
-from firstline_edge.outbox import answers, promises
-from firstline_edge.outbox.completions import Completions
+from firstline_edge.outbox import tables
 from firstline_edge.outbox.database import (
     Database,
     MakeWriter,
@@ -30,6 +31,7 @@ from firstline_edge.outbox.database import (
     is_full,
     make_writer,
     newest_rows,
+    open_reader,
 )
 from firstline_edge.outbox.item import (
     OutboxItem,
@@ -38,19 +40,55 @@ from firstline_edge.outbox.item import (
     pack,
     pack_response,
     seal_answer,
+    unpack,
+    unpack_answer,
+    unpack_provisional,
 )
-from firstline_edge.outbox.reader import OutboxReader
 from firstline_edge.outbox.recovery import open_or_recover
-from firstline_edge.outbox.restamping import Restamping
-from firstline_edge.outbox.timeline import Timeline
+from firstline_edge.outbox.timeline import Restamping, Timeline
 from firstline_edge.settings.settings import OutboxSection
 
-__all__ = ["Outbox", "OutboxItem"]
+__all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
+
+log = logger(__name__)
 
 _T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
 _CHECKSUM = ChecksumSeal()
+
+Completion = asyncio.Future[InferResponse | None]
+"""The final or expired answer of a promise, or None if the promise ended without any."""
+
+
+class Completions:
+    """The promises that callers wait for. A caller that comes later reads the answer from the outbox instead."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, set[Completion]] = {}
+
+    @contextlib.contextmanager
+    def watch(self, request_id: str) -> Iterator[Completion]:
+        """Starts to wait; look at the outbox only after that, so that no end is missed in between."""
+        completion: Completion = asyncio.get_running_loop().create_future()
+        watching = self._watched.setdefault(request_id, set())
+        watching.add(completion)
+        try:
+            yield completion
+        finally:
+            watching.discard(completion)
+            if not watching:
+                self._watched.pop(request_id, None)
+
+    def notify(self, request_id: str, final: InferResponse | None) -> None:
+        """Wakes the callers that wait for this promise, with its answer."""
+        for completion in self._watched.get(request_id, ()):
+            if not completion.done():
+                completion.set_result(final)
+
+    def __len__(self) -> int:
+        """Number of promises that callers wait for."""
+        return len(self._watched)
 
 
 class Outbox:
@@ -62,7 +100,7 @@ class Outbox:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is stored, and how long.
         announcing: whether answers are announced, and marked once they were.
-        endings: wakes callers that wait for a promise to end; None if there are no such callers.
+        completions: wakes callers that wait for a promise to end; None if there are no such callers.
         seal: closes the bodies, and opens them again.
         clock: for ages.
         writer: makes the group-commit writer.
@@ -72,7 +110,7 @@ class Outbox:
         CapacityError: the disk refuses.
     """
 
-    _reading: OutboxReader
+    _reader: _Reader
     _database: Database
     _writer: Writer
     _restamping: Restamping
@@ -83,7 +121,7 @@ class Outbox:
         limits: OutboxSection = _DEFAULTS,
         *,
         announcing: bool = False,
-        endings: Completions | None = None,
+        completions: Completions | None = None,
         seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
         writer: MakeWriter = make_writer,
@@ -92,7 +130,7 @@ class Outbox:
         self._limits = limits
         self._seal = seal
         self._announcing = announcing
-        self._endings = endings if endings is not None else Completions()
+        self._completions = completions if completions is not None else Completions()
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self._to_announce = asyncio.Event()
@@ -114,7 +152,7 @@ class Outbox:
     @property
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
-        count = len(self._reading.unreadable)
+        count = len(self._reader.unreadable)
         lost = f"{count} records could not be read, and were given up." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
@@ -132,23 +170,19 @@ class Outbox:
         self._restamping.look()
         created_wall_s = self._ages.wall_s()
         stored = pack(item, created_wall_s, self._seal)
-        known = request_id in self._ages
+        existed = request_id in self._ages
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
-            return promises.insert(
-                transaction.connection,
-                transaction.totals,
-                stored,
-                created_wall_s,
-                limit_items=self._limits.limit_items,
-                limit_bytes=self._limits.limit_bytes,
+            limit_items, limit_bytes = self._limits.limit_items, self._limits.limit_bytes
+            return tables.insert_promise(
+                transaction, stored, created_wall_s, limit_items=limit_items, limit_bytes=limit_bytes
             )
 
         def settle(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
                 self._arrival.set()
                 self._arrival = asyncio.Event()
-            elif not known:
+            elif not existed:
                 self._ages.forget(request_id)
 
         done = self._submit(insert)
@@ -164,28 +198,28 @@ class Outbox:
         self,
         limit: int,
         *,
-        besides: Collection[str] = (),
-        besides_models: Collection[tuple[str, str]] = (),
-        besides_asked: bool = False,
+        skip_ids: Collection[str] = (),
+        skip_models: Collection[tuple[str, str]] = (),
+        skip_reached_gateway: bool = False,
     ) -> list[OutboxItem]:
         """Returns the oldest promises.
 
         Args:
             limit: of promises.
-            besides: ids to skip.
-            besides_models: names and versions to skip.
-            besides_asked: whether to skip promises whose request the gateway received before.
+            skip_ids: ids to skip.
+            skip_models: names and versions to skip.
+            skip_reached_gateway: whether to skip promises whose request the gateway received before.
 
         Raises:
             CapacityError: the disk refuses.
         """
         return await self._readable(
             partial(
-                promises.oldest,
+                tables.oldest_promises,
                 limit=limit,
-                besides=besides,
-                besides_models=besides_models,
-                besides_asked=besides_asked,
+                skip_ids=skip_ids,
+                skip_models=skip_models,
+                skip_reached_gateway=skip_reached_gateway,
             )
         )
 
@@ -199,7 +233,7 @@ class Outbox:
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
-        return await self._readable(partial(promises.by_id, request_ids=request_ids))
+        return await self._readable(partial(tables.promises_by_id, request_ids=request_ids))
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
         """Stores the answer and deletes the promise, both or neither. Does nothing if there is no such promise.
@@ -212,20 +246,18 @@ class Outbox:
         encoded = pack_response(final)
 
         def move(transaction: Transaction) -> bool:
-            connection, totals = transaction.connection, transaction.totals
-            principal = promises.delete(connection, totals, request_id)
+            principal = tables.delete_promise(transaction, request_id)
             if principal is None:
                 return False
-            answers.keep(
-                connection,
-                totals,
+            tables.insert_answer(
+                transaction,
                 seal_answer(encoded, request_id, principal, now_wall_s, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
                 announced=not self._announcing,
             )
-            self._evict(connection, totals, now_wall_s)
+            self._evict(transaction, now_wall_s)
             return True
 
         try:
@@ -234,11 +266,16 @@ class Outbox:
             self._to_announce.set()
         self._ages.forget(request_id)
         if ended:
-            self._endings.tell(request_id, final)
+            self._completions.notify(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """See `OutboxReader.answer`."""
-        return await self._reading.answer(request_id, principal)
+        """Returns the answer by its id: the provisional one while its promise waits, or the final or expired one.
+
+        Raises:
+            UnknownAnswerError: there is none, it cannot be read, or it is not this principal's.
+            CapacityError: the disk refuses.
+        """
+        return await self._reader.answer(request_id, principal)
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""
@@ -252,25 +289,25 @@ class Outbox:
         """
         self._to_announce.clear()
         try:
-            found, lost = await self._reading.unannounced(limit)
+            answers, unreadable = await self._reader.unannounced(limit)
         except BaseException:
             self._to_announce.set()
             raise
-        if found or lost:
+        if answers or unreadable:
             self._to_announce.set()
-        if lost:
-            await self.note_announced(lost)
-        return found
+        if unreadable:
+            await self.mark_announced(unreadable)
+        return answers
 
-    async def note_announced(self, request_ids: Collection[str]) -> None:
+    async def mark_announced(self, request_ids: Collection[str]) -> None:
         """Marks answers as announced, on the disk.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        await self._write(lambda transaction: answers.note_announced(transaction.connection, request_ids))
+        await self._write(partial(tables.mark_announced, request_ids=request_ids))
 
-    async def forget_old(self) -> None:
+    async def delete_old_answers(self) -> None:
         """Deletes answers that are too old and need not be announced. Storing an answer does so too.
 
         Raises:
@@ -278,7 +315,7 @@ class Outbox:
         """
         self._restamping.look()
         now_wall_s = self._ages.wall_s()
-        await self._write(lambda transaction: self._evict(transaction.connection, transaction.totals, now_wall_s))
+        await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
     async def purge(self) -> None:
         """Deletes all promises and answers, and leaves no byte of them in a file.
@@ -286,30 +323,20 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-
-        def forget(transaction: Transaction) -> list[str]:
-            connection, totals = transaction.connection, transaction.totals
-            connection.execute("PRAGMA secure_delete = ON")
-            ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
-            connection.execute("DELETE FROM answers")
-            connection.execute("PRAGMA secure_delete = FAST")
-            totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
-            return ended
-
         try:
-            for request_id in await self._write(forget):
+            for request_id in await self._write(tables.delete_all):
                 self._ages.forget(request_id)
-                self._endings.tell(request_id, None)
+                self._completions.notify(request_id, None)
             await asyncio.shield(
                 asyncio.wrap_future(self._writer.submit_then(lambda _: None, lambda _: self._database.compact()))
             )
         except CapacityError as error:
             if not (is_full(error.__cause__) or self._writer.closed):  # a disk without room has none for zeros either
                 raise
-            await self._begin_anew()
+            await self._replace_files()
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
-        self._reading.unreadable.clear()
+        self._reader.unreadable.clear()
 
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
@@ -327,7 +354,7 @@ class Outbox:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
         self._writer.close()
         self._database.close()
-        self._reading.close()
+        self._reader.close()
 
     def _open(self) -> None:
         with contextlib.ExitStack() as undo:
@@ -336,8 +363,8 @@ class Outbox:
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:
-                self._reading = undo.enter_context(contextlib.closing(OutboxReader(self._path, self._seal)))
-                totals = self._learn(opened.connection)
+                self._reader = undo.enter_context(contextlib.closing(_Reader(self._path, self._seal)))
+                totals = self._load(opened.connection)
             except sqlite3.Error as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
@@ -345,7 +372,7 @@ class Outbox:
         self._writer = self._make_writer(self._database)
         self._restamping = Restamping(self._ages, self._seal, self._writer)
 
-    async def _begin_anew(self) -> None:
+    async def _replace_files(self) -> None:
         """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
 
         Raises:
@@ -354,7 +381,7 @@ class Outbox:
         self._writer.end()
         await asyncio.to_thread(self._writer.close)
         await asyncio.to_thread(self._database.close)
-        await asyncio.to_thread(self._reading.close)
+        await asyncio.to_thread(self._reader.close)
         try:
             await asyncio.to_thread(erase, self._path)
         finally:
@@ -363,31 +390,30 @@ class Outbox:
             await asyncio.to_thread(self._open)
             self._note_depth()
             for request_id in ended.difference(self._ages.ids()):
-                self._endings.tell(request_id, None)
+                self._completions.notify(request_id, None)
 
-    async def _readable(
-        self, query: Callable[[sqlite3.Connection], list[tuple[StoredItem, float]]]
-    ) -> list[OutboxItem]:
-        found, lost = await self._reading.items(query)
-        for stored in lost:
+    async def _readable(self, query: Callable[[sqlite3.Connection], list[tables.StoredPromise]]) -> list[OutboxItem]:
+        """Returns the promises that a query selects; those whose request cannot be read end."""
+        items, unreadable = await self._reader.items(query)
+        for stored in unreadable:
             await self._give_up(stored)
-        return found
+        return items
 
     async def _give_up(self, stored: StoredItem) -> None:
         """Ends a promise whose request cannot be read, so that it does not block those behind it."""
-        request_id, provisional = stored.request_id, self._reading.provisional(stored)
+        request_id, provisional = stored.request_id, self._reader.provisional(stored)
         if provisional is not None:
             await self.finish(request_id, expire(provisional))
             return
-        await self._write(lambda transaction: promises.delete(transaction.connection, transaction.totals, request_id))
+        await self._write(partial(tables.delete_promise, request_id=request_id))
         self._ages.forget(request_id)
-        self._endings.tell(request_id, None)
+        self._completions.notify(request_id, None)
 
-    def _evict(self, connection: sqlite3.Connection, totals: Totals, now_wall_s: float) -> None:
-        if self._restamping.settled:  # else there will be a next time
+    def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
+        if self._restamping.settled:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
-            answers.forget_old(connection, totals, oldest_s, also_unannounced=not self._announcing)
-        answers.make_room(connection, totals, self._limits.answers_limit_bytes)
+            tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing)
+        tables.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
         """Queues an operation, which is committed even if its caller is cancelled."""
@@ -405,17 +431,111 @@ class Outbox:
         else:
             self._pending.clear()
 
-    def _learn(self, writer: sqlite3.Connection) -> Totals:
+    def _load(self, writer: sqlite3.Connection) -> Totals:
         """Counts the records of earlier processes, and reads their ages."""
-        promises.correct_sizes(writer)
-        answers.correct_sizes(writer)
-        one = self._reading.connection.execute
-        items, item_bytes = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM items").fetchone()
-        ended, ended_bytes = one("SELECT count(*), coalesce(sum(size_bytes), 0) FROM answers").fetchone()
-        newest = "SELECT max(created_wall_s) AS s FROM items UNION ALL SELECT max(stored_wall_s) FROM answers"
-        (seen_s,) = one(f"SELECT max(s) FROM ({newest})").fetchone()  # noqa: S608
-        created = one("SELECT request_id, created_wall_s FROM items ORDER BY created_wall_s, sequence").fetchall()
-        self._ages.learn(float(seen_s or 0.0), created)
+        tables.correct_sizes(writer)
+        newest_wall_s, created = tables.read_times(writer)
+        self._ages.learn(newest_wall_s, created)
         if created:
             self._pending.set()
-        return Totals(items, item_bytes, ended, ended_bytes, newest_rows(writer))
+        return Totals(*tables.count_records(writer), newest_rows(writer))
+
+
+class _Reader:
+    """Reads concurrently with the writer over a connection of its own, and never waits for the writer.
+
+    Args:
+        path: of the database.
+        seal: opens the records.
+
+    Attributes:
+        unreadable: ids of records that were damaged.
+
+    Raises:
+        sqlite3.Error: the disk refuses.
+    """
+
+    def __init__(self, path: Path, seal: Seal) -> None:
+        self._seal = seal
+        self._connection = open_reader(path)
+        self.unreadable: set[str] = set()
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
+
+    async def items(
+        self, query: Callable[[sqlite3.Connection], list[tables.StoredPromise]]
+    ) -> tuple[list[OutboxItem], list[StoredItem]]:
+        """Returns the promises that a query selects, and those whose request cannot be read.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        items, unreadable = [], []
+        for stored, created_wall_s in await self._read(query):
+            try:
+                items.append(unpack(stored, created_wall_s, self._seal))
+            except FirstlineError as error:
+                self._report_damage("outbox item unreadable", stored.request_id, error)
+                unreadable.append(stored)
+        return items, unreadable
+
+    def provisional(self, stored: StoredItem) -> InferResponse | None:
+        """Returns the provisional answer of a promise; None if it cannot be read either."""
+        columns = (stored.provisional, stored.provisional_header, stored.request_id, stored.principal)
+        try:
+            return unpack_provisional(*columns, self._seal)
+        except FirstlineError:
+            return None
+
+    async def answer(self, request_id: str, principal: str) -> InferResponse:
+        """See `Outbox.answer`."""
+        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
+        provisional = await self._read(partial(tables.find_provisional, request_id=request_id, principal=principal))
+        final = None
+        if provisional is None:
+            final = await self._read(partial(tables.find_answer, request_id=request_id, principal=principal))
+        try:
+            if provisional is not None:
+                body, header_length = provisional.body, provisional.header_length
+                return unpack_provisional(body, header_length, request_id, principal, self._seal)
+            if final is not None:
+                return unpack_answer(*final, request_id, principal, self._seal)
+        except FirstlineError as error:
+            self.unreadable.add(request_id)
+            raise UnknownAnswerError(
+                f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
+            ) from error
+        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
+
+    async def unannounced(self, limit: int) -> tuple[list[tuple[str, InferResponse]], list[str]]:
+        """Returns ids and answers that are still to be announced, oldest first, and the ids of unreadable answers.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        answers, unreadable = [], []
+        for request_id, principal, packed, wall_s in await self._read(partial(tables.unannounced_answers, limit=limit)):
+            try:
+                answers.append((request_id, unpack_answer(packed, wall_s, request_id, principal, self._seal)))
+            except FirstlineError as error:
+                self._report_damage("outbox answer unreadable", request_id, error)
+                unreadable.append(request_id)
+        return answers, unreadable
+
+    def close(self) -> None:
+        """Closes the connection after the reads in progress; calling it twice is harmless."""
+        self._closed = True
+        self._thread.shutdown(wait=True)
+        self._connection.close()
+
+    def _report_damage(self, event: str, request_id: str, error: FirstlineError) -> None:
+        log.error(event, request_id=request_id, why=error.message)
+        self.unreadable.add(request_id)
+
+    async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        if self._closed:
+            raise CapacityError("The outbox is closed.")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
+        except sqlite3.Error as error:
+            raise CapacityError(f"The outbox could not be read: {error}. Is the disk failing?") from error

@@ -44,7 +44,7 @@ _JOURNALS = ("-wal", "-shm", "-journal")
 _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
 _COLUMNS = {
     "items": "sequence, request_id, principal, model, version, created_wall_s, rows, request, request_header, "
-    "provisional, provisional_header, asked",
+    "provisional, provisional_header, reached_gateway",
     "answers": "sequence, request_id, principal, stored_wall_s, response, response_header, announced",
 }
 # A damaged page stops a scan, so rows are looked for in both directions: in the table and in the indexes that cover it.
@@ -246,16 +246,16 @@ def _sequences(connection: sqlite3.Connection, table: str) -> set[int]:
 def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
     """Adds a promise whose provisional answer can be read; if its request cannot, the promise is to end as expired."""
     sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
-    provisional, provisional_header, asked = rest
+    provisional, provisional_header, reached_gateway = rest
     try:
         stored = StoredItem(
             *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
-            asked=asked != 0,
+            reached_gateway=reached_gateway != 0,
         )
         created_s = _genuine_time(stored, float(created_wall_s), seal)
         unpack_provisional(provisional, provisional_header, request_id, principal, seal)
         values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
-        more = (provisional, provisional_header, stored.size_bytes, stored.asked)
+        more = (provisional, provisional_header, stored.size_bytes, stored.reached_gateway)
     except (FirstlineError, TypeError, ValueError):
         return
     connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))

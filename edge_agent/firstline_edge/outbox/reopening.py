@@ -9,6 +9,7 @@ from collections.abc import Callable
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
@@ -45,7 +46,7 @@ class ReopeningOutbox:
         self._count = count
         self._clear = clear
         self._opening = threading.Lock()
-        self._counted = (0, 0)
+        self._unopened_counts = (0, 0)
         self._clock = clock
         self._outbox: Outbox | None = None
         self._closed = False
@@ -55,12 +56,12 @@ class ReopeningOutbox:
     @property
     def depth(self) -> int:
         """Number of promises that wait."""
-        return self._outbox.depth if self._outbox is not None else self._counted[0]
+        return self._outbox.depth if self._outbox is not None else self._unopened_counts[0]
 
     @property
     def size_bytes(self) -> int:
         """Size of the waiting promises in bytes."""
-        return self._outbox.size_bytes if self._outbox is not None else self._counted[1]
+        return self._outbox.size_bytes if self._outbox is not None else self._unopened_counts[1]
 
     @property
     def damage(self) -> str:
@@ -84,7 +85,7 @@ class ReopeningOutbox:
         Raises:
             CapacityError: the outbox is not open, or as for that method.
         """
-        await self._now().put(item)
+        await self._opened_outbox().put(item)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """See `Outbox.answer`.
@@ -92,15 +93,15 @@ class ReopeningOutbox:
         Raises:
             CapacityError: the outbox is not open, or as for that method.
         """
-        return await self._now().answer(request_id, principal)
+        return await self._opened_outbox().answer(request_id, principal)
 
-    async def forget_old(self) -> None:
-        """See `Outbox.forget_old`.
+    async def delete_old_answers(self) -> None:
+        """See `Outbox.delete_old_answers`.
 
         Raises:
             CapacityError: the outbox is not open, or as for that method.
         """
-        await self._now().forget_old()
+        await self._opened_outbox().delete_old_answers()
 
     async def purge(self) -> None:
         """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
@@ -108,9 +109,9 @@ class ReopeningOutbox:
         Raises:
             OSError, CapacityError: the disk refuses.
         """
-        if self._outbox is None and await asyncio.to_thread(self._begin_anew):
+        if self._outbox is None and await asyncio.to_thread(self._erase_unopened):
             return
-        await self._now().purge()
+        await self._opened_outbox().purge()
 
     def close(self) -> None:
         """See `Outbox.close`."""
@@ -118,18 +119,18 @@ class ReopeningOutbox:
         if self._outbox is not None:
             self._outbox.close()
 
-    def _now(self) -> Outbox:
+    def _opened_outbox(self) -> Outbox:
         if self._outbox is None:
             raise CapacityError(self.problem, retry_after_s=_RETRY_S)
         return self._outbox
 
-    def _begin_anew(self) -> bool:
+    def _erase_unopened(self) -> bool:
         """Erases the files if no outbox is open; returns whether it did."""
         with self._opening:
             if self._outbox is not None:  # meanwhile
                 return False
             self._clear()
-            self._counted = (0, 0)
+            self._unopened_counts = (0, 0)
         self._try()
         return True
 
@@ -143,7 +144,7 @@ class ReopeningOutbox:
             outbox = self._make()
         except CapacityError as error:
             if not self.problem:
-                self._counted = self._count()
+                self._unopened_counts = self._count()
                 log.error("there is no outbox; no correction is promised", error=error.message)
             # An error about a setting says itself what to do; all other errors come from the disk.
             disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
@@ -155,3 +156,9 @@ class ReopeningOutbox:
             if self.problem:
                 log.info("the outbox can be used again", items=outbox.depth)
             self._outbox, self.problem = outbox, ""
+
+
+def register_metrics(metrics: RequestMetrics, outbox: ReopeningOutbox) -> None:
+    """Registers the number and the size of the promises that wait."""
+    metrics.gauge("outbox_items", "Promised corrections that are still to come.", lambda: outbox.depth)
+    metrics.gauge("outbox_bytes", "Payload in the outbox.", lambda: outbox.size_bytes)

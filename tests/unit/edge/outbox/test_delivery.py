@@ -21,7 +21,7 @@ from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
-from firstline_edge.outbox.rate import RateSettings
+from firstline_edge.outbox.pacing import RateSettings
 from firstline_edge.requests.escalation import merge
 
 DOWN = errors.LinkDownError("refused")
@@ -362,7 +362,7 @@ async def test_a_merge_that_refuses_is_no_fault_of_the_links(house: House) -> No
     def refuse(*_: object) -> InferResponse:
         raise errors.ProtocolError("the answer does not say how it came about")
 
-    house.delivery._corrector._merge = refuse
+    house.delivery._merge = refuse
     request_id = await house.promise()
     await house.until_empty()
     assert await house.status(request_id) is Status.EXPIRED
@@ -506,17 +506,17 @@ async def test_a_long_backlog_that_must_wait_is_not_read_meanwhile(house: House)
     read = 0
     pending = house.outbox.pending
 
-    async def counted(limit: int, **besides: Any) -> list[OutboxItem]:
+    async def counted(limit: int, **skipped: Any) -> list[OutboxItem]:
         nonlocal read
-        found = await pending(limit, **besides)
-        read += len(found) + len(besides["besides"])
+        found = await pending(limit, **skipped)
+        read += len(found) + len(skipped["skip_ids"])
         return found
 
     house.outbox.pending = counted  # type: ignore[method-assign]
     await house.pass_time(20.0)
     assert 20 <= len(house.link.calls) <= 60
     assert read <= 5 * len(house.link.calls)
-    assert not await pending(1, besides_asked=True)
+    assert not await pending(1, skip_reached_gateway=True)
 
 
 async def test_what_was_promised_while_the_link_was_down_is_not_asked_again(house: House) -> None:

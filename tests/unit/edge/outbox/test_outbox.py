@@ -16,9 +16,9 @@ from firstline_core.errors import CapacityError, ConfigError, QueueFullError, Re
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
-from firstline_edge.outbox import answers, promises
+from firstline_edge.outbox import tables, timeline
 from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES
-from firstline_edge.outbox.outbox import Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Completions, Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 
 DAY_S = 86_400.0
@@ -171,7 +171,7 @@ async def test_what_is_to_be_announced_makes_room_last(path: Path, clock: Simula
         await outbox.put(one)
         await outbox.finish(one.request.request_id, one.provisional)
         if number == 1:
-            await outbox.note_announced(ids[1:2])
+            await outbox.mark_announced(ids[1:2])
         if outbox._database.totals.answers < number + 1:
             break
     with pytest.raises(UnknownAnswerError):
@@ -206,7 +206,7 @@ async def test_old_answers_are_forgotten_though_nothing_new_comes(path: Path, cl
     for later_s in (59.0, 2.0):
         assert (await outbox.answer(one.request.request_id, "local")).answer is not None
         await clock.advance(later_s)
-        await outbox.forget_old()
+        await outbox.delete_old_answers()
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(one.request.request_id, "local")
     outbox.close()
@@ -356,17 +356,17 @@ async def test_no_leap_of_the_clock_forgets_an_answer_of_a_minute_ago(path: Path
     await outbox.put(new)
     await outbox.finish(new.request.request_id, new.provisional)
     await until_settled(outbox)
-    await outbox.forget_old()
+    await outbox.delete_old_answers()
     kept = (waiting, lately, new)
     await expect_answers(outbox, kept=kept, gone=[long_ago])
     outbox.close()
 
     later = SimulatedClock(wall_start_s=clock.wall_s() + DAY_S - 30.0)
     again = Outbox(path, limits, clock=later)
-    await again.forget_old()
+    await again.delete_old_answers()
     await expect_answers(again, kept=kept[1:], gone=[waiting])
     await later.advance(31.0)
-    await again.forget_old()
+    await again.delete_old_answers()
     await expect_answers(again, kept=(), gone=kept)
     again.close()
 
@@ -419,15 +419,15 @@ async def test_a_leap_that_the_disk_refuses_is_made_good_later_and_nothing_is_fo
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers, "restamp_answer", refuse)
+        patch.setattr(timeline, "restamp_answer", refuse)
         for _ in range(3):
             with contextlib.suppress(CapacityError):  # of the same group
-                await outbox.forget_old()
+                await outbox.delete_old_answers()
         assert not outbox._restamping.settled
     await outbox.answer(one.request.request_id, "local")
-    await outbox.forget_old()
+    await outbox.delete_old_answers()
     await until_settled(outbox)
-    await outbox.forget_old()
+    await outbox.delete_old_answers()
     await outbox.answer(one.request.request_id, "local")
     outbox.close()
 
@@ -438,10 +438,10 @@ async def test_what_is_to_be_announced_is_not_forgotten_by_age(path: Path, clock
     await outbox.put(one)
     await outbox.finish(one.request.request_id, one.provisional)
     await clock.advance(10 * DAY_S)
-    await outbox.forget_old()
+    await outbox.delete_old_answers()
     assert [request_id for request_id, _ in await outbox.unannounced(9)] == [one.request.request_id]
-    await outbox.note_announced([one.request.request_id])
-    await outbox.forget_old()
+    await outbox.mark_announced([one.request.request_id])
+    await outbox.delete_old_answers()
     await expect_answers(outbox, kept=(), gone=[one])
     outbox.close()
 
@@ -488,13 +488,13 @@ async def test_some_can_be_passed_over(outbox: Outbox) -> None:
         await outbox.put(one)
     ids = [one.request.request_id for one in put]
 
-    async def found(**besides: Any) -> list[int]:
-        return [ids.index(one.request.request_id) for one in await outbox.pending(9, **besides)]
+    async def found(**skipped: Any) -> list[int]:
+        return [ids.index(one.request.request_id) for one in await outbox.pending(9, **skipped)]
 
-    assert await found(besides=ids[:1]) == [1, 2]
-    assert await found(besides_models={("a", "1")}) == [1, 2]
-    assert await found(besides=ids[:1], besides_models={("b", "1")}) == [1]
-    assert await found(besides=ids) == []
+    assert await found(skip_ids=ids[:1]) == [1, 2]
+    assert await found(skip_models={("a", "1")}) == [1, 2]
+    assert await found(skip_ids=ids[:1], skip_models={("b", "1")}) == [1]
+    assert await found(skip_ids=ids) == []
 
 
 async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(outbox: Outbox) -> None:
@@ -504,16 +504,16 @@ async def test_what_the_gateway_heard_of_before_is_passed_over_without_a_look(ou
         attempts = (Attempt(Tier.EDGE, "ok", 1.0), Attempt(Tier.CLOUD, tried, 9.0))
         answer = structs.replace(one.provisional.answer, attempts=attempts)
         await outbox.put(replace(one, provisional=structs.replace(one.provisional, answer=answer)))
-    assert [one.asked for one in await outbox.pending(9)] == [True, False, True]
-    assert [one.asked for one in await outbox.pending(9, besides_asked=True)] == [False]
+    assert [one.reached_gateway for one in await outbox.pending(9)] == [True, False, True]
+    assert [one.reached_gateway for one in await outbox.pending(9, skip_reached_gateway=True)] == [False]
     with sqlite3.connect("file::memory:") as connection:
         connection.executescript(_SCHEMA)
         asked: list[str] = []
         connection.set_trace_callback(asked.append)
-        promises.oldest(connection, 4, (), (), besides_asked=True)
+        tables.oldest_promises(connection, 4, (), (), skip_reached_gateway=True)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
     connection.close()
-    assert any("items_not_asked" in step[-1] for step in plan)
+    assert any("items_unsent" in step[-1] for step in plan)
 
 
 async def test_an_arrival_is_told_once_it_is_on_the_disk(outbox: Outbox) -> None:
@@ -686,3 +686,48 @@ async def test_what_is_put_off_keeps_its_trace_over_a_restart(path: Path, clock:
         assert kept.request.trace == structs.replace(trace, parent_id=""), "the same span: it is the same request"
         assert untraced.request.trace is None
     again.close()
+
+
+# Waiting callers
+
+
+async def test_every_waiting_caller_gets_the_answer_once() -> None:
+    completions = Completions()
+    final = response(request())
+    with completions.watch("a") as one, completions.watch("a") as other, completions.watch("b") as another:
+        completions.notify("a", final)
+        completions.notify("a", None)
+        assert one.result() is other.result() is final
+        assert not another.done()
+        assert len(completions) == 2
+    completions.notify("a", final)
+    assert len(completions) == 0
+
+
+async def test_waiting_callers_wake_after_the_answer_is_stored(path: Path) -> None:
+    completions = Completions()
+    outbox = Outbox(path, completions=completions)
+    asked = request()
+    with completions.watch(asked.request_id) as completion:
+        await outbox.finish(asked.request_id, response(asked))
+        assert not completion.done()  # there was no promise to end
+        await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
+        await outbox.finish(asked.request_id, response(asked, value=0.75))
+        final = completion.result()
+        stored = await outbox.answer(asked.request_id, "local")
+        assert final is not None and final.answer == stored.answer
+    outbox.close()
+
+
+async def test_waiting_callers_wake_when_a_promise_is_given_up(path: Path) -> None:
+    completions = Completions()
+    outbox = Outbox(path, completions=completions)
+    asked = request()
+    await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
+    await outbox._write(
+        lambda transaction: transaction.connection.execute("UPDATE items SET provisional = x'', request = x''")
+    )
+    with completions.watch(asked.request_id) as completion:
+        assert await outbox.pending(1) == []
+        assert completion.result() is None
+    outbox.close()

@@ -1,14 +1,23 @@
-"""Which promises may be sent now: the oldest first, those of failing models last.
+"""Which promises are delivered now, and how fast. No I/O.
 
-After a failure two things wait: the promise, so that those behind it are sent, and its model, so that a gateway without
-capacity for a model does not get every promise of that model in turn. A link that is back ends all these waits. Failed
-promises are still sent after the others, because one of them may have made the link look broken.
+The order (`RetryQueue`): the oldest promise first, those of failing models last. After a failure two things wait: the
+promise, so that those behind it are sent, and its model, so that a gateway without capacity for a model does not get
+every promise of that model in turn. A link that is back ends all these waits. Failed promises are still sent after the
+others, because one of them may have made the link look broken.
+
+The rate (`DeliveryRate`): as fast as possible without delaying live requests. Promises are not urgent, and after an
+outage they wait on every device. A fleet that delivers as fast as the gateway answers takes capacity from live
+requests, and gets more refusals than answers. So delivery starts slowly whenever a link is back, and adapts to the
+delay that it causes, as LEDBAT does (RFC 6817, a background transport): faster while answers arrive with little delay,
+slower when they queue, at half the rate after a refusal. The gap before each delivery is random, so that devices do not
+synchronize.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from firstline_core.clock import Clock
@@ -18,6 +27,10 @@ from firstline_core.types import Reason
 from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
+
+_SLACK_S = 0.1  # shorter gaps are saved up, and then several deliveries go together
+_FORGET = 1.01  # growth of the shortest seen time with each answer: the path may have changed
+
 
 K = TypeVar("K", bound=Hashable)
 
@@ -48,7 +61,7 @@ class Backoffs(Generic[K]):
         return key in self._not_before_s
 
     def failed(self, key: K, at_least_s: float = 0.0) -> None:
-        """Makes a key wait: the time asked for, up to the maximum, plus a random time."""
+        """Makes a key wait: the requested time, up to the maximum, plus a random time."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         drawn_s = full_jitter_s(self._rng, failures, base_s=self._base_s, max_s=self._max_s)
@@ -87,7 +100,7 @@ class RetryQueue:
 
     Args:
         outbox: whose promises.
-        retries: the budget for asking again.
+        retries: the retry budget.
         clock: for waits.
         rng: for jitter.
         at_once: promises that are sent together.
@@ -116,48 +129,45 @@ class RetryQueue:
         self._items: Backoffs[str] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
         self._models: Backoffs[Model] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
 
-    async def next(self, besides: Collection[str]) -> tuple[list[OutboxItem], float]:
+    async def next(self, skip_ids: Collection[str]) -> tuple[list[OutboxItem], float]:
         """Returns promises that may be sent now: those without a failure first, those that failed last.
 
         While the retry budget is empty, no promise is read that would need it: there may be thousands.
 
         Args:
-            besides: ids to skip.
+            skip_ids: ids to skip.
 
         Returns:
             The promises, and the seconds until others may be sent (infinite if none waits).
         """
         items_waiting, models_waiting = self._items.waiting(), self._models.waiting()
+        items_failing, models_failing = self._items.failing(), self._models.failing()
         retry_wait_s = self._retries.wait_s
         waits_s = filter(None, (*items_waiting.values(), *models_waiting.values(), retry_wait_s))
         others_in_s = min(waits_s, default=float("inf"))
-        passed_by = {*items_waiting, *besides}
-        items_failing, models_failing = self._items.failing(), self._models.failing()
-        spared = items_failing | passed_by
+        skipped = {*items_waiting, *skip_ids}
         choices: list[tuple[Collection[str], Collection[Model]]] = []
         if items_failing or models_failing:
-            choices = [(spared, models_failing), (spared, models_waiting)]
+            untried = items_failing | skipped
+            choices = [(untried, models_failing), (untried, models_waiting)]
         if retry_wait_s <= 0 or not choices:
-            choices.append((passed_by, models_waiting))
-        for besides_items, besides_models in choices:
-            found = await self._outbox.pending(
-                self._at_once,
-                besides=besides_items,
-                besides_models=besides_models,
-                besides_asked=retry_wait_s > 0,
+            choices.append((skipped, models_waiting))
+        for ids, models in choices:
+            items = await self._outbox.pending(
+                self._at_once, skip_ids=ids, skip_models=models, skip_reached_gateway=retry_wait_s > 0
             )
-            if found:
-                return found, others_in_s
+            if items:
+                return items, others_in_s
         return [], others_in_s
 
-    def may_ask(self, item: OutboxItem) -> bool:
+    def may_send(self, item: OutboxItem) -> bool:
         """Whether a promise may be sent now; a retry takes from the retry budget.
 
         If the budget is empty, promises that would need it are not looked up for now.
         """
         if self._is_early(item):
             return False
-        again = item.asked or item.request.request_id in self._items.failing()
+        again = item.reached_gateway or item.request.request_id in self._items.failing()
         return not again or self._retries.may_retry()
 
     def is_failing(self, model: Model) -> bool:
@@ -174,9 +184,9 @@ class RetryQueue:
 
     def note(self, model: Model, errors: Iterable[FirstlineError | None]) -> None:
         """Notes the outcome of promises of one model that were sent together: the model waits if all of them failed."""
-        found = list(errors)
-        waits_s = [error.retry_after_s or 0.0 for error in found if error is not None]
-        if len(waits_s) == len(found):
+        outcomes = list(errors)
+        waits_s = [error.retry_after_s or 0.0 for error in outcomes if error is not None]
+        if len(waits_s) == len(outcomes):
             self._models.failed(model, max(waits_s))
         else:
             self._models.succeeded(model)
@@ -189,7 +199,7 @@ class RetryQueue:
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway may still be working on the request of this promise."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        late = answer is not None and answer.reason is Reason.DEADLINE and item.asked
+        late = answer is not None and answer.reason is Reason.DEADLINE and item.reached_gateway
         if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, self._late_s) - self._outbox.age_s(item)
@@ -197,3 +207,79 @@ class RetryQueue:
             return False
         self._items.hold(request_id, wait_s)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class RateSettings:
+    """Parameters of the delivery rate.
+
+    Args:
+        begin_per_s: initial rate, in deliveries per second.
+        least_per_s: minimum rate, however many deliveries are refused.
+        burst: deliveries that may go at once at the start: so few cause no thundering herd.
+        target_s: accepted delay of an answer beyond the shortest seen time; at least that shortest time is accepted.
+        gain: relative increase of the rate for an answer without delay; less for a later answer.
+        slowest: least factor for a late answer.
+    """
+
+    begin_per_s: float = 0.3
+    least_per_s: float = 0.1
+    burst: int = 4
+    target_s: float = 0.1
+    gain: float = 0.3
+    slowest: float = 0.7
+
+
+class DeliveryRate:
+    """The delivery rate of one device.
+
+    Args:
+        clock: its monotonic time.
+        rng: for the gaps.
+        settings: parameters of the rate.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, settings: RateSettings = RateSettings()) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._settings = settings
+        self._per_s = settings.begin_per_s
+        self._free = settings.burst
+        self._next_s = 0.0
+        self._shortest_s = float("inf")
+
+    @property
+    def per_s(self) -> float:
+        """The present rate, in deliveries per second."""
+        return self._per_s
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next delivery may start."""
+        early_s = self._next_s - self._clock.monotonic_s()
+        return 0.0 if self._free or early_s < _SLACK_S else early_s
+
+    def begin(self) -> None:
+        """Starts slowly again: a link is back."""
+        self._per_s, self._free, self._next_s = self._settings.begin_per_s, self._settings.burst, 0.0
+
+    def sent(self) -> None:
+        """Counts a delivery that starts now."""
+        if self._free:
+            self._free -= 1
+        gap_s = self._rng.uniform(0.5, 1.5) / self._per_s
+        self._next_s = max(self._next_s, self._clock.monotonic_s()) + gap_s
+
+    def answered(self, took_s: float) -> None:
+        """Adapts the rate to a delivery that was answered."""
+        self._shortest_s = min(self._shortest_s * _FORGET, took_s)
+        target_s = max(self._settings.target_s, self._shortest_s)
+        off_target = 1 - (took_s - self._shortest_s) / target_s
+        self._change(max(self._settings.slowest, 1 + self._settings.gain * off_target))
+
+    def refused(self) -> None:
+        """Halves the rate: of the deliveries that went together, at least one was refused."""
+        self._change(0.5)
+
+    def _change(self, factor: float) -> None:
+        self._per_s = min(1e6, max(self._settings.least_per_s, self._per_s * factor))

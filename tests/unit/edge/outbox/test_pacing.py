@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.outbox.rate import DeliveryRate, RateSettings
+from firstline_edge.outbox.pacing import DeliveryRate, RateSettings
 
 SETTINGS = RateSettings()
 
