@@ -9,7 +9,7 @@ from firstline_core.telemetry import logs
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings.last_good import keep, load_or_last_good
+from firstline_edge.settings.load import load_or_last_good, store_last_good
 
 log = logs.logger(__name__)
 
@@ -18,8 +18,8 @@ def command(arguments: argparse.Namespace) -> int:
     """Answers requests until SIGTERM or SIGINT."""
 
     def ready(url: str) -> None:
-        if configuration is not None and not trouble:
-            keep(settings.state_dir, configuration)
+        if configuration is not None and not problem:
+            store_last_good(settings.state_dir, configuration)
         if arguments.output == "json":
             print_json({"event": "ready", "url": url}, indent=None)
         else:
@@ -31,11 +31,11 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.socket is not None:
         overrides["api.socket"] = str(arguments.socket.absolute())
     try:
-        settings, configuration, trouble = load_or_last_good(arguments.config, overrides)
+        settings, configuration, problem = load_or_last_good(arguments.config, overrides)
         logs.configure(settings.log.level, settings.log.format)
-        if trouble:
-            log.error("the configuration is broken", why=trouble)
-        asyncio.run(run_agent(settings, ready, problems={arguments.config: trouble} if trouble else {}))
+        if problem:
+            log.error("the configuration is broken", why=problem)
+        asyncio.run(run_agent(settings, ready, problems={arguments.config: problem} if problem else {}))
     except OSError as error:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

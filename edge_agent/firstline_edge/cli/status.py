@@ -12,7 +12,7 @@ from firstline_core.telemetry.wording import counted
 from firstline_edge.cli.agent_api import agent_url, call_agent
 from firstline_edge.cli.output import print_error, print_json, print_lines
 from firstline_edge.cli.parser import OK
-from firstline_edge.settings.last_good import load_or_last_good
+from firstline_edge.settings.load import load_or_last_good
 from firstline_edge.settings.settings import EdgeSettings
 
 _TIMEOUT_S = 5.0

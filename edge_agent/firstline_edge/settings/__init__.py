@@ -1,9 +1,8 @@
-"""The settings of the device. The fleet's configuration over them is in `fleet/configuration/`.
+"""The settings of the device. `fleet/configuration/` applies the fleet's configuration to them.
 
-Rooms
-    settings        all that can be set, section by section
-    load            from one TOML file, variables and flags
-    identity        the name and the addresses that a device received when it joined a gateway
-    check           do they make sense together?
-    last_good       the configuration to start with where the file is broken
+Files
+    settings        names, types, limits, defaults and documentation of all settings
+    load            reads them from one TOML file, variables and flags
+    check           checks that involve several settings
+    identity        name and addresses that a device received when it joined a gateway
 """

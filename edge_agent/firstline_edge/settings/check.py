@@ -1,4 +1,4 @@
-"""Checks that involve several settings: whether they make sense together."""
+"""Checks that involve several settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def check(settings: EdgeSettings) -> None:
     """Checks the combinations of settings.
 
     Raises:
-        ConfigError: an open address without tokens, a threshold that is no number, a link without an address, a
-            certificate without TLS, or a policy by price where nothing has one.
+        ConfigError: an open address without tokens, a threshold that is not a number, a link without an address, a
+            certificate without TLS, or a policy by price without prices.
     """
     if settings.api.host not in LOOPBACK_NAMES and not settings.api.token_file:
         raise ConfigError(
@@ -29,10 +29,12 @@ def check(settings: EdgeSettings) -> None:
     if settings.api.bodies_limit_bytes < settings.api.body_limit_bytes:
         raise ConfigError(
             f"api.bodies_limit_bytes is {settings.api.bodies_limit_bytes}, less than one body may take "
-            f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise the one or lower the other."
+            f"(api.body_limit_bytes, {settings.api.body_limit_bytes}); raise one or lower the other."
         )
     if math.isnan(settings.policy.min_threshold):
-        raise ConfigError("policy.min_threshold is not a number; name the least score that is kept, or leave it out.")
+        raise ConfigError(
+            "policy.min_threshold is not a number; set the lowest score that is accepted, or leave it out."
+        )
     if settings.policy.kind == "value" and not _has_prices(settings):
         raise ConfigError(
             "policy.kind is value, but nothing has a price, so that everything would be escalated; set a [budget], "
@@ -41,7 +43,7 @@ def check(settings: EdgeSettings) -> None:
     if settings.adaptation.battery_empty >= settings.adaptation.battery_full:
         raise ConfigError(
             f"adaptation.battery_empty is {settings.adaptation.battery_empty:g}, not below adaptation.battery_full "
-            f"({settings.adaptation.battery_full:g}); lower the one or raise the other."
+            f"({settings.adaptation.battery_full:g}); lower one or raise the other."
         )
     if settings.fleet.locked:
         _check_locked(settings.fleet.locked)
@@ -53,12 +55,12 @@ def check(settings: EdgeSettings) -> None:
 
 
 def _check_locked(names: tuple[str, ...]) -> None:
-    from firstline_core.fleet.configuration import KEYS, SECTIONS  # which most devices need not import
+    from firstline_core.fleet.configuration import KEYS, SECTIONS  # most devices do not need to import it
 
     unknown = [name for name in names if name not in SECTIONS and name not in KEYS]
     if unknown:
         raise ConfigError(
-            f"fleet.locked names {unknown[0]!a}, which no configuration of the fleet can set anyhow; name one of "
+            f"fleet.locked names {unknown[0]!a}, which no configuration of the fleet can set; use one of "
             f"{', '.join(SECTIONS)}, or a key of those such as {KEYS[0]}."
         )
 
@@ -70,14 +72,14 @@ def _has_prices(settings: EdgeSettings) -> bool:
 
 
 def _check_http(where: str, link: LinkSection) -> None:
-    if "@" in link.url:  # which is shown in logs and in `status`
+    if "@" in link.url:  # logs and `status` show it
         raise ConfigError(
             f"{where}.url names a user or a password; put the token into a file, and name that (token_file)."
         )
     if not _is_url(link.url):
         raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
     if link.proxy and not _is_url(link.proxy):
-        raise ConfigError(f"{where}.proxy is no URL; name the proxy as http://HOST:PORT, or leave it out.")
+        raise ConfigError(f"{where}.proxy is not a URL; set the proxy as http://HOST:PORT, or leave it out.")
 
 
 def _check_mqtt(where: str, link: LinkSection) -> None:
@@ -93,10 +95,10 @@ def _check_mqtt(where: str, link: LinkSection) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Whether it says how a host is reached over HTTP, and nothing that a path could not follow."""
+    """Returns whether a text is the URL of an HTTP server, to which a path can be appended."""
     try:
         parts = urlsplit(text)
-        has_port = parts.port != 0  # reading it raises, where it is none
+        has_port = parts.port != 0  # raises if it is not a number
     except ValueError:
         return False
     plain = text.isprintable() and " " not in text and "?" not in text and "#" not in text

@@ -1,4 +1,4 @@
-"""The identity of a device that has joined a gateway: its name, and where the gateway and the broker are.
+"""The identity of a device that has joined a gateway: its name, and the addresses of the gateway and the broker.
 
 `identity/` writes it; the settings take the device's name and links from it.
 """

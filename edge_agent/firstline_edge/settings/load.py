@@ -1,24 +1,50 @@
-"""From one TOML file, `FIRSTLINE_EDGE_SECTION__KEY` variables and flags to the agent's settings.
+"""Reads the agent's settings from one TOML file, `FIRSTLINE_EDGE_SECTION__KEY` variables and flags.
 
-What the file leaves open is filled in here: where relative paths start, and what a device knows that has joined.
+An agent also stores the text of the file with which it has started. A device that lost power while its file was being
+written can then start with that text: it counts for the same file only, and flags and variables override it like the
+file. Commands that check a configuration do not use it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec.structs import replace
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.storage import settings as sources
-from firstline_core.storage.seals import CREDENTIAL
+from firstline_core.storage.structs import read_struct, write_struct
+from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.check import check
 from firstline_edge.settings.identity import readable_identity
-from firstline_edge.settings.settings import EdgeSettings, LinkSection, expanded
+from firstline_edge.settings.settings import AgentSection, EdgeSettings, LinkSection, expanded
 
 PREFIX = "FIRSTLINE_EDGE_"
+
+log = logger(__name__)
+
+_STORED_NAME = "last-good-configuration.json"
+_STATE_DIR = re.compile(r"""^\s*state_dir\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class ConfigurationFile(msgspec.Struct, frozen=True):
+    """A configuration file.
+
+    Attributes:
+        path: absolute.
+        text: its content.
+    """
+
+    path: str
+    text: str
 
 
 def load(
@@ -34,12 +60,12 @@ def load(
         file: None for defaults only.
         environ: None for this process's environment.
         overrides: from flags, by dotted key.
-        text: what the file holds, where it is known already.
+        text: content of the file, if already read.
 
     Raises:
-        ConfigError: a source cannot be read, or says something that makes no sense.
+        ConfigError: a source cannot be read or is invalid.
     """
-    found = sources.load(
+    settings = sources.load(
         EdgeSettings,
         file=file,
         environ=os.environ if environ is None else environ,
@@ -48,54 +74,129 @@ def load(
         text=text,
     )
     if file is not None:
-        found = _anchor(found, file.resolve().parent)
-    check(found)
-    return _joined(found)
+        settings = _with_absolute_paths(settings, file.resolve().parent)
+    check(settings)
+    return _with_identity(settings)
 
 
-def _joined(settings: EdgeSettings) -> EdgeSettings:
-    """With the name and, where there are none, the links of a device that has joined a gateway."""
+def _with_identity(settings: EdgeSettings) -> EdgeSettings:
+    """Returns the settings with the name and, if there are none, the links of a device that has joined a gateway."""
     identity = readable_identity(settings.state_dir) if settings.agent.use_identity else None
     if identity is None:
         return settings
-    said = settings.agent.device_id
-    if said and said != identity.device:
+    configured = settings.agent.device_id
+    if configured and configured != identity.device:
         raise ConfigError(
-            f"agent.device_id is '{said}', but this device joined {identity.gateway} as '{identity.device}'; leave "
-            "agent.device_id out, or join under that name."
+            f"agent.device_id is '{configured}', but this device joined {identity.gateway} as '{identity.device}'; "
+            "leave agent.device_id out, or join under that name."
         )
     links = settings.links
     if not links:
         links = (LinkSection(kind="http", url=identity.gateway, proxy=identity.proxy),)
         if (broker := identity.broker) is not None:
             links += (LinkSection(kind="mqtt", host=broker.host, port=broker.port, topic_prefix=broker.prefix),)
-    replace = msgspec.structs.replace
     return replace(settings, agent=replace(settings.agent, device_id=identity.device), links=links)
 
 
-def _anchor(settings: EdgeSettings, folder: Path) -> EdgeSettings:
-    def anchored(path: str) -> str:
-        return str(folder / expanded(path)) if path else path
+def _with_absolute_paths(section: _Struct, folder: Path) -> _Struct:
+    """Returns a section, and the sections in it, with paths that start at a folder."""
+    changed: dict[str, Any] = {}
+    for field in section.__struct_fields__:
+        value = getattr(section, field)
+        keywords = _path_keywords(type(section)).get(field)
+        if isinstance(value, msgspec.Struct):
+            changed[field] = _with_absolute_paths(value, folder)
+        elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+            changed[field] = tuple(_with_absolute_paths(each, folder) for each in value)
+        elif keywords is not None and isinstance(value, tuple):
+            changed[field] = tuple(_absolute(path, folder, keywords) for path in value)
+        elif keywords is not None:
+            changed[field] = _absolute(value, folder, keywords)
+    return replace(section, **changed)
 
-    replace = msgspec.structs.replace
-    key_file = settings.encryption.key_file
-    key_file = key_file if key_file.startswith(CREDENTIAL) else anchored(key_file)
-    return replace(
-        settings,
-        agent=replace(settings.agent, state_dir=anchored(settings.agent.state_dir)),
-        api=replace(settings.api, token_file=anchored(settings.api.token_file), socket=anchored(settings.api.socket)),
-        encryption=replace(settings.encryption, key_file=key_file),
-        fleet=replace(settings.fleet, root_file=anchored(settings.fleet.root_file)),
-        models=replace(settings.models, directories=tuple(map(anchored, settings.models.directories))),
-        links=tuple(
-            replace(
-                link,
-                token_file=anchored(link.token_file),
-                password_file=anchored(link.password_file),
-                tls_ca_file=link.tls_ca_file if link.tls_ca_file == "system" else anchored(link.tls_ca_file),
-                tls_certificate_file=anchored(link.tls_certificate_file),
-                tls_key_file=anchored(link.tls_key_file),
-            )
-            for link in settings.links
-        ),
-    )
+
+def _absolute(path: str, folder: Path, keywords: tuple[str, ...]) -> str:
+    is_keyword = any(path == keyword or (keyword.endswith(":") and path.startswith(keyword)) for keyword in keywords)
+    return path if not path or is_keyword else str(folder / expanded(path))
+
+
+@cache
+def _path_keywords(section: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
+    """Returns the fields that are paths, with the values that are not paths."""
+    found = {}
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        for annotation in (*get_args(hint), *(inner for each in get_args(hint) for inner in get_args(each))):
+            if isinstance(annotation, msgspec.Meta) and "path" in (annotation.extra or {}):
+                found[name] = (annotation.extra or {})["path"]
+    return found
+
+
+def load_or_last_good(
+    file: Path | None, overrides: Mapping[str, object]
+) -> tuple[EdgeSettings, ConfigurationFile | None, str]:
+    """Returns the settings, the file that they came from, and why it is not the present one; "" if it is.
+
+    Raises:
+        ConfigError: the file is broken and no stored text can be used, or the error is not in the file.
+    """
+    if file is None:
+        return load(None, overrides=overrides), None, ""
+    try:
+        present = ConfigurationFile(_name_of(file), sources.read_text(file))
+        return load(file, overrides=overrides, text=present.text), present, ""
+    except ConfigError as error:
+        for stored in _stored(file, overrides):
+            try:
+                settings = load(file, overrides=overrides, text=stored.text)
+            except ConfigError:
+                continue
+            why = f"{error.message} The last configuration that this agent started with is used instead; correct it."
+            return settings, stored, why
+        raise
+
+
+def store_last_good(state_dir: Path, present: ConfigurationFile) -> None:
+    """Stores the file with which an agent has started; a disk error is logged."""
+    path = state_dir / _STORED_NAME
+    try:
+        if _read(path) != present:
+            write_struct(path, present)
+    except OSError as error:
+        log.warning("cannot store a copy of the configuration", path=str(path), error=str(error))
+
+
+def _stored(file: Path, overrides: Mapping[str, object]) -> Iterator[ConfigurationFile]:
+    """Yields the stored texts of this file, from every place where the state directory may be."""
+    folders: list[object] = [overrides.get("agent.state_dir"), os.environ.get(f"{PREFIX}AGENT__STATE_DIR")]
+    with contextlib.suppress(OSError):
+        folders += _STATE_DIR.findall(file.read_bytes().decode(errors="replace"))
+    folders += _own_state_directories(file)
+    for folder in (*folders, AgentSection().state_dir):
+        if isinstance(folder, str):
+            # A broken file may contain an invalid path: with a zero byte, or the home of an unknown user.
+            with contextlib.suppress(ValueError, RuntimeError):
+                stored = _read(file.resolve().parent / Path(folder).expanduser() / _STORED_NAME)
+                if stored is not None and stored.path == _name_of(file):
+                    yield stored
+
+
+def _own_state_directories(file: Path) -> list[str]:
+    """Returns this user's state directories in the file's folder, for a file that lost all of its content."""
+    folders = []
+    with contextlib.suppress(OSError):
+        for path in sorted(file.resolve().parent.glob(f"*/{_STORED_NAME}")):
+            if path.lstat().st_uid == os.geteuid():
+                folders.append(str(path.parent))
+    return folders
+
+
+def _read(path: Path) -> ConfigurationFile | None:
+    try:
+        return read_struct(path, ConfigurationFile)
+    except (OSError, IntegrityError):
+        return None
+
+
+def _name_of(file: Path) -> str:
+    """Returns the file's path as text that can be stored, the same in every locale."""
+    return os.fsencode(file.resolve()).decode(errors="backslashreplace")

@@ -1,6 +1,7 @@
-"""The settings of the agent by section; `edge-agent.toml` shows all of them, `load.py` reads them.
+"""The settings of the agent by section: names, types, limits, defaults and documentation.
 
-Secrets are named by file here, never written here, so a configuration can be shown and logged.
+`edge-agent.toml` is generated from this module, and `load` reads it. Secrets are named by file and never written here,
+so that a configuration can be shown and logged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Meta
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import Kind
+from firstline_core.storage.seals import CREDENTIAL
 
 _MIB = 1 << 20
 _PLAIN_MQTT_PORT = 1883
@@ -25,6 +27,10 @@ NotNegative = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+# Paths: relative ones start at the folder of the configuration file. "path" lists values that are not paths.
+FilePath = Annotated[str, Meta(extra={"path": ()})]
+AuthoritiesPath = Annotated[str, Meta(extra={"path": ("system",)})]
+KeyPath = Annotated[str, Meta(extra={"path": (CREDENTIAL,)})]
 # A name in MQTT topics: no slash, no wildcard.
 DeviceId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")]
 
@@ -36,10 +42,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class AgentSection(Section, frozen=True, kw_only=True):
     device_id: DeviceId = ""
     """This device's name towards the gateway and the broker; empty takes the host's name."""
-    state_dir: str = "~/.local/state/firstline-edge"
+    state_dir: FilePath = "~/.local/state/firstline-edge"
     """Outbox, result cache and decision log live here; made with mode 0700."""
     use_identity: bool = True
-    """Take the name, the links' certificates and, without [[links]], the links themselves from what `join` stored."""
+    """Takes the name, the links' certificates and, without [[links]], the links themselves from what `edge-agent join`
+    stored."""
 
 
 class ApiSection(Section, frozen=True, kw_only=True):
@@ -47,11 +54,11 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """Address to listen on; anything but loopback needs `token_file`."""
     port: Port = 8070
     """TCP port; 0 lets the system choose, and the ready line says which."""
-    socket: Annotated[str, Meta(max_length=100)] = ""
+    socket: Annotated[str, Meta(max_length=100, extra={"path": ()})] = ""
     """A Unix socket to listen on too, for programs on this device; empty for no socket."""
     socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "660"
     """File mode of the socket, as for chmod: owner and group may write."""
-    token_file: str = ""
+    token_file: FilePath = ""
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
     body_limit_bytes: Positive = 64 * _MIB
     """Largest request body that is read."""
@@ -75,19 +82,21 @@ class GrpcSection(Section, frozen=True, kw_only=True):
 
 
 class EncryptionSection(Section, frozen=True, kw_only=True):
-    key_file: str = ""
-    """Keys for what outbox and cache keep on the disk, the one in use first; "credential:NAME" is systemd's."""
+    key_file: KeyPath = ""
+    """File with the keys for outbox and cache on disk, the current one first; "credential:NAME" is a systemd
+    credential."""
 
 
 class ModelsSection(Section, frozen=True, kw_only=True):
-    directories: tuple[str, ...] = ()
-    """Bundles, or folders of bundles; relative paths start at this file's folder."""
+    directories: tuple[FilePath, ...] = ()
+    """Bundles, or folders of bundles, e.g. ["/var/lib/firstline/models"]."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers, preferred first; one that is absent is an error, not silently the CPU."""
     threads: NotNegative = 1
     """Threads that one run of a model may use; 0 leaves it to the runtime."""
     as_planned: bool = False
-    """Run each variant in the way (provider, threads) that this device's profile, where it has one, finds quickest."""
+    """Use the provider and the threads that `edge-agent profile` found to be the fastest here, if it has measured
+    them."""
     workers: Positive = 2
     """Concurrent runs of models that are too slow for the event loop."""
     copies_limit_bytes: NotNegative = 64 * _MIB
@@ -101,14 +110,16 @@ class CacheSection(Section, frozen=True, kw_only=True):
     memory_limit_bytes: NotNegative = 16 * _MIB
     """Memory front of the result cache; 0 switches it off."""
     disk_limit_bytes: NotNegative = 256 * _MIB
-    """Result cache on disk, which outlives a restart; 0 switches it off."""
+    """Result cache on disk, which outlives a restart; 0 switches it off. Results of local_only requests never go
+    there."""
     ttl_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Seconds that a result is reused."""
 
 
 class PolicySection(Section, frozen=True, kw_only=True):
     kind: Kind = "certified"
-    """Policy that accepts edge answers: "certified", "value", or a baseline; see docs/policies.md."""
+    """Policy that decides which edge answers are accepted: "certified" or "value", or a baseline for comparison:
+    "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight". Only the first two certify answers."""
     least_value: Share = 0.0
     """For value: P(edge wrong and full right) below which an edge answer is accepted, however low the price."""
     threshold: float = 0.9
@@ -130,18 +141,24 @@ class PolicySection(Section, frozen=True, kw_only=True):
 
 
 class BudgetSection(Section, frozen=True, kw_only=True):
+    """Spending limits; 0 means no limit. Nothing is carried over to the next hour or day of UTC.
+
+    If a budget runs short, this device answers the least valuable escalations itself: `final`, `certified: false`,
+    reason `budget`.
+    """
+
     bytes_per_hour: NotNegative = 0
-    """Bytes sent and received over all links in an hour of UTC; 0 is no limit. Nothing is carried over."""
+    """Bytes sent and received in an hour, over all links."""
     bytes_per_day: NotNegative = 0
-    """The same for a day of UTC; both may be set."""
+    """The same for a day; both may be set."""
     joules_per_hour: Amount = 0.0
-    """Energy of links and runs, by their stated costs."""
+    """Energy of links and runs, by the costs stated below."""
     joules_per_day: Amount = 0.0
-    """The same for a day."""
+    """The same for a day; both may be set."""
     money_per_hour: Amount = 0.0
-    """Money, in whatever is counted in [costs]."""
+    """Money, in whatever is counted below."""
     money_per_day: Amount = 0.0
-    """The same for a day."""
+    """The same for a day; both may be set."""
 
 
 class CostsSection(Section, frozen=True, kw_only=True):
@@ -158,7 +175,7 @@ class CostsSection(Section, frozen=True, kw_only=True):
     joules_per_core_second: Amount = 0.0
     """Energy of a busy core per second in addition to the idle device, if no sensor measures power; 0 if unknown."""
     watts_idle: Amount = 0.0
-    """What the idle device takes; 0 is not stated. It comes off what sensors measured of a model's run."""
+    """Power of the idle device; 0 if unknown. It is subtracted from the measured power of a model's run."""
     metered_factor: Annotated[float, Meta(ge=1, le=1000)] = 4.0
     """Factor by which bytes and money cost more over a metered link."""
     heat_limit_c: float = 80.0
@@ -169,7 +186,8 @@ class HardwareSection(Section, frozen=True, kw_only=True):
     root: str = "/"
     """Where the kernel's files (proc, sys) begin; another one where a container sees the host's elsewhere."""
     period_s: Annotated[float, Meta(ge=0.1, le=3600)] = 5.0
-    """Seconds between two readings of the sensors; sooner where an agent that adapts gets short of memory."""
+    """Seconds between two readings of the sensors, sooner where an agent that adapts gets short of memory; `edge-agent
+    hardware` shows them."""
     power_rails: tuple[str, ...] = ()
     """Rails that together are the whole device's power, by the names that `edge-agent hardware` shows; empty takes an
     input rail that is known (VDD_IN), a platform's domain (psys), a battery that drains, or the stated costs."""
@@ -185,7 +203,7 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 3.0
     """Degrees Celsius below costs.heat_limit_c at which heat is made to settle, by sharing requests out to variants."""
     memory_reserve_bytes: NotNegative = 64 * _MIB
-    """Memory that stays available to everything else; below it the better variants are unloaded."""
+    """Memory that stays available to everything else (64 MiB); below it the better variants are unloaded."""
     battery_empty: Share = 0.1
     """Charge (0 to 1) up to which only the cheapest variant runs, where no power comes in."""
     battery_full: Share = 0.6
@@ -198,28 +216,29 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
 
 class LinkSection(Section, frozen=True, kw_only=True):
     kind: Literal["http", "mqtt"]
-    """How the gateway is reached."""
+    """How the gateway is reached: http or mqtt."""
     url: str = ""
     """For http: the gateway, e.g. "https://gateway.example:8443"."""
-    token_file: str = ""
-    """For http: file with this device's token."""
+    token_file: FilePath = ""
+    """For http: file with this device's token; leave it out on a device that has joined."""
     host: str = ""
     """For mqtt: the broker."""
     port: Port = 1883
     """For mqtt: the broker's port; 8883 is usual with TLS. 1883 never shows the device's identity."""
     username: str = ""
-    """For mqtt: empty for a broker that lets anybody in."""
-    password_file: str = ""
+    """For mqtt: empty for a broker without passwords."""
+    password_file: FilePath = ""
     """For mqtt: file with the password."""
     topic_prefix: str = "firstline/v1"
     """For mqtt: first levels of every topic, the same as the gateway's."""
     keepalive_s: Annotated[int, Meta(ge=5, le=3600)] = 60
-    """For mqtt: a quiet connection says so often that it is there; a silent loss is noticed within twice that."""
-    tls_ca_file: str = ""
+    """For mqtt: seconds between keep-alive packets (60: 0.2 MB a day); a lost connection is noticed within twice
+    that."""
+    tls_ca_file: AuthoritiesPath = ""
     """Authorities to trust; empty is the usual ones for https, and no TLS for mqtt ("system" is the usual ones)."""
-    tls_certificate_file: str = ""
+    tls_certificate_file: FilePath = ""
     """For mqtt: this device's own certificate, where the broker asks for one."""
-    tls_key_file: str = ""
+    tls_key_file: FilePath = ""
     """For mqtt: the certificate's key."""
     metered: bool = False
     """Bytes over this link cost money: see costs.money_per_mib and costs.metered_factor."""
@@ -232,7 +251,7 @@ class LinkSection(Section, frozen=True, kw_only=True):
 
     @property
     def shows_identity(self) -> bool:
-        """Whether it is made with the certificate of a device that has joined: it has TLS, and nothing of its own."""
+        """Whether the link presents the certificate of a joined device: it has TLS, and no credentials of its own."""
         if self.kind == "http":
             return self.url.startswith("https:") and not (self.token_file or self.tls_ca_file)
         return self.port != _PLAIN_MQTT_PORT and not (self.username or self.tls_ca_file or self.tls_certificate_file)
@@ -288,7 +307,8 @@ class AuditSection(Section, frozen=True, kw_only=True):
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """Largest share of edge answers that is audited, however much the budgets allow."""
     on_alarm: Literal["tighten", "escalate"] = "tighten"
-    """Effect of an alarm: accept only edge answers that the audits still find good, or accept none."""
+    """Effect of an alarm: "tighten" accepts only edge answers that the audits still find good; "escalate" accepts
+    none."""
     escalations_per_hour: Annotated[float, Meta(ge=0)] = 360.0
     """Additional escalations that an alarm may cause in an hour, unless the gateway sets a number."""
     fleet_devices: Positive = 1
@@ -305,7 +325,7 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Without a broker: seconds between two polls of the desired state."""
     telemetry_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 300.0
     """Seconds between two reports of counts, at most."""
-    root_file: str = ""
+    root_file: FilePath = ""
     """Root metadata (root.json) with the trusted signing keys; without it no model comes from the fleet."""
     download_bytes_per_s: Amount = 0.0
     """Average download speed of models, which leaves bandwidth to requests; 0 means no limit."""
@@ -321,18 +341,18 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Battery charge (0 to 1) below which nothing is measured for the fleet without external power; 0 measures
     always."""
     locked: tuple[str, ...] = ()
-    """Settings that no configuration of the fleet changes: sections or keys, such as "policy" or "audit.per_hour"."""
+    """Settings that no configuration of the fleet changes: sections or keys, e.g. ["policy", "audit.per_hour"]."""
 
 
 class LogSection(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important lines that are written."""
+    """The least important lines that are written: debug, info, warning or error."""
     format: Literal["text", "json"] = "text"
-    """text for people, json for collectors."""
+    """text for people, json for collectors; to stderr."""
     requests: bool = True
     """One line for each answer; local_only requests never have one."""
     decisions_limit_bytes: Positive = 8 * _MIB
-    """Size of each of the decision log's two files, from which `explain` tells."""
+    """Size of each of the decision log's two files, from which `edge-agent explain` tells."""
 
 
 class EdgeSettings(Section, frozen=True, kw_only=True):
@@ -350,7 +370,9 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     hardware: HardwareSection = HardwareSection()
     adaptation: AdaptationSection = AdaptationSection()
     links: tuple[LinkSection, ...] = ()
-    """Ways to the gateway, preferred first."""
+    """Connections to the gateway, preferred first: one [[links]] section each. Without any, the ones that `edge-agent
+    join` received. A link with TLS that names no token, user or authority of its own presents the certificate of a
+    device that has joined."""
     breaker: BreakerSection = BreakerSection()
     hedge: HedgeSection = HedgeSection()
     retries: RetriesSection = RetriesSection()
@@ -369,17 +391,19 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
 
 
 def expanded(path: str) -> Path:
-    """The path with its home directory in full.
+    """Returns a path with its home directory in full.
 
     Raises:
-        ConfigError: there is no such directory, or no such path can be.
+        ConfigError: there is no such directory, or the path is invalid.
     """
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:  # a service or a container may run as a user that has none
-        raise ConfigError(f"'{path}' is below a home directory that there is not; name the folder in full.") from error
+        raise ConfigError(
+            f"'{path}' is below a home directory that does not exist; name the folder in full."
+        ) from error
     if "\0" in path:
-        raise ConfigError(f"{path!r} is no path: there is a zero byte in it.")
+        raise ConfigError(f"{path!r} is not a path: it contains a zero byte.")
     return expanded
 
 
