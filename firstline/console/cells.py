@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
+
+T = TypeVar("T")
 
 
 class Tone(StrEnum):
@@ -31,16 +35,33 @@ class Cell(NamedTuple):
     tone: Tone = Tone.PLAIN
 
 
-class Column(NamedTuple):
-    """A table's column; `number` aligns it to the right."""
+Row = dict[str, Cell]
+"""Cells by column name; the cell "key" identifies the row."""
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table.
+
+    Attributes:
+        cell: returns the cell of an item, or only its text.
+        number: aligns the column to the right.
+    """
 
     name: str
     label: str
+    cell: Callable[[T], Cell | str]
     number: bool = False
 
 
-Row = dict[str, Cell]
-"""Cells by column name; the cell "key" identifies the row."""
+def rows(columns: Sequence[Column[T]], items: Iterable[T], key: Callable[[T], str]) -> list[Row]:
+    """Returns a row for each item; `key` identifies rows."""
+    return [{"key": Cell(key(item))} | {column.name: _cell(column, item) for column in columns} for item in items]
+
+
+def _cell(column: Column[T], item: T) -> Cell:
+    cell = column.cell(item)
+    return cell if isinstance(cell, Cell) else Cell(cell)
 
 
 class Listing(NamedTuple):

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page
+from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page, rows
 from firstline.fleet import wording
 from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
-from firstline_core.fleet.twin import Update
+from firstline_core.fleet.twin import RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_core.hardware.catalogue import catalogue_facts
 
 SILENT_S = 900.0
 """A device that was last seen longer ago is shown as silent; also the default of rollouts."""
-
-DEVICES = (
-    Column("device", "Device"),
-    Column("heard", "Heard of"),
-    Column("runs", "Runs"),
-    Column("wanted", "Is to run"),
-    Column("update", "Update"),
-    Column("tags", "Tags"),
-)
-MODELS = (
-    Column("model", "Model"),
-    Column("variant", "Variant"),
-    Column("certified", "Certified"),
-    Column("digest", "Digest"),
-)
-UPDATES = (
-    Column("update", "Update"),
-    Column("state", "State"),
-    Column("why", "Why"),
-    Column("since", "Since (device's clock, UTC)"),
-    Column("rollout", "Rollout"),
-)
-HARDWARE = (Column("what", "What"), Column("said", "It is"))
 
 _ENDED_WELL = UpdateState.COMMITTED
 _UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
@@ -52,24 +29,6 @@ def model_of(text: str) -> tuple[str, int | None]:
     if version and not (version.isascii() and version.isdigit() and len(version) < 16):
         raise RequestError(f"{text[:80]!a} is no model; write its name, or its name and version such as digits 2.")
     return name, int(version) if version else None
-
-
-def device_rows(page: FleetDevicePage, **query: str) -> Listing:
-    """Returns a page of devices; `query` has the search parameters."""
-    rows = [_row(device) for device in page.devices]
-    return Listing(rows, address("/devices", **query, after=page.after) if page.after is not None else "")
-
-
-def _row(device: FleetDevice) -> Row:
-    return {
-        "key": Cell(device.name),
-        "device": Cell(device.name, device_page(device.name)),
-        "heard": heard(device),
-        "runs": Cell(wording.runs(device)),
-        "wanted": Cell(wording.wanted(device)),
-        "update": _latest(device),
-        "tags": Cell(wording.tags(device)),
-    }
 
 
 def heard(device: FleetDevice) -> Cell:
@@ -143,39 +102,54 @@ def _capabilities(items: Iterable[tuple[str, object]]) -> Iterable[str]:
 
 def model_rows(device: FleetDevice) -> list[Row]:
     """Returns the models that a device runs."""
-    models = device.reported.models if device.reported is not None else ()
-    return [
-        {
-            "key": Cell(model.name),
-            "model": Cell(f"{model.name} {model.version}"),
-            "variant": Cell(model.variant or "none"),
-            "certified": Cell("yes", tone=Tone.GOOD) if model.certified else Cell("no"),
-            "digest": Cell(model.edge_digest[:12] or "-"),
-        }
-        for model in models
-    ]
+    return rows(MODELS, device.reported.models if device.reported is not None else (), lambda model: model.name)
 
 
 def update_rows(device: FleetDevice) -> list[Row]:
     """Returns the states of a device's updates."""
     updates = device.reported.updates if device.reported is not None else ()
-    return [
-        {
-            "key": Cell(f"{update.what} {update.name}"),
-            "update": Cell(_what(update)),
-            "state": Cell(update.state.replace("_", " "), tone=_tone(update.state)),
-            "why": Cell(" ".join(filter(None, (update.reason, update.message))) or "-"),
-            "since": Cell(moment(update.since_s or None)),
-            "rollout": Cell(update.rollout or "-", rollout_page(update.rollout) if update.rollout else ""),
-        }
-        for update in updates
-    ]
+    return rows(UPDATES, updates, lambda update: f"{update.what} {update.name}")
 
 
 def hardware_rows(device: FleetDevice) -> list[Row]:
     """Returns a device's hardware, as the device reports it."""
-    found = device.reported.hardware if device.reported is not None else None
-    return [
-        {"key": Cell(str(place)), "what": Cell(name), "said": Cell(text)}
-        for place, (name, text) in enumerate(catalogue_facts(found) if found is not None else ())
-    ]
+    hardware = device.reported.hardware if device.reported is not None else None
+    facts_ = enumerate(catalogue_facts(hardware)) if hardware is not None else ()
+    return rows(HARDWARE, facts_, lambda fact: str(fact[0]))
+
+
+def device_rows(page: FleetDevicePage, **query: str) -> Listing:
+    """Returns a page of devices; `query` has the search parameters."""
+    following = address("/devices", **query, after=page.after) if page.after is not None else ""
+    return Listing(rows(DEVICES, page.devices, lambda device: device.name), following)
+
+
+DEVICES: tuple[Column[FleetDevice], ...] = (
+    Column("device", "Device", lambda device: Cell(device.name, device_page(device.name))),
+    Column("heard", "Heard of", heard),
+    Column("runs", "Runs", wording.runs),
+    Column("wanted", "Is to run", wording.wanted),
+    Column("update", "Update", _latest),
+    Column("tags", "Tags", wording.tags),
+)
+MODELS: tuple[Column[RunningModel], ...] = (
+    Column("model", "Model", lambda model: f"{model.name} {model.version}"),
+    Column("variant", "Variant", lambda model: model.variant or "none"),
+    Column("certified", "Certified", lambda model: Cell("yes", tone=Tone.GOOD) if model.certified else "no"),
+    Column("digest", "Digest", lambda model: model.edge_digest[:12] or "-"),
+)
+UPDATES: tuple[Column[Update], ...] = (
+    Column("update", "Update", _what),
+    Column("state", "State", lambda update: Cell(update.state.replace("_", " "), tone=_tone(update.state))),
+    Column("why", "Why", lambda update: " ".join(filter(None, (update.reason, update.message))) or "-"),
+    Column("since", "Since (device's clock, UTC)", lambda update: moment(update.since_s or None)),
+    Column(
+        "rollout",
+        "Rollout",
+        lambda update: Cell(update.rollout, rollout_page(update.rollout)) if update.rollout else "-",
+    ),
+)
+HARDWARE: tuple[Column[tuple[int, tuple[str, str]]], ...] = (
+    Column("what", "What", lambda fact: fact[1][0]),
+    Column("said", "It is", lambda fact: fact[1][1]),
+)

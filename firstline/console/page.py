@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
@@ -126,7 +126,7 @@ class Table:
         empty: the text of an empty table.
     """
 
-    def __init__(self, label: str, columns: Sequence[Column], empty: str) -> None:
+    def __init__(self, label: str, columns: Sequence[Column[Any]], empty: str) -> None:
         heads = [
             {
                 "name": column.name,
@@ -164,7 +164,7 @@ class PagedTable(Table):
         back: address of the first page; "" on the first page.
     """
 
-    def __init__(self, label: str, columns: Sequence[Column], empty: str, more: str, back: str) -> None:
+    def __init__(self, label: str, columns: Sequence[Column[Any]], empty: str, more: str, back: str) -> None:
         super().__init__(label, columns, empty)
         with ui.element("nav").props('aria-label="Rows"').classes("following"):
             if back:

@@ -2,53 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, duration, moment, number, rollout_page
+from firstline.console.cells import (
+    Cell,
+    Column,
+    Listing,
+    Row,
+    Tone,
+    address,
+    duration,
+    moment,
+    number,
+    rollout_page,
+    rows,
+)
 from firstline_core.fleet.audit_log import Entry
-from firstline_core.fleet.rollout import Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
 
 LOOKS = 20
 """Number of the latest evaluations and decisions shown; `firstline rollout get` and `audit ls` show all."""
-
-ROLLOUTS = (
-    Column("rollout", "Rollout"),
-    Column("state", "State"),
-    Column("stage", "Stage"),
-    Column("devices", "Devices"),
-    Column("made", "Made (UTC)"),
-    Column("by", "By"),
-)
-STAGES = (
-    Column("stage", "Stage"),
-    Column("standing", "Standing"),
-    Column("share", "Share of devices", number=True),
-    Column("group", "Of those tagged"),
-    Column("soak", "Observed for"),
-    Column("pace", "Told a minute", number=True),
-)
-LOOK_COLUMNS = (
-    Column("look", "Look"),
-    Column("when", "When (UTC)"),
-    Column("verdict", "Verdict"),
-    Column("rule", "Rule"),
-    Column("why", "Why"),
-)
-FINDINGS = (
-    Column("figure", "Figure"),
-    Column("treated", "With the model", number=True),
-    Column("control", "Without", number=True),
-    Column("tolerance", "More accepted", number=True),
-    Column("p", "p", number=True),
-    Column("level", "Aborts at p", number=True),
-    Column("seen", "Can see", number=True),
-    Column("find", "Is to find", number=True),
-    Column("devices", "Devices with / without", number=True),
-)
-DECISIONS = (Column("when", "When (UTC)"), Column("who", "Who"), Column("what", "What"), Column("said", "Saying"))
 
 _TONES = {
     "running": Tone.BUSY,
@@ -73,23 +49,6 @@ def state(rollout: RolloutSummary) -> Cell:
     return Cell(f"{words}: {rollout.phase}" if rollout.phase else words, tone=_TONES.get(rollout.state, Tone.PLAIN))
 
 
-def rollout_rows(page: RolloutPage) -> Listing:
-    """Returns a page of rollouts."""
-    rows = [
-        {
-            "key": Cell(rollout.id),
-            "rollout": Cell(title(rollout), rollout_page(rollout.id)),
-            "state": state(rollout),
-            "stage": Cell(_stage(rollout)),
-            "devices": Cell(counted(rollout)),
-            "made": Cell(moment(rollout.created_s)),
-            "by": Cell(rollout.created_by),
-        }
-        for rollout in page.rollouts
-    ]
-    return Listing(rows, address("/rollouts", after=page.after) if page.after is not None else "")
-
-
 def counted(rollout: RolloutSummary) -> str:
     """Returns the number of devices by state, in words."""
     states = [f"{count} {name.replace('_', ' ')}" for name, count in rollout.devices.items()]
@@ -106,36 +65,6 @@ def _stage(rollout: RolloutSummary) -> str:
     return f"{rollout.stage + 1} of {rollout.stages}" if rollout.stage < rollout.stages else "those held back"
 
 
-def stage_rows(rollout: RolloutSummary) -> list[Row]:
-    """Returns the stages, and at the end the devices held back."""
-    stages: Sequence[dict[str, Any]] = rollout.definition.get("stages", ())
-    rows = [
-        {
-            "key": Cell(str(index)),
-            "stage": Cell(str(index + 1)),
-            "standing": _stage_state(rollout, index),
-            "share": Cell(f"{100 * stage.get('share', 0):.3g} %"),
-            "group": Cell(stage.get("group") or "all"),
-            "soak": Cell(duration(stage.get("soak_s", 0.0))),
-            "pace": Cell(number(stage["per_minute"]) if stage.get("per_minute") else "all at once"),
-        }
-        for index, stage in enumerate(stages)
-    ]
-    held_back = rollout.definition.get("held_back", 0.0)
-    if held_back:
-        last: Row = {
-            "key": Cell("rest"),
-            "stage": Cell("held back"),
-            "standing": _stage_state(rollout, len(stages)),
-            "share": Cell(f"{100 * held_back:.3g} %"),
-            "group": Cell("all"),
-            "soak": Cell("-"),
-            "pace": Cell("as the last stage"),
-        }
-        rows.append(last)
-    return rows
-
-
 def _stage_state(rollout: RolloutSummary, index: int) -> Cell:
     if index < rollout.stage or rollout.state == "completed":
         return Cell("promoted" if index < rollout.stages else "has the model", tone=Tone.GOOD)
@@ -148,57 +77,99 @@ def look_name(look: Look) -> str:
     return f"stage {look.stage + 1}, look {look.look}"
 
 
-def look_rows(looks: Sequence[Look]) -> list[Row]:
-    """Returns the latest evaluations, newest first."""
-    return [
-        {
-            "key": Cell(f"{look.stage}.{look.look}"),
-            "look": Cell(look_name(look)),
-            "when": Cell(moment(look.at_s)),
-            "verdict": Cell(look.decision, tone=_VERDICTS.get(look.decision, Tone.PLAIN)),
-            "rule": Cell(look.rule),
-            "why": Cell(look.sentence),
-        }
-        for look in reversed(looks[-LOOKS:])
-    ]
-
-
-def finding_rows(look: Look | None) -> list[Row]:
-    """Returns the numbers of one evaluation."""
-    return [
-        {
-            "key": Cell(found.figure),
-            "figure": Cell(found.figure, tone=Tone.BAD if found.p_value <= found.level else Tone.PLAIN),
-            "treated": Cell(number(found.treated)),
-            "control": Cell(number(found.control)),
-            "tolerance": Cell(number(found.tolerance)),
-            "p": Cell(number(found.p_value)),
-            "level": Cell(number(found.level)),
-            "seen": Cell(number(found.seen)),
-            "find": Cell(number(found.find)),
-            "devices": Cell(f"{found.devices[0]} / {found.devices[1]}"),
-        }
-        for found in (look.findings if look is not None else ())
-    ]
-
-
-def decision_rows(entries: Sequence[Entry]) -> list[Row]:
-    """Returns the latest decisions, newest first."""
-    return [
-        {
-            "key": Cell(str(entry.number)),
-            "when": Cell(moment(entry.at_s)),
-            "who": Cell(entry.actor),
-            "what": Cell(entry.action.removeprefix("rollout.")),
-            "said": Cell(_decision_text(entry)),
-        }
-        for entry in reversed(entries[-LOOKS:])
-    ]
-
-
 def _decision_text(entry: Entry) -> str:
     details: dict[str, Any] = msgspec.json.decode(entry.details, type=dict[str, Any])
     if "sentence" in details:
         return str(details["sentence"])
     stage = [f"stage {details['stage'] + 1}"] if "stage" in details else []
     return ", ".join(stage + [f"{details[name]} {name}" for name in ("devices", "control") if name in details]) or "-"
+
+
+def _stages(rollout: RolloutSummary) -> Iterable[_Stage]:
+    """Yields the stages, and at the end the devices held back."""
+    for index, stage in enumerate(rollout.definition.get("stages", ())):
+        pace = number(stage["per_minute"]) if stage.get("per_minute") else "all at once"
+        group, soak = stage.get("group") or "all", duration(stage.get("soak_s", 0.0))
+        state_ = _stage_state(rollout, index)
+        yield _Stage(str(index), str(index + 1), state_, stage.get("share", 0), group, soak, pace)
+    if held_back := rollout.definition.get("held_back", 0.0):
+        state_ = _stage_state(rollout, len(rollout.definition.get("stages", ())))
+        yield _Stage("rest", "held back", state_, held_back, "all", "-", "as the last stage")
+
+
+class _Stage(NamedTuple):
+    key: str
+    name: str
+    state: Cell
+    share: float
+    group: str
+    soak: str
+    pace: str
+
+
+ROLLOUTS: tuple[Column[RolloutSummary], ...] = (
+    Column("rollout", "Rollout", lambda rollout: Cell(title(rollout), rollout_page(rollout.id))),
+    Column("state", "State", state),
+    Column("stage", "Stage", _stage),
+    Column("devices", "Devices", counted),
+    Column("made", "Made (UTC)", lambda rollout: moment(rollout.created_s)),
+    Column("by", "By", lambda rollout: rollout.created_by),
+)
+STAGES: tuple[Column[_Stage], ...] = (
+    Column("stage", "Stage", lambda stage: stage.name),
+    Column("standing", "Standing", lambda stage: stage.state),
+    Column("share", "Share of devices", lambda stage: f"{100 * stage.share:.3g} %", number=True),
+    Column("group", "Of those tagged", lambda stage: stage.group),
+    Column("soak", "Observed for", lambda stage: stage.soak),
+    Column("pace", "Told a minute", lambda stage: stage.pace, number=True),
+)
+LOOK_COLUMNS: tuple[Column[Look], ...] = (
+    Column("look", "Look", look_name),
+    Column("when", "When (UTC)", lambda look: moment(look.at_s)),
+    Column("verdict", "Verdict", lambda look: Cell(look.decision, tone=_VERDICTS.get(look.decision, Tone.PLAIN))),
+    Column("rule", "Rule", lambda look: look.rule),
+    Column("why", "Why", lambda look: look.sentence),
+)
+FINDINGS: tuple[Column[FindingState], ...] = (
+    Column("figure", "Figure", lambda one: Cell(one.figure, tone=Tone.BAD if one.p_value <= one.level else Tone.PLAIN)),
+    Column("treated", "With the model", lambda one: number(one.treated), number=True),
+    Column("control", "Without", lambda one: number(one.control), number=True),
+    Column("tolerance", "More accepted", lambda one: number(one.tolerance), number=True),
+    Column("p", "p", lambda one: number(one.p_value), number=True),
+    Column("level", "Aborts at p", lambda one: number(one.level), number=True),
+    Column("seen", "Can see", lambda one: number(one.seen), number=True),
+    Column("find", "Is to find", lambda one: number(one.find), number=True),
+    Column("devices", "Devices with / without", lambda one: f"{one.devices[0]} / {one.devices[1]}", number=True),
+)
+DECISIONS: tuple[Column[Entry], ...] = (
+    Column("when", "When (UTC)", lambda entry: moment(entry.at_s)),
+    Column("who", "Who", lambda entry: entry.actor),
+    Column("what", "What", lambda entry: entry.action.removeprefix("rollout.")),
+    Column("said", "Saying", _decision_text),
+)
+
+
+def rollout_rows(page: RolloutPage) -> Listing:
+    """Returns a page of rollouts."""
+    following = address("/rollouts", after=page.after) if page.after is not None else ""
+    return Listing(rows(ROLLOUTS, page.rollouts, lambda rollout: rollout.id), following)
+
+
+def stage_rows(rollout: RolloutSummary) -> list[Row]:
+    """Returns the stages, and at the end the devices held back."""
+    return rows(STAGES, _stages(rollout), lambda stage: stage.key)
+
+
+def look_rows(looks: Sequence[Look]) -> list[Row]:
+    """Returns the latest evaluations, newest first."""
+    return rows(LOOK_COLUMNS, reversed(looks[-LOOKS:]), lambda look: f"{look.stage}.{look.look}")
+
+
+def finding_rows(look: Look | None) -> list[Row]:
+    """Returns the numbers of one evaluation."""
+    return rows(FINDINGS, look.findings if look is not None else (), lambda one: one.figure)
+
+
+def decision_rows(entries: Sequence[Entry]) -> list[Row]:
+    """Returns the latest decisions, newest first."""
+    return rows(DECISIONS, reversed(entries[-LOOKS:]), lambda entry: str(entry.number))

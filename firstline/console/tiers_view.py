@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from firstline.console.cells import Cell, Column, Row, duration, moment
+from firstline.console.cells import Column, Row, duration, moment, rows
 from firstline_core.fleet.rest import TierCounts, TierHistory
 
 SPANS_H = (1, 6, 24, 48)
@@ -12,13 +12,6 @@ POINTS = 96
 """Maximum number of bars in the chart; finer spans are added up."""
 ROWS = 24
 
-TIERS = (
-    Column("from", "From (UTC)"),
-    Column("edge", "On the device", number=True),
-    Column("cloud", "By the full model", number=True),
-    Column("errors", "No answer", number=True),
-    Column("rows", "Rows", number=True),
-)
 # Okabe and Ito's colours, which remain distinguishable with red-green colour blindness.
 _SERIES = (
     ("edge", "on the device", "#0072b2"),
@@ -66,32 +59,33 @@ def _added(one: Shares, point: TierCounts) -> Shares:
     return Shares(one.at_s, one.edge + point.kept, one.cloud + point.escalated, one.errors + point.errors)
 
 
-def summary(found: list[Shares], hours: int) -> str:
+def summary(spans: list[Shares], hours: int) -> str:
     """Returns the shares over the whole time in a sentence, as the chart's description."""
-    total = Shares(0.0, *(sum(getattr(one, name) for one in found) for name, _, _ in _SERIES))
+    total = Shares(0.0, *(sum(getattr(one, name) for one in spans) for name, _, _ in _SERIES))
     if not total.rows:
         return f"Nothing was asked in the last {duration(hours * 3600)}, or nothing was heard of it."
     parts = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
     return f"Of {total.rows:,} rows in the last {duration(hours * 3600)}: {parts}."
 
 
-def tier_rows(found: list[Shares]) -> list[Row]:
+TIERS: tuple[Column[Shares], ...] = (
+    Column("from", "From (UTC)", lambda one: moment(one.at_s)),
+    Column("edge", "On the device", lambda one: f"{one.percent('edge'):.1f} %", number=True),
+    Column("cloud", "By the full model", lambda one: f"{one.percent('cloud'):.1f} %", number=True),
+    Column("errors", "No answer", lambda one: f"{one.percent('errors'):.1f} %", number=True),
+    Column("rows", "Rows", lambda one: f"{one.rows:,}", number=True),
+)
+
+
+def tier_rows(spans: list[Shares]) -> list[Row]:
     """Returns the latest spans, newest first."""
-    return [
-        {
-            "key": Cell(str(one.at_s)),
-            "from": Cell(moment(one.at_s)),
-            **{name: Cell(f"{one.percent(name):.1f} %") for name, _, _ in _SERIES},
-            "rows": Cell(f"{one.rows:,}"),
-        }
-        for one in reversed(found[-ROWS:])
-    ]
+    return rows(TIERS, reversed(spans[-ROWS:]), lambda one: str(one.at_s))
 
 
-def chart(found: list[Shares], span_s: float, now_s: float, hours: int) -> dict[str, Any]:
+def chart(spans: list[Shares], span_s: float, now_s: float, hours: int) -> dict[str, Any]:
     """Returns the options of an ECharts chart: shares stacked to 100 %, distinguished by pattern and colour."""
     return {
-        "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(found, hours)}},
+        "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(spans, hours)}},
         "useUTC": True,
         "animation": False,
         "legend": {"top": 0},
@@ -106,7 +100,7 @@ def chart(found: list[Shares], span_s: float, now_s: float, hours: int) -> dict[
                 "stack": "tiers",
                 "barMaxWidth": 24,
                 "itemStyle": {"color": colour},
-                "data": [[1000 * (one.at_s + span_s / 2), round(one.percent(name), 2)] for one in found],
+                "data": [[1000 * (one.at_s + span_s / 2), round(one.percent(name), 2)] for one in spans],
             }
             for name, label, colour in _SERIES
         ],
