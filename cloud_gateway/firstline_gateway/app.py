@@ -200,7 +200,7 @@ class Gateway:
 
     def _build_broker(self) -> None:
         """Builds what speaks MQTT, after the broker's files: they hold the password of the connections."""
-        settings, known, clock = self.settings, self.identity.gatekeeper.known, self.clock
+        settings, known, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
         self._broker = (
             BrokerKeeper(
                 broker_folder(settings),
@@ -266,7 +266,7 @@ class Gateway:
                 self.fleet,
                 mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
                 settings.mqtt.prefix,
-                self.identity.gatekeeper.known.is_revoked,
+                self.identity.gatekeeper.credentials.is_revoked,
                 desired_changed,
             )
             if settings.mqtt.enabled and settings.fleet.mqtt
@@ -414,7 +414,7 @@ def open_gateway(settings: Settings) -> Gateway:
         log.warning("no model to serve", directory=settings.models.directory)
     for name in repository.unknown(settings.models.concurrency_of):  # its bundle may come later
         log.warning("models.concurrency_of names an unknown model; is it misspelt?", model=ascii(name))
-    if gateway.identity.required and not gateway.identity.gatekeeper.known.anybody:
+    if gateway.identity.required and gateway.identity.gatekeeper.credentials.is_empty:
         log.warning("no API key and no device yet, so nobody may call", create="firstline-gateway key create NAME")
         if had_authority:
             log.warning(

@@ -16,7 +16,7 @@ from firstline_core.protocol.mqtt import MqttSettings
 from firstline_gateway.broker import keeper
 from firstline_gateway.broker.keeper import BrokerKeeper, end_sessions
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.credentials import Revoked
+from firstline_gateway.identity.credentials import RevokedCertificate
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 pytestmark = pytest.mark.mosquitto
@@ -53,11 +53,11 @@ class Revocations:
     """What the keeper learns from the gateway; a test changes it."""
 
     def __init__(self) -> None:
-        self.certificates: list[Revoked] = []
+        self.certificates: list[RevokedCertificate] = []
         self.revoked_devices: set[str] = set()
         self.version = 1
 
-    def revoked(self) -> list[Revoked]:
+    def revoked_certificates(self) -> list[RevokedCertificate]:
         return list(self.certificates)
 
 
@@ -90,7 +90,7 @@ async def test_a_live_session_is_silenced_and_then_ended(broker: GeneratedBroker
     assert await asyncio.to_thread(revoked.publish, f"{PREFIX}/a/state", b"before") == "Success"
     gateway.wait_for(f"{PREFIX}/a/state")
 
-    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.revoked_devices.add("a")
     started_s = time.monotonic()
     room.revocations.version += 1
@@ -133,7 +133,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
     thief = device(broker, "a")
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
-    room.revocations.certificates.append(Revoked(stolen, time.time(), "a"))
+    room.revocations.certificates.append(RevokedCertificate(stolen, time.time(), "a"))
     room.revocations.version += 1
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     owner = await asyncio.to_thread(broker.device, fresh)
@@ -145,7 +145,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
 async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broker: GeneratedBroker) -> None:
     """A gateway brings the files up to date before it runs; whoever stole a certificate may be in by then."""
     room, thief = Room(broker), device(broker, "a")
-    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
     room.keeper.start(gateways(broker))
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
@@ -166,7 +166,7 @@ async def test_a_session_that_could_not_be_ended_is_ended_later(
     monkeypatch.setattr(keeper, "end_sessions", fails_first)
     monkeypatch.setattr(keeper, "_RETRY_S", 0.1)
     thief = device(broker, "a")
-    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.version += 1
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     assert failed.is_set()
@@ -176,7 +176,7 @@ async def test_a_revocation_that_came_while_the_broker_was_away_holds_when_it_re
     broker: GeneratedBroker, room: Room
 ) -> None:
     broker.broker.stop()
-    room.revocations.certificates.append(Revoked(broker.issuer.serials["a"], time.time(), "a"))
+    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.revoked_devices.add("a")
     assert await asyncio.to_thread(room.keeper.refresh) == {"a"}
     assert await end_sessions(gateways(broker), ["a"]) == ["a"]

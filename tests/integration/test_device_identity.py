@@ -152,7 +152,7 @@ async def test_a_revocation_closes_open_connections_and_reaches_the_list(at: Sit
     shown = ca.load_certificate((device.folder / "device.pem").read_bytes())
     assert [entry.serial_number for entry in listed] == [shown.serial_number]
     assert listed.is_signature_valid(at.authority.key.public_key())
-    assert at.gateway.identity.gatekeeper.known.is_revoked("press-7")
+    assert at.gateway.identity.gatekeeper.credentials.is_revoked("press-7")
     assert (await at.keeper.post(f"{DEVICES_PATH}/nobody/revoke")).status_code == 400
 
 
@@ -211,7 +211,7 @@ async def test_a_certificate_that_the_store_does_not_know_is_nobodys(at: Site) -
 
 async def test_one_devices_serial_number_under_another_name_is_refused(at: Site) -> None:
     await at.enrolled()
-    (serial,) = at.gateway.identity.gatekeeper.known._certificates
+    (serial,) = at.gateway.identity.gatekeeper.credentials._certificates
     other, now_s = at.device("press-8"), time.time()
     other.keep(
         certificate(

@@ -135,12 +135,12 @@ async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_pat
         assert await asked(agent) == "cloud"
         old = {
             serial
-            for serial, one in gateway.gateway.identity.gatekeeper.known._certificates.items()
+            for serial, one in gateway.gateway.identity.gatekeeper.credentials._certificates.items()
             if one.device == "swaps"
         }
         await renewal.renew()
         assert await asked(agent) == "cloud"
-        assert gateway.gateway.identity.gatekeeper.sessions.end(old) == 0  # no connection with it is left
+        assert gateway.gateway.identity.gatekeeper.connections.abort(old) == 0  # no connection with it is left
         assert await asked(agent) == "cloud"
 
 

@@ -19,7 +19,7 @@ from firstline_gateway.broker.config import CONFIGURATION, Plan
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.credentials import Revoked
+from firstline_gateway.identity.credentials import RevokedCertificate
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 PREFIX = "firstline/v1"
@@ -67,7 +67,7 @@ class GeneratedBroker:
             **plan,
         )
         self.files = BrokerFolder(files, self.plan, PREFIX, (HOST,))
-        self._revoked: list[Revoked] = []
+        self._revoked: list[RevokedCertificate] = []
         self._denied: set[str] = set()
         self.refresh()
         config = folder / "mosquitto.conf"
@@ -81,7 +81,7 @@ class GeneratedBroker:
     def revoke(self, device: str, *, certificate: bool = True, name: bool = True) -> set[str]:
         """Refuses a device's certificate, its name, or both."""
         if certificate:
-            self._revoked.append(Revoked(self.issuer.serials[device], time.time(), device))
+            self._revoked.append(RevokedCertificate(self.issuer.serials[device], time.time(), device))
         if name:
             self._denied.add(device)
         return self.refresh()

@@ -16,7 +16,7 @@ from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_core.protocol.http_server import request_info
 from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.identity.client_certificate import Presented
+from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import ANYBODY, SCOPES
 
@@ -55,22 +55,22 @@ async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller
         CapacityError: the store of devices and keys is not available.
     """
     authorization = connection.headers.get("authorization", "")
-    return await caller_of(identity, await presented_by(identity, connection.scope), authorization)
+    return await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
 
 
-async def caller_of(identity: Identity, presented: Presented | None, authorization: str) -> Caller:
+async def caller_of(identity: Identity, certificate: ClientCertificate | None, authorization: str) -> Caller:
     """Returns the caller with these credentials, whatever the transport; see `authenticate`.
 
     Args:
         identity: verifies both.
-        presented: the certificate; it takes precedence over the key.
+        certificate: of the client; it takes precedence over the key.
         authorization: "Bearer KEY", or "".
 
     Raises:
         UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
     """
-    if presented is not None:
-        device = await identity.gatekeeper.device(presented)
+    if certificate is not None:
+        device = await identity.gatekeeper.device(certificate)
         return Caller(device_principal(device), _DEVICE_SCOPES, trust_request_id=True)
     if not identity.required:
         return _ANONYMOUS
@@ -108,11 +108,11 @@ async def authorize(identity: Identity, connection: HTTPConnection, scope: str) 
 
 async def is_still_authorized(identity: Identity, connection: HTTPConnection) -> bool:
     """Returns whether an authenticated caller would still be accepted; does not count as a use of its key."""
-    presented = await presented_by(identity, connection.scope)
-    if presented is None:
+    certificate = await certificate_of(identity, connection.scope)
+    if certificate is None:
         return not identity.required or identity.gatekeeper.holds(_given_key(connection.headers["authorization"]))
     try:
-        await identity.gatekeeper.device(presented)
+        await identity.gatekeeper.device(certificate)
     except UnauthorizedError:
         return False
     return True
@@ -143,7 +143,7 @@ def address_of(identity: Identity, connection: HTTPConnection) -> str:
         return address
 
 
-async def presented_by(identity: Identity, scope: Scope) -> Presented | None:
+async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate | None:
     """Returns the certificate that the client, or a trusted proxy, has shown; it is not judged yet.
 
     Raises:
@@ -153,11 +153,11 @@ async def presented_by(identity: Identity, scope: Scope) -> Presented | None:
     if identity.proxy_header and client is not None and identity.trusts(client[0]):
         # And no other: the proxy's own certificate would stand for every client without one.
         name = identity.proxy_header.encode("latin-1")
-        return await identity.presented_by_proxy(
+        return await identity.proxied_certificate(
             [text.decode("latin-1") for key, text in scope["headers"] if key == name]
         )
-    presented: Presented | None = request_info(scope).peer
-    return presented
+    certificate: ClientCertificate | None = request_info(scope).peer
+    return certificate
 
 
 def gateway_of(request: Request) -> Gateway:

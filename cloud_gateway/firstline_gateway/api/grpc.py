@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import grpc
-from cryptography import x509
 
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
@@ -16,7 +15,7 @@ from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHoo
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.overload import OVERLOADED, client_mark
-from firstline_gateway.identity.client_certificate import Presented, presented_by
+from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
 from firstline_gateway.telemetry.journal import record
@@ -70,13 +69,13 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
             metadata[key] = value
             if key == identity.proxy_header:
                 proxied.append(value)
-    presented: Presented | None = None
+    shown: ClientCertificate | None = None
     if identity.proxy_header and identity.trusts(address_of(context.peer())):
-        presented = await identity.presented_by_proxy(proxied)
+        shown = await identity.proxied_certificate(proxied)
     else:
         for certificate in context.auth_context().get("x509_pem_cert", ()):
-            presented = _presented(certificate)
-    caller = await caller_of(identity, presented, metadata.get("authorization", ""))
+            shown = _read_certificate(certificate)
+    caller = await caller_of(identity, shown, metadata.get("authorization", ""))
     check_scope(caller, _SCOPES[scope])
     return Caller(caller.principal, caller.trust_request_id)
 
@@ -85,20 +84,14 @@ def _mark(context: Context, proxy_header: str) -> int:
     """Returns the mark of a call's client: the same as that of its requests over HTTP."""
     serial = ""
     for certificate in context.auth_context().get("x509_pem_cert", ()):
-        serial = _presented(certificate).serial
+        serial = _read_certificate(certificate).serial
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
     return client_mark(serial, metadata, proxy_header)
 
 
-@lru_cache(1024)
-def _presented(certificate: bytes) -> Presented:
-    """Reads a certificate that gRPC has verified; one that cannot be read names no device."""
-    try:
-        return presented_by(x509.load_pem_x509_certificate(certificate))
-    except ValueError:
-        return Presented(None, "", 0.0, 0.0)
+_read_certificate = lru_cache(1024)(ClientCertificate.read)
 
 
 def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
@@ -110,7 +103,7 @@ def _credentials(tls: ServerTls, *, demand: bool) -> grpc.ServerCredentials:
     def configuration(files: ServerFiles) -> grpc.ServerCertificateConfiguration:
         pair = (files.key.read_bytes(), files.certificate.read_bytes())
         return grpc.ssl_server_certificate_configuration(
-            [pair], root_certificates=files.believed_pem.encode() if demand else None
+            [pair], root_certificates=files.authorities_pem.encode() if demand else None
         )
 
     used = tls.files

@@ -16,7 +16,7 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
 )
 from firstline_core.protocol.limits import MIB, Limits
-from firstline_gateway.api.auth import GatewayDep, OperatorDep, address_of, presented_by, require_fleet
+from firstline_gateway.api.auth import GatewayDep, OperatorDep, address_of, certificate_of, require_fleet
 from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
 
 _STRANGERS = Limits(body_bytes=16 * 1024)
@@ -46,11 +46,11 @@ async def enrol(request: Request, gateway: GatewayDep) -> Response:
 async def renew(request: Request, gateway: GatewayDep) -> Response:
     """Renew a device's certificate, which may have expired some time ago."""
     identity = gateway.identity
-    presented = await presented_by(identity, request.scope)
-    if presented is None:
+    certificate = await certificate_of(identity, request.scope)
+    if certificate is None:
         raise UnauthorizedError("Only a device renews its certificate, and must show the present one.")
-    await identity.gatekeeper.device(presented, renewing=True)  # before the body is read
-    return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), presented))
+    await identity.gatekeeper.device(certificate, renewing=True)  # before the body is read
+    return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), certificate))
 
 
 @fleet.post(DEVICES_PATH, openapi_extra=body_schema(InviteRequest))

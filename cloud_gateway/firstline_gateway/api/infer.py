@@ -18,7 +18,7 @@ from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
 from firstline_core.protocol.http import Reply, error_reply, json_reply, read_infer_request, response_reply
 from firstline_core.telemetry import logs
-from firstline_gateway.api.auth import Caller, caller_of, check_scope, presented_by
+from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
 from firstline_gateway.api.errors import shutting_down, unforeseen
 from firstline_gateway.api.gateway import Gateway
 from firstline_gateway.api.jobs import is_asynchronous, submit
@@ -108,8 +108,8 @@ async def _answer(gateway: Gateway, request: Request, address: Address, mark: in
         logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
     try:
         # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
-        presented = await presented_by(gateway.identity, request.scope)
-        caller = await caller_of(gateway.identity, presented, request.headers.get("authorization", ""))
+        certificate = await certificate_of(gateway.identity, request.scope)
+        caller = await caller_of(gateway.identity, certificate, request.headers.get("authorization", ""))
         check_scope(caller, "infer")
         principal = caller.principal
         with gateway.bodies.share(principal) as share:

@@ -11,7 +11,6 @@ from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.app import create_asgi
 from firstline_gateway.api.gateway import Gateway
-from firstline_gateway.api.peers import Peers
 
 if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer
@@ -104,5 +103,5 @@ def http_server(gateway: Gateway, limits: ServerLimits) -> HttpServer:
         limits=limits,
         clock=gateway.clock,
         tls=gateway.identity.tls.context if gateway.identity.tls is not None else None,
-        peers=Peers(gateway.identity.gatekeeper.sessions),
+        peers=gateway.identity.gatekeeper.connections,
     )

@@ -20,8 +20,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
-from firstline_gateway.identity.authorities import Authorities, write
-from firstline_gateway.identity.credentials import Revoked
+from firstline_gateway.identity.authorities import Authorities, is_current, revocation_lists, write
+from firstline_gateway.identity.credentials import RevokedCertificate
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
@@ -30,8 +30,6 @@ from firstline_gateway.settings.settings import (
 )
 
 _SALT_BYTES = 12
-# The broker's certificate lives 90 days, as the gateway's own.
-_RENEW_BEFORE_S = 30 * 86_400.0
 
 log = logger(__name__)
 
@@ -53,7 +51,7 @@ class BrokerFolder:
     hosts: Sequence[str]
 
     def refresh(
-        self, authorities: Authorities, revoked: Iterable[Revoked], devices: Iterable[str], now_s: float
+        self, authorities: Authorities, revoked: Iterable[RevokedCertificate], devices: Iterable[str], now_s: float
     ) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
 
@@ -104,15 +102,14 @@ class BrokerFolder:
         if self._has_group:
             self._hand_on(data, 0o2770)  # the broker writes here
 
-    def _revocations(self, authorities: Authorities, revoked: list[Revoked], now_s: float) -> bool:
-        """CRLs are dated and so never the same twice: written where they would list something else."""
-        listed = {int(one.serial, 16) for one in revoked}
+    def _revocations(self, authorities: Authorities, revoked: list[RevokedCertificate], now_s: float) -> bool:
+        """Writes the lists if their content changes; their dates alone do not count."""
+        serials = {int(one.serial, 16) for one in revoked}
         issuers = {authority.certificate.subject for authority in authorities}
-        if _listed(self._text(config.REVOCATIONS)) == (listed, issuers):
+        if _listed(self._text(config.REVOCATIONS)) == (serials, issuers):
             return False
         dated = [(one.serial, one.revoked_s) for one in revoked]
-        text = "".join(ca.revocation_list(authority, dated, now_s) for authority in authorities)
-        return self._put(config.REVOCATIONS, text)
+        return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, now_s))
 
     def _certificate(self, authorities: Authorities, now_s: float) -> bool:
         if not self.hosts:
@@ -124,18 +121,14 @@ class BrokerFolder:
         return self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
 
     def _has_certificate(self, authorities: Authorities, now_s: float) -> bool:
-        try:
-            found = ca.load_certificate(self._text(config.CERTIFICATE).encode())
-            key = ca.load_key(self._text(config.KEY).encode())
-            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except (ConfigError, x509.ExtensionNotFound):
+        certificate = self._text(config.CERTIFICATE).encode()
+        if not is_current(certificate, authorities.active, self.hosts, now_s):
             return False
-        return (
-            found.public_key() == key.public_key()
-            and found.issuer == authorities.active.certificate.subject
-            and {str(name.value) for name in names} == {host.strip("[]") for host in self.hosts}
-            and found.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S > now_s
-        )
+        try:
+            key = ca.load_key(self._text(config.KEY).encode())
+        except ConfigError:
+            return False
+        return ca.load_certificate(certificate).public_key() == key.public_key()
 
     def _password(self) -> bool:
         """Made once, and again where a file is gone or damaged; whether it was."""

@@ -20,7 +20,7 @@ from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.credentials import Revoked
+from firstline_gateway.identity.credentials import RevokedCertificate
 
 log = logger(__name__)
 
@@ -71,7 +71,7 @@ log = logger(__name__)
 
 
 class Revocations(Protocol):
-    """The devices and certificates that are refused (`identity.known.Known`)."""
+    """The devices and certificates that are refused (`identity.credentials.Credentials`)."""
 
     @property
     def version(self) -> int:
@@ -83,7 +83,7 @@ class Revocations(Protocol):
         """The names of revoked devices."""
         ...
 
-    def revoked(self) -> Sequence[Revoked]:
+    def revoked_certificates(self) -> Sequence[RevokedCertificate]:
         """Returns the revoked certificates."""
         ...
 
@@ -124,7 +124,7 @@ class BrokerKeeper:
         """
         now_s = self._clock.wall_s()
         refused = self._folder.refresh(
-            self._authorities(), self._revocations.revoked(), self._revocations.revoked_devices, now_s
+            self._authorities(), self._revocations.revoked_certificates(), self._revocations.revoked_devices, now_s
         )
         self._standing |= refused
         return refused

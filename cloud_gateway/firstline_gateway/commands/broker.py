@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
 def _write(arguments: argparse.Namespace) -> int:
     from firstline_gateway.broker.files import broker_folder
     from firstline_gateway.identity.authorities import AuthorityFolder
-    from firstline_gateway.identity.credentials import Known, read_changes
+    from firstline_gateway.identity.credentials import Credentials, read_changes
     from firstline_gateway.store.database import open_database
 
     overrides: dict[str, object] = {"broker.hosts": arguments.host}
@@ -45,17 +45,17 @@ def _write(arguments: argparse.Namespace) -> int:
     found = load(arguments.config, environ=os.environ, overrides=overrides)
     if not found.broker.directory:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
-    folder, now_s, known = broker_folder(found), time.time(), Known()
+    folder, now_s, credentials = broker_folder(found), time.time(), Credentials()
     database = open_database(found.store)
     try:
         with database.reading() as connection:
-            known.apply(read_changes(connection, known.version))
+            credentials.apply(read_changes(connection, 0))
     finally:
         database.close()
     folder.refresh(
         AuthorityFolder(Path(found.identity.directory), SYSTEM_CLOCK).open(),
-        known.revoked(),
-        known.revoked_devices,
+        credentials.revoked_certificates(),
+        credentials.revoked_devices,
         now_s,
     )
     conf = folder.plan.folder / config.CONFIGURATION

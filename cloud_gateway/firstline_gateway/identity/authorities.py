@@ -1,23 +1,22 @@
-"""The authority's files: made once, imported, exchanged for another; and the server certificate that it issues.
+"""The files of the certificate authorities: create, import, replace and retire them; and the server's certificate.
 
     ca.key              the signing authority: key and certificate, readable only by the gateway's user
-    next.key            the authority that signs after `ca switch`: devices learn of it as they renew
+    next.key            the authority that signs after `ca switch`: devices learn of it when they renew
     previous.key        the authority that signed before: devices that have not renewed yet are still trusted
     authorities.pem     the certificates of all of them, for a broker or a proxy
-    crl.pem             what they have revoked, likewise
+    crl.pem             the certificates that they have revoked, likewise
     server.pem          the gateway's own certificate, with its key
 
-Every file is replaced at once, and a `switch` that was cut short is ended when the folder is opened next.
+Every file is replaced atomically. An interrupted `switch` is completed when the folder is opened next.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from cryptography import x509
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import sync_folder, write_whole
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 
@@ -33,7 +33,7 @@ BUNDLE_FILE = "authorities.pem"
 SERVER_FILE = "server.pem"
 
 _ACTIVE, _NEXT, _PREVIOUS = "ca.key", "next.key", "previous.key"
-# A certificate lives 90 days; a month is enough for whoever has to find out why it was not renewed.
+# A certificate lives 90 days; a month is enough for an operator who has to find out why it was not renewed.
 _RENEW_BEFORE_S = 30 * 86_400.0
 
 
@@ -42,8 +42,8 @@ class Authorities:
     """The authorities that issue devices' certificates.
 
     Args:
-        active: signs.
-        others: are believed too, while one authority takes over from another.
+        active: the authority that signs.
+        others: authorities that are trusted too, while one replaces another.
     """
 
     active: Authority
@@ -62,38 +62,33 @@ def open_authorities(directory: Path, now_s: float) -> Authorities:
     """Returns the authorities in a folder; creates the first one if missing.
 
     Raises:
-        ConfigError: the folder cannot be read or written, or holds something else.
+        ConfigError: the folder cannot be read or written, or its content is not valid.
     """
     with locked(directory):
         active, following, previous = (directory / name for name in (_ACTIVE, _NEXT, _PREVIOUS))
+        bundle = directory / BUNDLE_FILE
         if not active.exists() and previous.exists() and following.exists():
             _rename(following, active)
         if not active.exists():
-            if (directory / BUNDLE_FILE).exists():
+            if bundle.exists():
                 raise ConfigError(
                     f"The authority's key {active} is gone; restore it from a backup. Without one, empty {directory}: "
                     "then there will be a new authority, and all devices have to enrol again."
                 )
             _store(active, ca.create_authority(ca.new_key(), now_s))
-        found = Authorities(_load(active), tuple(_load(file) for file in (following, previous) if file.exists()))
-        bundle = directory / BUNDLE_FILE
-        if not bundle.exists() or read(bundle) != found.pem.encode():
-            write(bundle, found.pem.encode())
-        return found
+        authorities = Authorities(_load(active), tuple(_load(file) for file in (following, previous) if file.exists()))
+        if not bundle.exists() or read(bundle) != authorities.pem.encode():
+            write(bundle, authorities.pem.encode())
+        return authorities
 
 
-def signature(directory: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Returns a value that changes when an authority is replaced, added or removed."""
-    return tuple(changed(directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS))
-
-
-def changed(file: Path) -> tuple[int, int] | None:
+def file_version(file: Path) -> tuple[int, int] | None:
     """Returns a value that changes when a file is replaced or written; None for a missing file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def import_authority(directory: Path, authority: Authority) -> None:
@@ -114,8 +109,8 @@ def import_authority(directory: Path, authority: Authority) -> None:
 def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
     """Adds another authority that is trusted and announced together with the active one.
 
-    Its list of revoked certificates, empty as yet, goes to the others': a verifier refuses certificates of an authority
-    without a list.
+    Its list of revoked certificates, still empty, is added to the others: a verifier refuses certificates of an
+    authority without a list.
 
     Raises:
         ConfigError: one is prepared already, or the folder cannot be written.
@@ -124,16 +119,16 @@ def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
         if (directory / _NEXT).exists():
             raise ConfigError(f"{directory / _NEXT} is there already; `ca switch` makes it the one that signs.")
         if (directory / CRL_FILE).exists():
-            listed = read(directory / CRL_FILE) + ca.revocation_list(authority, (), now_s).encode()
-            write(directory / CRL_FILE, listed)
+            lists = read(directory / CRL_FILE) + ca.revocation_list(authority, (), now_s).encode()
+            write(directory / CRL_FILE, lists)
         _store(directory / _NEXT, authority)
 
 
 def switch(directory: Path) -> None:
-    """Makes the next authority the one that signs; the one before it is still believed.
+    """Makes the next authority the one that signs; the one before it is still trusted.
 
     Raises:
-        ConfigError: none is prepared, an earlier one is still believed, or the folder cannot be written.
+        ConfigError: none is prepared, an earlier one is still trusted, or the folder cannot be written.
     """
     with locked(directory):
         if not (directory / _NEXT).exists():
@@ -145,7 +140,7 @@ def switch(directory: Path) -> None:
 
 
 def retire(directory: Path) -> None:
-    """Ends the belief in the authority before the present one.
+    """Stops trusting the authority before the present one.
 
     Raises:
         ConfigError: there is none, or the folder cannot be written.
@@ -168,57 +163,63 @@ def server_certificate(directory: Path, authority: Authority, hosts: Sequence[st
     """
     file = directory / SERVER_FILE
     with locked(directory):
-        if not _still_good(file, authority, hosts, now_s):
+        if not (file.exists() and is_current(read(file), authority, hosts, now_s)):
             certificate, key = ca.issue_server(authority, hosts, now_s)
             write(file, ca.key_pem(key) + (ca.pem_of(certificate) + authority.pem).encode(), private=True)
     return file
 
 
+def is_current(certificate_pem: bytes, authority: Authority, hosts: Sequence[str], now_s: float) -> bool:
+    """Returns whether a server's certificate is from this authority, for these hosts, and not about to expire."""
+    try:
+        certificate = ca.load_certificate(certificate_pem)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ConfigError, x509.ExtensionNotFound):
+        return False
+    renew_s = certificate.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S
+    return (
+        certificate.issuer == authority.certificate.subject
+        and {str(name.value) for name in names} == {host.strip("[]") for host in hosts}
+        and certificate.not_valid_before_utc.timestamp() <= now_s < renew_s
+    )
+
+
+def revocation_lists(authorities: Authorities, revoked: Iterable[tuple[str, float]], now_s: float) -> str:
+    """Returns a list of each authority, each with all serial numbers, which match only their own authority."""
+    serials = sorted(revoked)
+    return "".join(ca.revocation_list(authority, serials, now_s) for authority in authorities)
+
+
 def write_revocations(
     directory: Path, authorities: Authorities, revoked: Iterable[tuple[str, float]], now_s: float
 ) -> None:
-    """Writes `crl.pem`: a list of each authority, all with all serial numbers, which only their own match.
+    """Writes the file of revocation lists.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
-    listed = sorted(revoked)
-    text = "".join(ca.revocation_list(authority, listed, now_s) for authority in authorities)
-    write(directory / CRL_FILE, text.encode())
+    write(directory / CRL_FILE, revocation_lists(authorities, revoked, now_s).encode())
 
 
 def write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Replaces a file at once, and has it on the disk.
+    """Replaces a file atomically and durably.
 
     Args:
-        path: of the file; its folder is there.
+        path: of the file, in an existing folder.
         content: all of it.
         private: mode 0600 instead of 0644.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    temporary = ""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(stream.fileno(), 0o600 if private else 0o644)
-            if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
-                owner = path.parent.stat()
-                os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-        _sync(path.parent)
+        write_whole(path, content, 0o600 if private else 0o644)
     except OSError as error:
-        with suppress(OSError):
-            Path(temporary).unlink()
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def read(path: Path) -> bytes:
-    """A file's content.
+    """Returns the content of a file.
 
     Raises:
         ConfigError: it cannot be read.
@@ -243,41 +244,17 @@ def _store(file: Path, authority: Authority) -> None:
     write(file, ca.key_pem(authority.key) + authority.pem.encode(), private=True)
 
 
-def _still_good(file: Path, authority: Authority, hosts: Sequence[str], now_s: float) -> bool:
-    if not file.exists():
-        return False
-    try:
-        found = ca.load_certificate(read(file))
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ConfigError, x509.ExtensionNotFound):
-        return False
-    listed = {str(name.value) for name in names}
-    return (
-        found.issuer == authority.certificate.subject
-        and listed == {host.strip("[]") for host in hosts}
-        and found.not_valid_before_utc.timestamp() <= now_s < found.not_valid_after_utc.timestamp() - _RENEW_BEFORE_S
-    )
-
-
 def _rename(old: Path, new: Path) -> None:
     try:
         old.replace(new)
-        _sync(new.parent)
+        sync_folder(new.parent)
     except OSError as error:
         raise ConfigError(f"{old} cannot be renamed to {new}: {error.strerror}.") from error
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keeps two processes from making two authorities."""
+    """Locks the folder of the authorities, which is created if missing; other processes wait."""
     try:
         if not directory.exists():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -295,10 +272,12 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 class AuthorityFolder:
-    """The authorities of one gateway; threads may share it, and everything here blocks.
+    """The authorities of a running gateway, read again after a command changed them.
+
+    Threads may share it; everything here blocks.
 
     Args:
-        directory: where they are, or will be.
+        directory: the folder of the authorities, which need not exist.
         clock: dates certificates.
     """
 
@@ -306,12 +285,12 @@ class AuthorityFolder:
         self.directory = directory
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: object = None
-        self._found: Authorities | None = None
+        self._versions: object = None
+        self._authorities: Authorities | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether an authority was made or imported."""
+        """Whether an authority was created or imported."""
         return (self.directory / BUNDLE_FILE).exists()
 
     def open(self) -> Authorities:
@@ -321,8 +300,11 @@ class AuthorityFolder:
             ConfigError: the folder cannot be used.
         """
         with self._lock:
-            present = signature(self.directory)
-            while self._found is None or self._seen != present:  # again where a command changed it meanwhile
-                self._found = open_authorities(self.directory, self._clock.wall_s())
-                self._seen, present = present, signature(self.directory)
-            return self._found
+            present = self._file_versions()
+            while self._authorities is None or self._versions != present:  # a command may change them meanwhile
+                self._authorities = open_authorities(self.directory, self._clock.wall_s())
+                self._versions, present = present, self._file_versions()
+            return self._authorities
+
+    def _file_versions(self) -> object:
+        return [file_version(self.directory / name) for name in (_ACTIVE, _NEXT, _PREVIOUS)]

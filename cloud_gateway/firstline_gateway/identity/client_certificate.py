@@ -1,4 +1,8 @@
-"""A client's certificate, after TLS (or a trusted proxy) has verified that the client has its key."""
+"""A client's certificate, after TLS or a trusted proxy has verified that the client has its key.
+
+A proxy forwards the certificate in a header. Only the configured header counts, and only from the configured
+addresses. The certificate's signature is checked here once more.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import hashlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 from urllib.parse import unquote
 
 from cryptography import x509
@@ -18,14 +23,21 @@ from firstline_core.protocol.enrolment import device_of_urn
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.ca import serial_of
 
+_HEADER_CHARACTERS = 16_384
+# Certificates of as many devices: some hundred bytes each.
+_CACHED = 4096
+_PEM_START = "-----BEGIN CERTIFICATE-----"
+
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
+
 
 @dataclass(frozen=True, slots=True)
-class Presented:
-    """A certificate whose chain ends at one of our authorities. Neither its times nor its revocation were looked at.
+class ClientCertificate:
+    """A certificate that one of our authorities signed. Neither its times nor its revocation were checked.
 
     Args:
-        device: whose; None where it names no device, or is not for TLS clients.
-        serial: hexadecimal.
+        device: the device's name; None if it names no device, or is not for TLS clients.
+        serial: hexadecimal; "" if the certificate cannot be read.
         not_before_s: wall time from which it is valid.
         not_after_s: wall time until which it is valid.
     """
@@ -35,23 +47,24 @@ class Presented:
     not_before_s: float
     not_after_s: float
 
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> Self:
+        """Returns the fields of a certificate."""
+        return cls(
+            device=_device(certificate),
+            serial=serial_of(certificate),
+            not_before_s=certificate.not_valid_before_utc.timestamp(),
+            not_after_s=certificate.not_valid_after_utc.timestamp(),
+        )
 
-def read_presented(der: bytes) -> Presented:
-    """Reads a certificate that one of our authorities signed; an unreadable certificate identifies no device."""
-    try:
-        return presented_by(x509.load_der_x509_certificate(der))
-    except ValueError:
-        return Presented(None, "", 0.0, 0.0)
-
-
-def presented_by(certificate: x509.Certificate) -> Presented:
-    """Returns the fields of a certificate."""
-    return Presented(
-        device=_device(certificate),
-        serial=serial_of(certificate),
-        not_before_s=certificate.not_valid_before_utc.timestamp(),
-        not_after_s=certificate.not_valid_after_utc.timestamp(),
-    )
+    @classmethod
+    def read(cls, content: bytes) -> Self:
+        """Reads DER or PEM; an unreadable certificate identifies no device."""
+        load = x509.load_pem_x509_certificate if content.startswith(b"-----") else x509.load_der_x509_certificate
+        try:
+            return cls.of(load(content))
+        except ValueError:
+            return cls(None, "", 0.0, 0.0)
 
 
 def _device(certificate: x509.Certificate) -> str | None:
@@ -66,16 +79,8 @@ def _device(certificate: x509.Certificate) -> str | None:
     return devices.pop() if len(devices) == 1 else None
 
 
-_LIMIT_CHARACTERS = 16_384
-# Certificates of as many devices: some hundred bytes each.
-_REMEMBERED = 4096
-_PEM_START = "-----BEGIN CERTIFICATE-----"
-
-Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
-
-
 def networks(addresses: Sequence[str]) -> Networks:
-    """Addresses and networks as they are configured.
+    """Returns the addresses and networks of `auth.trusted_proxies`.
 
     Raises:
         ConfigError: an entry is not a network.
@@ -87,32 +92,29 @@ def networks(addresses: Sequence[str]) -> Networks:
 
 
 def is_trusted(address: str, trusted: Networks) -> bool:
-    """Whether a connection comes from one of the proxies."""
+    """Returns whether a connection comes from one of the proxies."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return any(found in network for network in trusted)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return any(parsed in network for network in trusted)
 
 
 class ProxyCertificates:
-    """Reads what trusted proxies name; a device sends the same with each request, and one is read once.
-
-    Times and revocation are no part of it: the caller checks them each time.
-    """
+    """Reads the certificates that trusted proxies forward; each is parsed and verified once, then cached."""
 
     def __init__(self) -> None:
-        self._believed: Authorities | None = None
-        self._read: dict[bytes, Presented] = {}
+        self._authorities: Authorities | None = None
+        self._cache: dict[bytes, ClientCertificate] = {}
 
-    def read(self, values: Sequence[str], authorities: Authorities) -> Presented | None:
-        """The certificate in a proxy's header: PEM with percent signs (nginx, Envoy, HAProxy), or RFC 9440's form.
+    def read(self, values: Sequence[str], authorities: Authorities) -> ClientCertificate | None:
+        """Returns the certificate in a proxy's header: percent-encoded PEM (nginx, Envoy, HAProxy), or RFC 9440.
 
         Args:
             values: of each occurrence of the header; an empty value means a client without a certificate.
-            authorities: the trusted authorities; certificates of others are dropped from the cache.
+            authorities: the trusted authorities; if they change, the cache is cleared.
 
         Raises:
             UnauthorizedError: the header occurs twice, or its value is not a certificate of these authorities.
@@ -124,20 +126,20 @@ class ProxyCertificates:
         text = values[0].strip() if values else ""
         if not text:
             return None
-        if authorities is not self._believed:
-            self._believed = authorities
-            self._read.clear()
+        if authorities is not self._authorities:
+            self._authorities = authorities
+            self._cache.clear()
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-        found = self._read.pop(digest, None) or _presented(text, authorities)
-        self._read[digest] = found  # the newest last
-        if len(self._read) > _REMEMBERED:
-            del self._read[next(iter(self._read))]
-        return found
+        certificate = self._cache.pop(digest, None) or _verified(text, authorities)
+        self._cache[digest] = certificate  # the newest last
+        if len(self._cache) > _CACHED:
+            del self._cache[next(iter(self._cache))]
+        return certificate
 
 
-def _presented(text: str, authorities: Authorities) -> Presented:
+def _verified(text: str, authorities: Authorities) -> ClientCertificate:
     try:
-        certificate = _certificate(text)
+        certificate = _parsed(text)
     except (ValueError, x509.InvalidVersion) as error:  # binascii.Error is a ValueError
         raise UnauthorizedError("The proxy's header holds no certificate that can be read.") from error
     for authority in authorities:
@@ -145,12 +147,12 @@ def _presented(text: str, authorities: Authorities) -> Presented:
             certificate.verify_directly_issued_by(authority.certificate)
         except (ValueError, TypeError, InvalidSignature):
             continue
-        return presented_by(certificate)
+        return ClientCertificate.of(certificate)
     raise UnauthorizedError("The client certificate that the proxy names was not issued by this gateway's authority.")
 
 
-def _certificate(text: str) -> x509.Certificate:
-    if len(text) > _LIMIT_CHARACTERS:
+def _parsed(text: str) -> x509.Certificate:
+    if len(text) > _HEADER_CHARACTERS:
         raise ValueError("too long")
     if text.startswith(":") and text.endswith(":"):
         return x509.load_der_x509_certificate(base64.b64decode(text.strip(":"), validate=True))

@@ -1,10 +1,9 @@
-"""The gateway's services for its devices: invites, enrols, renews, revokes, lists; and tells it to the log."""
+"""The gateway's services for its devices: invite, enrol, renew, revoke and list them."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import Connection
@@ -28,19 +27,17 @@ from firstline_core.protocol.enrolment import (
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
-from firstline_gateway.identity.client_certificate import Presented
+from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.enrolment import Issue, Issued
-from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Buckets, Gatekeeper
+from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
 from firstline_gateway.settings import settings
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 
-# A device renews once in two months; this is for one that crashes each time before the answer is on its disk.
+# A device renews once in two months; the limit is for one that crashes each time before it has stored the answer.
 _RENEWALS_PER_S = 1 / 600
 _RENEWALS_BURST = 6.0
 _DAY_S = 86_400.0
-
-_T = TypeVar("_T")
 
 log = logger(__name__)
 
@@ -49,11 +46,11 @@ class Devices:
     """The devices of one gateway, or of the replicas that share its store and its authority.
 
     Args:
-        folder: of the authority.
-        readers: of the store.
-        writer: writes to it.
+        folder: the folder of the authority.
+        readers: reads the store.
+        writer: writes to the store.
         gatekeeper: is refreshed after each change.
-        found: the settings.
+        identity: the settings.
         server_authority: PEM of the authority of the server's certificate; "" is the gateway's own authority.
         broker: the broker's address for devices.
         clock: gives wall and monotonic time.
@@ -65,7 +62,7 @@ class Devices:
         readers: Readers,
         writer: StoreWriter,
         gatekeeper: Gatekeeper,
-        found: settings.Identity,
+        identity: settings.Identity,
         *,
         server_authority: str,
         broker: BrokerAddress | None,
@@ -75,12 +72,12 @@ class Devices:
         self._readers = readers
         self._writer = writer
         self._gatekeeper = gatekeeper
-        self._settings = found
+        self._settings = identity
         self._server_authority = server_authority
         self._broker = broker
         self._clock = clock
-        self._attempts = Buckets()
-        self._renewals = Buckets()
+        self._attempts = TokenBuckets()
+        self._renewals = TokenBuckets()
 
     async def authorities_pem(self) -> str:
         """Returns the authorities that devices trust: the server's authority first, then those of certificates.
@@ -89,34 +86,33 @@ class Devices:
             RequestError: no device was ever invited here, so there is no authority.
             CapacityError: its folder cannot be used.
         """
-        if not self._folder.exists:  # a stranger's question is no reason to make one
+        if not self._folder.exists:  # an unauthenticated request must not create one
             raise RequestError(
                 "This gateway has no certificate authority; it makes one when it first invites a device."
             )
         return self._server_authority + (await self._authorities()).pem
 
     async def invite(self, request: InviteRequest, by: str) -> InviteAnswer:
-        """Makes a join token for each device; the store keeps their hashes alone.
+        """Creates a join token for each device; the store keeps only their hashes.
 
         Args:
-            request: who, and for how long.
-            by: the principal that asks.
+            request: the devices, and the validity of the tokens.
+            by: the principal that invites.
 
         Raises:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
         expires_s = now_s + request.valid_s
-        names = tuple(dict.fromkeys(request.devices))
-        made = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in names}
-        kept = [(name, enrolment.secret_hash(secret)) for name, secret in made.items()]
-        await self._authorities()  # made by the first invitation
+        tokens = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in request.devices}
+        hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
+        await self._authorities()  # the first invitation creates them
         trusted = public_key_hash(await self.authorities_pem())
-        await self._writer.write(lambda on: enrolment.invite(on, kept, by=by, now_s=now_s, expires_s=expires_s))
-        for name in names:
+        await self._writer.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
-            tuple(Invitation(name, format_join_token(secret, trusted), expires_s) for name, secret in made.items())
+            tuple(Invitation(name, format_join_token(secret, trusted), expires_s) for name, secret in tokens.items())
         )
 
     async def enrol(self, request: EnrolRequest, address: str) -> EnrolAnswer:
@@ -141,7 +137,7 @@ class Devices:
         key = ca.requested_key(request.csr)
         now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
         try:
-            # What nobody invited costs no write.
+            # An unknown token costs no write.
             if await self._readers.ask(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
                 enrolled = await self._writer.write(
@@ -161,38 +157,38 @@ class Devices:
         await self._gatekeeper.refreshed()
         return await self._answer(enrolled.device, enrolled.certificate)
 
-    async def renew(self, request: RenewRequest, presented: Presented) -> EnrolAnswer:
-        """Gives a device its next certificate.
+    async def renew(self, request: RenewRequest, certificate: ClientCertificate) -> EnrolAnswer:
+        """Issues the next certificate of a device.
 
         Args:
             request: the device's next key, which may be the present one.
-            presented: its present certificate.
+            certificate: its present certificate.
 
         Raises:
             RequestError: the CSR is invalid.
-            UnauthorizedError: the present certificate is not, or no more, good for it.
-            RateLimitedError: it came too often.
+            UnauthorizedError: the present certificate is not valid, or can no longer be renewed.
+            RateLimitedError: the device renews too often.
             CapacityError: the store refuses.
         """
-        device = await self._gatekeeper.device(presented, renewing=True)
+        device = await self._gatekeeper.device(certificate, renewing=True)
         wait_s = self._renewals.take(device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST)
         if wait_s:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
         now_s = self._clock.wall_s()
-        kept_s = self._settings.renew_grace_days * _DAY_S + REMEMBERED_S
+        retention_s = self._settings.renew_grace_days * _DAY_S + REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
-            renewed = enrolment.renew(on, device, presented.serial, issue, now_s)
-            enrolment.forget_expired(on, now_s, kept_s)
+            renewed = enrolment.renew(on, device, certificate.serial, issue, now_s)
+            enrolment.delete_expired(on, now_s, retention_s)
             return renewed
 
-        certificate = await self._writer.write(renew)
-        if certificate is None:
+        renewed = await self._writer.write(renew)
+        if renewed is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
-        log.info("certificate renewed", device=device, before=presented.serial)
+        log.info("certificate renewed", device=device, before=certificate.serial)
         await self._gatekeeper.refreshed()
-        return await self._answer(device, certificate)
+        return await self._answer(device, renewed)
 
     async def revoke(self, device: str, by: str) -> None:
         """Refuses a device from now on: here at once, elsewhere within `auth.refresh_s`.
@@ -208,23 +204,22 @@ class Devices:
         await self._gatekeeper.refreshed()
 
     async def list(self, after: str, limit: int) -> DeviceList:
-        """The devices by name, from the first one after a name on.
+        """Returns a page of devices by name, from the first one after a name on.
 
         Raises:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        found = await self._readers.ask(lambda on: enrolment.list_devices(on, after, limit, now_s))
-        return DeviceList(tuple(found), found[-1].device if len(found) == limit else None)
+        devices = await self._readers.ask(lambda on: enrolment.list_devices(on, after, limit, now_s))
+        return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
 
     def write_revocations(self) -> None:
-        """Writes the list of revoked certificates for the broker, where there is an authority. Blocks."""
+        """Writes the list of revoked certificates for the broker, if there is an authority. Blocks."""
         if not self._folder.exists:
             return
-        now_s = self._clock.wall_s()
-        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.known.revoked()]
+        revoked = [(one.serial, one.revoked_s) for one in self._gatekeeper.credentials.revoked_certificates()]
         try:
-            authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, now_s)
+            authorities.write_revocations(self._folder.directory, self._folder.open(), revoked, self._clock.wall_s())
         except ConfigError as error:
             log.error("revocation list not written", error=error.message)
 
@@ -250,7 +245,7 @@ class Devices:
         )
 
     async def _authorities(self) -> Authorities:
-        """The authorities, made where there are none.
+        """Returns the authorities; creates the first one if missing.
 
         Raises:
             CapacityError: their folder cannot be used; the operator has to repair it.

@@ -109,7 +109,7 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
     if not known:
         connection.execute(insert(DEVICES).values(name=token.device, enrolled_s=now_s, changed=version))
     issued = issue(token.device)
-    _keep(connection, token.device, issued, version, now_s)
+    _add_certificate(connection, token.device, issued, version, now_s)
     connection.execute(update(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256).values(certificate=issued.pem))
     return Enrolled(token.device, issued.pem, again=False)
 
@@ -134,7 +134,7 @@ def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s:
     if connection.execute(present).one_or_none() is None:
         return None
     issued = issue(device)
-    _keep(connection, device, issued, version, now_s)
+    _add_certificate(connection, device, issued, version, now_s)
     return issued.pem
 
 
@@ -159,55 +159,49 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
 
 
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:
-    """The devices that are enrolled or invited, by name.
+    """Returns the devices that are enrolled or invited, by name.
 
     Args:
         connection: within a transaction.
-        after: the name to begin after; "" for the first.
-        limit: the most.
+        after: the name after which the list starts; "" for the first.
+        limit: largest number of devices.
         now_s: the wall time.
     """
-    unused = (JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s)
-    known = select(DEVICES.c.name.label("name")).where(DEVICES.c.name > after)
-    invited = select(JOIN_TOKENS.c.device.label("name")).where(*unused, JOIN_TOKENS.c.device > after)
-    names = connection.scalars(known.union(invited).order_by("name").limit(limit)).all()
-    if not names:
-        return []
-    devices = {row.name: row for row in connection.execute(select(DEVICES).where(DEVICES.c.name.in_(names)))}
-    ends = (
-        select(CERTIFICATES.c.device, func.max(CERTIFICATES.c.not_after_s).label("end_s"))
-        .where(CERTIFICATES.c.device.in_(names), CERTIFICATES.c.revoked_s.is_(None))
-        .group_by(CERTIFICATES.c.device)
+    tokens = (
+        select(JOIN_TOKENS.c.device, JOIN_TOKENS.c.expires_s)
+        .where(JOIN_TOKENS.c.used_s.is_(None), JOIN_TOKENS.c.expires_s > now_s, JOIN_TOKENS.c.device > after)
+        .subquery()
     )
-    ends_s = {row.device: row.end_s for row in connection.execute(ends)}
-    tokens = select(JOIN_TOKENS.c.device, JOIN_TOKENS.c.expires_s).where(*unused, JOIN_TOKENS.c.device.in_(names))
-    invited_s = {row.device: row.expires_s for row in connection.execute(tokens)}
-    return [
-        DeviceState(
-            device=name,
-            enrolled_s=devices[name].enrolled_s if name in devices else None,
-            certificate_expires_s=ends_s.get(name),
-            revoked_s=devices[name].revoked_s if name in devices else None,
-            invited_until_s=invited_s.get(name),
-        )
-        for name in names
-    ]
+    enrolled = select(DEVICES.c.name.label("name")).where(DEVICES.c.name > after)
+    names = enrolled.union(select(tokens.c.device)).order_by("name").limit(limit).subquery()
+    expires_s = (
+        select(func.max(CERTIFICATES.c.not_after_s))
+        .where(CERTIFICATES.c.device == names.c.name, CERTIFICATES.c.revoked_s.is_(None))
+        .scalar_subquery()
+    )
+    query = (
+        select(names.c.name, DEVICES.c.enrolled_s, expires_s, DEVICES.c.revoked_s, tokens.c.expires_s)
+        .outerjoin(DEVICES, DEVICES.c.name == names.c.name)
+        .outerjoin(tokens, tokens.c.device == names.c.name)
+        .order_by(names.c.name)
+    )
+    return [DeviceState(*row) for row in connection.execute(query)]
 
 
-def forget_expired(connection: Connection, now_s: float, kept_s: float) -> None:
+def delete_expired(connection: Connection, now_s: float, retention_s: float) -> None:
     """Deletes certificates and join tokens that ended long ago; after another change.
 
     Args:
         connection: within a transaction.
         now_s: the wall time.
-        kept_s: how long after its end each is kept; a certificate by seconds of service too.
+        retention_s: how long each is kept after its end; a certificate by seconds of service too.
     """
     ended = (
-        CERTIFICATES.c.not_after_s < now_s - kept_s,
-        CERTIFICATES.c.kept_service_s < service_clock.read(connection) - kept_s,
+        CERTIFICATES.c.not_after_s < now_s - retention_s,
+        CERTIFICATES.c.kept_service_s < service_clock.read(connection) - retention_s,
     )
     connection.execute(delete(CERTIFICATES).where(*ended))
-    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s - kept_s))
+    connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s - retention_s))
 
 
 def _revoke_certificates(connection: Connection, device: str, version: int, now_s: float) -> None:
@@ -218,7 +212,7 @@ def _revoke_certificates(connection: Connection, device: str, version: int, now_
     )
 
 
-def _keep(connection: Connection, device: str, issued: Issued, version: int, now_s: float) -> None:
+def _add_certificate(connection: Connection, device: str, issued: Issued, version: int, now_s: float) -> None:
     connection.execute(
         insert(CERTIFICATES).values(
             serial=issued.serial,

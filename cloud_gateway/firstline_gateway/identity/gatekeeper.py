@@ -1,4 +1,9 @@
-"""Token buckets: a rate limit with room for a burst."""
+"""Authentication: verifies certificates and API keys against the credentials in memory, and keeps those up to date.
+
+Every `auth.refresh_s` the gatekeeper reads the changes that any writer made in the store: this gateway, another
+replica, or a command. It closes the connections of certificates that were revoked since then. It looks up an unknown
+credential in the store before it refuses it, so that a device may call one replica after it has enrolled with another.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +11,46 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Protocol
 
 from sqlalchemy import Connection
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, RateLimitedError, UnauthorizedError
+from firstline_core.errors import RateLimitedError, UnauthorizedError
+from firstline_core.protocol import http_server
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.identity.client_certificate import Presented
-from firstline_gateway.identity.credentials import ApiKey, Changes, Known, read_changes
+from firstline_gateway.background import PeriodicTask
+from firstline_gateway.identity.client_certificate import ClientCertificate
+from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
 from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.store.readers import Readers
 
-# Whoever comes beyond it makes the one that was heard of longest ago start with a full bucket.
-_KEYS_LIMIT = 65_536
+# Beyond this number the bucket that was used longest ago is dropped, and full when its key is seen again.
+_BUCKETS = 65_536
+# Shortest time between two look-ups of unknown credentials, all clients together.
+_SPACING_S = 0.1
+# How long a certificate is remembered after it can no longer be renewed, so that the refusal names the reason.
+REMEMBERED_S = 90 * 86_400.0
+
+log = logger(__name__)
 
 
-class Buckets:
-    """One bucket for each key (an address, a principal), made full when the key is first seen."""
+class TokenBuckets:
+    """Rate limits with room for a burst: one bucket per key (an address, a principal), full when first seen."""
 
     def __init__(self) -> None:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, now_s: float, *, per_s: float, burst: float) -> float:
-        """Takes one from a key's bucket.
+        """Takes a token from the bucket of a key.
 
         Args:
-            key: whose bucket.
+            key: the owner of the bucket.
             now_s: monotonic time.
             per_s: tokens added each second.
             burst: capacity in tokens; at least 1.
 
         Returns:
-            0 where there was one; otherwise the seconds until there is, and nothing was taken.
+            0 if there was a token; otherwise the seconds until there is one.
         """
         level, when_s = self._levels.get(key, (burst, now_s))
         level = min(burst, level + (now_s - when_s) * per_s)
@@ -46,69 +58,57 @@ class Buckets:
             return (1 - level) / per_s
         self._levels[key] = level - 1, now_s
         self._levels.move_to_end(key)
-        if len(self._levels) > _KEYS_LIMIT:
+        if len(self._levels) > _BUCKETS:
             self._levels.popitem(last=False)
         return 0.0
 
     def give_back(self, key: str) -> None:
-        """Returns what `take` took."""
+        """Returns the token that `take` took."""
         if key in self._levels:
             level, when_s = self._levels[key]
             self._levels[key] = level + 1, when_s
 
 
-class Session(Protocol):
-    """One connection."""
-
-    def abort(self) -> None:
-        """Closes it at once, whatever is on the way."""
-        ...
-
-
-class Sessions:
-    """All of them; used on the event loop alone."""
+class TlsConnections:
+    """The open connections by the client certificate of their handshake: the HTTP server's `PeerRegistry`."""
 
     def __init__(self) -> None:
-        self._open: dict[str, set[Session]] = {}
+        self._open: dict[str, set[http_server.Connection]] = {}
 
-    def add(self, serial: str, session: Session) -> None:
-        self._open.setdefault(serial, set()).add(session)
+    def connected(self, certificate: bytes, connection: http_server.Connection) -> ClientCertificate:
+        """Adds a connection, and returns its certificate (given as DER)."""
+        peer = ClientCertificate.read(certificate)
+        self._open.setdefault(peer.serial, set()).add(connection)
+        return peer
 
-    def remove(self, serial: str, session: Session) -> None:
-        sessions = self._open.get(serial, set())
-        sessions.discard(session)
-        if not sessions:
-            self._open.pop(serial, None)
+    def disconnected(self, peer: ClientCertificate, connection: http_server.Connection) -> None:
+        """Removes a connection."""
+        connections = self._open.get(peer.serial, set())
+        connections.discard(connection)
+        if not connections:
+            self._open.pop(peer.serial, None)
 
-    def end(self, serials: Iterable[str]) -> int:
-        """Closes the connections that these certificates opened.
-
-        Returns:
-            How many there were.
-        """
-        ended = [session for serial in serials for session in self._open.get(serial, ())]
-        for session in ended:
-            session.abort()
-        return len(ended)
-
-
-# How often strangers may have the store looked through, all together.
-_SPACING_S = 0.1
-# How long after the grace a certificate is remembered, so that its device is told what is wrong with it.
-REMEMBERED_S = 90 * 86_400.0
-
-log = logger(__name__)
+    def abort(self, serials: Iterable[str]) -> int:
+        """Closes the connections of these certificates at once; returns their number."""
+        connections = [connection for serial in serials for connection in self._open.get(serial, ())]
+        for connection in connections:
+            connection.abort()
+        return len(connections)
 
 
 class Gatekeeper:
-    """Of one gateway; used on its event loop, but for the constructor.
+    """Authenticates the callers of one gateway. Used on its event loop, except for the constructor.
 
     Args:
-        readers: of the store, where devices and keys are kept.
-        refresh_s: how often changes are taken over.
+        readers: reads the store.
+        refresh_s: interval at which changes are read.
         grace_s: how long after its end a certificate can still be renewed.
         on_revoked: called in a thread once certificates were found to be revoked.
         clock: gives wall and monotonic time.
+
+    Attributes:
+        connections: the open TLS connections.
+        credentials: devices, certificates and API keys.
 
     Raises:
         CapacityError: the store refuses.
@@ -123,161 +123,142 @@ class Gatekeeper:
         on_revoked: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.sessions = Sessions()
-        self.known = Known()
+        self.connections = TlsConnections()
+        self.credentials = Credentials()
         self._readers = readers
-        self._refresh_s = refresh_s
         self._grace_s = grace_s
         self._on_revoked = on_revoked
         self._clock = clock
-        self._buckets = Buckets()
+        self._buckets = TokenBuckets()
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
-        self._keeping: asyncio.Task[None] | None = None
+        self._task = PeriodicTask("revocations", self._keep_fresh, interval_s=refresh_s, clock=clock)
         with readers.database.reading() as connection:
-            self.known.apply(self._read(connection))
+            self.credentials.apply(self._read(connection))
 
     def start(self) -> None:
-        """Begins to take changes over."""
-        self._keeping = asyncio.create_task(self._keep_fresh())
+        """Starts to read changes."""
+        self._task.start()
 
     async def close(self) -> None:
-        for task in (self._keeping, self._next):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    def wait_s(self, key: ApiKey) -> float:
-        """Takes one use of a key: 0.0, or how long there is none and nothing was taken."""
-        if key.requests_per_s is None:
-            return 0.0
-        rate = key.requests_per_s
-        return self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
+        """Stops reading changes."""
+        await self._task.close()
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
 
     async def key(self, text: str) -> ApiKey:
-        """The API key with this text.
+        """Returns the API key with this text, and counts a use of it.
 
         Raises:
             UnauthorizedError: there is none, or it has expired.
             RateLimitedError: it was used too often.
-            CapacityError: it is not known here, and the store cannot be asked.
+            CapacityError: it is not known here, and the store cannot be read.
         """
         digest = key_hash(text)
-        found = self.known.key(digest)
-        if found is None:
+        key = self.credentials.key(digest)
+        if key is None:
             await self.refreshed()
-            found = self.known.key(digest)
-        if found is None:
+            key = self.credentials.key(digest)
+        if key is None:
             raise UnauthorizedError(
                 "The API key in the Authorization header is not valid here; ask the gateway's operator for a new one."
             )
-        if found.expires_s is not None and found.expires_s <= self._clock.wall_s():
+        if key.expires_s is not None and key.expires_s <= self._clock.wall_s():
             raise UnauthorizedError(
-                f"The API key '{found.name}' expired on {_date(found.expires_s)}; ask the gateway's operator for a new "
-                "one."
+                f"The API key '{key.name}' expired on {_date(key.expires_s)}; ask the gateway's operator for a new one."
             )
-        wait_s = self.wait_s(found)
-        if wait_s:
-            raise RateLimitedError(
-                f"The API key '{found.name}' may be used {found.requests_per_s:g} times a second.",
-                retry_after_s=wait_s,
-            )
-        return found
+        if (rate := key.requests_per_s) is not None:
+            wait_s = self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
+            if wait_s:
+                raise RateLimitedError(
+                    f"The API key '{key.name}' may be used {rate:g} times a second.", retry_after_s=wait_s
+                )
+        return key
 
     def holds(self, text: str) -> bool:
-        """Whether the API key with this text is known, and has not expired; takes no use of it."""
-        found = self.known.key(key_hash(text))
-        return found is not None and (found.expires_s is None or found.expires_s > self._clock.wall_s())
+        """Returns whether the API key with this text is known and has not expired; does not count as a use."""
+        key = self.credentials.key(key_hash(text))
+        return key is not None and (key.expires_s is None or key.expires_s > self._clock.wall_s())
 
-    async def device(self, presented: Presented, *, renewing: bool = False) -> str:
+    async def device(self, certificate: ClientCertificate, *, renewing: bool = False) -> str:
         """Returns the device of a certificate.
 
         Args:
-            presented: from an authority of ours.
+            certificate: signed by one of our authorities.
             renewing: accept an expired certificate for as long as it can be renewed.
 
         Raises:
             UnauthorizedError: it names no device, is not known, revoked, expired, or not valid yet.
-            CapacityError: it is not known here, and the store cannot be asked.
+            CapacityError: it is not known here, and the store cannot be read.
         """
-        if presented.device is None:
+        if certificate.device is None:
             raise UnauthorizedError("The client certificate is no device's; enrol the device with a join token.")
-        found = self.known.certificate(presented.serial)
-        if found is None:
+        issued = self.credentials.certificate(certificate.serial)
+        if issued is None:
             await self.refreshed()
-            found = self.known.certificate(presented.serial)
-        if found is None or found.device != presented.device:
+            issued = self.credentials.certificate(certificate.serial)
+        if issued is None or issued.device != certificate.device:
             raise UnauthorizedError(
-                f"This gateway has not issued the certificate {presented.serial} to '{presented.device}'; enrol the "
-                "device with a new join token."
+                f"This gateway has not issued the certificate {certificate.serial} to '{certificate.device}'; enrol "
+                "the device with a new join token."
             )
-        if found.revoked_s is not None:
+        device = certificate.device
+        if issued.revoked_s is not None:
             raise UnauthorizedError(
-                f"The certificate of '{found.device}' was revoked on {_date(found.revoked_s)}; to let the device in "
-                "again, enrol it with a new join token."
+                f"The certificate of '{device}' was revoked on {_date(issued.revoked_s)}; to let the device in again, "
+                "enrol it with a new join token."
             )
         now_s = self._clock.wall_s()
-        if now_s < presented.not_before_s:
+        if now_s < certificate.not_before_s:
             raise UnauthorizedError(
-                f"The certificate of '{found.device}' is valid from {_date(presented.not_before_s)} on, and here it is "
+                f"The certificate of '{device}' is valid from {_date(certificate.not_before_s)} on, and here it is "
                 f"{_date(now_s)}; is the gateway's clock right?"
             )
-        if now_s > presented.not_after_s + (self._grace_s if renewing else 0):
-            late = now_s > presented.not_after_s + self._grace_s
+        if now_s > certificate.not_after_s + (self._grace_s if renewing else 0):
+            late = now_s > certificate.not_after_s + self._grace_s
             raise UnauthorizedError(
-                f"The certificate of '{found.device}' expired on {_date(presented.not_after_s)}; "
+                f"The certificate of '{device}' expired on {_date(certificate.not_after_s)}; "
                 + ("enrol the device with a new join token." if late else "renew it.")
             )
-        return found.device
+        return device
 
     async def refreshed(self) -> None:
-        """Returns once changes were taken over that were made before this call.
+        """Returns once all changes that were made before this call are applied.
 
         Raises:
             CapacityError: the store refuses.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._refresh_next())
-            # Whoever waited may have left before it failed.
+            # All callers may have left before it fails.
             self._next.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.shield(self._next)
 
     async def _refresh_next(self) -> None:
         await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self._clock.monotonic_s()))
         async with self._lock:
-            self._next = None  # only here: everybody who asks while this waits gets its result
+            self._next = None  # only here: all callers that come while this waits get its result
             await self._refresh()
 
     async def _refresh(self) -> None:
-        """Takes changes over; one at a time."""
+        """Applies changes; one call at a time."""
         self._began_s = self._clock.monotonic_s()
-        revoked = self.known.apply(await self._readers.ask(self._read))
+        revoked = self.credentials.apply(await self._readers.ask(self._read))
         if revoked:
-            ended = self.sessions.end(revoked)
-            log.info("certificates revoked", certificates=len(revoked), connections=ended)
+            aborted = self.connections.abort(revoked)
+            log.info("certificates revoked", certificates=len(revoked), connections=aborted)
             await asyncio.to_thread(self._on_revoked)
 
     def _read(self, connection: Connection) -> Changes:
-        return read_changes(connection, self.known.version)
+        return read_changes(connection, self.credentials.version)
 
     async def _keep_fresh(self) -> None:
-        """Runs until cancelled; while the store is away, the known credentials stay valid."""
-        trouble = ""
-        while True:
-            await asyncio.sleep(self._refresh_s)
-            try:
-                async with self._lock:
-                    await self._refresh()
-                self.known.forget(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
-            except FirstlineError as error:
-                if error.message != trouble:
-                    log.error("revocations not read", error=error.message)
-                trouble = error.message
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("revocations not read")
-            else:
-                trouble = ""
+        """Applies changes; while the store is away, the known credentials stay valid."""
+        async with self._lock:
+            await self._refresh()
+        self.credentials.remove_expired(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
 
 
 def _date(wall_s: float) -> str:

@@ -13,7 +13,7 @@ from firstline_core.protocol.enrolment import BrokerAddress
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, client_certificate, tls
 from firstline_gateway.identity.authorities import AuthorityFolder
-from firstline_gateway.identity.client_certificate import Presented
+from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tls import ServerTls
@@ -86,7 +86,7 @@ class Identity:
         """Returns whether a connection from this address may forward a client's certificate."""
         return client_certificate.is_trusted(address, self._trusted)
 
-    async def presented_by_proxy(self, values: Sequence[str]) -> Presented | None:
+    async def proxied_certificate(self, values: Sequence[str]) -> ClientCertificate | None:
         """The certificate that a trusted proxy names.
 
         Raises:

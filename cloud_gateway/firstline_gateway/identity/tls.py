@@ -1,7 +1,7 @@
-"""The gateway's side of TLS: its certificate, which is exchanged while it serves, and whom it believes.
+"""The gateway's side of TLS: its certificate, which can be replaced while it serves, and the authorities it trusts.
 
-A client may show a certificate, and OpenSSL checks its chain and that the client has the key; not its times, nor
-whether it was revoked. `gatekeeper.py` does, so that a device with an expired certificate gets an error that explains
+A client may show a certificate. OpenSSL checks its chain and that the client has the key, but neither its times nor
+whether it was revoked: `gatekeeper.py` does, so that a device with an expired certificate gets an error that explains
 it, and can still renew it.
 """
 
@@ -15,111 +15,95 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
+from firstline_gateway.background import PeriodicTask
 from firstline_gateway.identity import authorities
-from firstline_gateway.identity.authorities import AuthorityFolder
+from firstline_gateway.identity.authorities import AuthorityFolder, file_version
 from firstline_gateway.settings import settings
 
 # x509_vfy.h; Python's `ssl.VerifyFlags` has no name for it.
 _NO_CHECK_TIME = 0x200000
-# How soon an exchanged certificate or authority is noticed.
-_LOOK_EVERY_S = 10.0
+# How soon a replaced certificate or authority is noticed.
+_REFRESH_S = 10.0
 
 log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """The content of a TLS context; `changed` differs when one of the two files does."""
+    """The content of a TLS context; `versions` changes when one of the two files does."""
 
     certificate: Path
     key: Path
-    believed_pem: str
-    changed: object
+    authorities_pem: str
+    versions: object
 
 
 class ServerTls:
     """The TLS context of a gateway that serves HTTPS.
 
     Args:
-        found: hosts, or the operator's own files.
+        tls: hosts, or the operator's own files.
         folder: of the gateway's authority.
         clock: dates certificates.
 
+    Attributes:
+        files: the current files; a new object after each change.
+
     Raises:
-        ConfigError: the files are no good.
+        ConfigError: the files cannot be used.
     """
 
-    def __init__(self, found: settings.Tls, folder: AuthorityFolder, clock: Clock) -> None:
-        self._settings = found
+    def __init__(self, tls: settings.Tls, folder: AuthorityFolder, clock: Clock) -> None:
+        self._settings = tls
         self._folder = folder
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
-        self._seen = self._prepare()
+        self._task = PeriodicTask("server certificate", self.refresh, interval_s=_REFRESH_S, clock=clock)
+        self.files = self._prepare()
         self.context = _context()
-        _load(self.context, self._seen)
+        _load(self.context, self.files)
 
     def start(self) -> None:
-        """Begins to look for files that have changed, and to renew the gateway's own certificate."""
-        self._task = asyncio.create_task(self._keep())
+        """Starts to look for changed files, and to renew the gateway's own certificate."""
+        self._task.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    @property
-    def files(self) -> ServerFiles:
-        """Returns the current certificates; a new object after each change."""
-        return self._seen
+        """Stops looking for changed files."""
+        await self._task.close()
 
     async def refresh(self) -> bool:
-        """Takes changed files over, for connections from now on; whether there were any.
+        """Uses changed files for connections from now on; returns whether there were any.
 
         Raises:
             ConfigError: they cannot be used; the previous ones stay in use.
         """
-        found = await asyncio.to_thread(self._prepare)
-        if found == self._seen:
+        files = await asyncio.to_thread(self._prepare)
+        if files == self.files:
             return False
-        _load(_context(), found)  # a context of its own, for a bad pair of files leaves half of it behind
-        _load(self.context, found)  # on the event loop, where handshakes are made
-        self._seen = found
+        _load(_context(), files)  # a context of its own, because an invalid pair of files leaves half of it behind
+        _load(self.context, files)  # on the event loop, where handshakes are made
+        self.files = files
+        log.info("server certificate reloaded")
         return True
 
     def _prepare(self) -> ServerFiles:
-        believed = self._folder.open()
+        trusted = self._folder.open()
         if self._settings.certificate_file:
             certificate, key = Path(self._settings.certificate_file), Path(self._settings.key_file)
         else:
             certificate = key = authorities.server_certificate(
-                self._folder.directory, believed.active, self._settings.hosts, self._clock.wall_s()
+                self._folder.directory, trusted.active, self._settings.hosts, self._clock.wall_s()
             )
-        return ServerFiles(certificate, key, believed.pem, (authorities.changed(certificate), authorities.changed(key)))
-
-    async def _keep(self) -> None:
-        trouble = ""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            try:
-                if await self.refresh():
-                    log.info("server certificate reloaded")
-                trouble = ""
-            except ConfigError as error:
-                if error.message != trouble:
-                    log.error("server certificate not reloaded", error=error.message)
-                trouble = error.message
-            except Exception:  # the outermost loop of a task that must never end
-                log.exception("server certificate not reloaded")
+        return ServerFiles(certificate, key, trusted.pem, (file_version(certificate), file_version(key)))
 
 
-def check(found: settings.Tls) -> None:
-    """Tries an operator's own certificate, where one is named.
+def check(tls: settings.Tls) -> None:
+    """Tries to load an operator's own certificate, if one is configured.
 
     Raises:
-        ConfigError: its files are no good.
+        ConfigError: its files cannot be used.
     """
-    if found.certificate_file:
-        files = ServerFiles(Path(found.certificate_file), Path(found.key_file), "", None)
+    if tls.certificate_file:
+        files = ServerFiles(Path(tls.certificate_file), Path(tls.key_file), "", None)
         _load(_context(), files)
 
 
@@ -129,25 +113,25 @@ def _context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     context.verify_mode = ssl.CERT_OPTIONAL
-    # An operator's own authority may be another's intermediate, and is believed all the same.
+    # An operator's own authority may be an intermediate of another, and is trusted all the same.
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
     return context
 
 
-def _load(context: ssl.SSLContext, found: ServerFiles) -> None:
-    """Puts the files' contents into a context.
+def _load(context: ssl.SSLContext, files: ServerFiles) -> None:
+    """Loads the files into a context.
 
     Raises:
-        ConfigError: they are no good.
+        ConfigError: they cannot be used.
     """
     try:
-        context.load_cert_chain(found.certificate, found.key, password=_no_password)
-        if found.believed_pem:
-            context.load_verify_locations(cadata=found.believed_pem)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        if files.authorities_pem:
+            context.load_verify_locations(cadata=files.authorities_pem)
     except OSError as error:  # ssl.SSLError is one
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise ConfigError(
-            f"tls.certificate_file {found.certificate} and tls.key_file {found.key} cannot be used: {reason}."
+            f"tls.certificate_file {files.certificate} and tls.key_file {files.key} cannot be used: {reason}."
         ) from error
 
 

@@ -58,8 +58,10 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_whole(path: Path, content: bytes) -> os.stat_result:
-    """Replaces a file, mode 0600: after a power cut it has the old or the new content.
+def write_whole(path: Path, content: bytes, mode: int = 0o600) -> os.stat_result:
+    """Replaces a file: after a power cut it has the old or the new content.
+
+    A file that an administrator's command writes as root belongs to the owner of its folder, whose process reads it.
 
     Returns:
         The status of the written file, even if another writer has replaced it since.
@@ -71,6 +73,10 @@ def write_whole(path: Path, content: bytes) -> os.stat_result:
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(_BEGUN_BYTES)}{_BEGUN}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as stream:
+            if os.geteuid() == 0:
+                owner = path.parent.stat()
+                os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
+            os.fchmod(stream.fileno(), mode)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -13,8 +13,8 @@ from support.keys import bearer, create_key
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.http_server import RequestInfo
-from firstline_gateway.api.auth import Caller, authenticate, authorize, presented_by
-from firstline_gateway.identity.client_certificate import Presented
+from firstline_gateway.api.auth import Caller, authenticate, authorize, certificate_of
+from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import SCOPES
 from firstline_gateway.settings.load import load
@@ -36,7 +36,7 @@ async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncItera
     database.close()
 
 
-def connection(headers: dict[str, str] | None = None, *, presented: Presented | None = None) -> HTTPConnection:
+def connection(headers: dict[str, str] | None = None, *, presented: ClientCertificate | None = None) -> HTTPConnection:
     scope = {
         "type": "http",
         "client": ("192.0.2.7", 4711),
@@ -88,7 +88,7 @@ async def test_where_authentication_is_off_anybody_is_served(identity: Identity)
 async def test_a_certificate_that_is_no_good_is_not_made_up_for_by_a_key(identity: Identity, tmp_path: Path) -> None:
     headers = bearer(create_key(sqlite_store(tmp_path), "shop"))
     with pytest.raises(UnauthorizedError, match="is no device's"):
-        await authenticate(identity, connection(headers, presented=Presented(None, "0", 0.0, 0.0)))
+        await authenticate(identity, connection(headers, presented=ClientCertificate(None, "0", 0.0, 0.0)))
 
 
 async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_a_proxys_own_certificate_stands_for_none_of_its_clients(tmp_path:
     }
     with Kept(sqlite_store(tmp_path)) as kept:
         identity = Identity(load(None, overrides=overrides), kept.database, kept.writer, clock=SYSTEM_CLOCK)
-        proxys = connection(presented=Presented("proxy", "1", 0.0, 1e12))
-        assert await presented_by(identity, proxys.scope) is None
+        proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
+        assert await certificate_of(identity, proxys.scope) is None
         await identity.close()
         assert identity.readers.close(5)

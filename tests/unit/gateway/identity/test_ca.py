@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.protocol.enrolment import public_key_hash
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import open_authorities
-from firstline_gateway.identity.client_certificate import presented_by
+from firstline_gateway.identity.client_certificate import ClientCertificate
 
 NOW_S = 1_800_000_000.0
 
@@ -40,7 +40,7 @@ def test_a_devices_certificate_is_for_clients_and_names_the_device(authority: ca
     key = ca.new_key().public_key()
     made = ca.issue_device(authority, "press-7", key, NOW_S, 90)
     made.verify_directly_issued_by(authority.certificate)
-    found = presented_by(made)
+    found = ClientCertificate.of(made)
     assert (found.device, found.serial) == ("press-7", ca.serial_of(made))
     assert (found.not_before_s, found.not_after_s) == (NOW_S - DAY_S, NOW_S + 90 * DAY_S)
     usage = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event, func, select
 
 from firstline_gateway.identity import enrolment, keys
-from firstline_gateway.identity.credentials import Known, read_changes
+from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.identity.enrolment import Enrolled, Issued
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings.settings import Store
@@ -55,8 +55,8 @@ def redeemed(
         return enrolment.redeem(on, sha256, key, issue, now_s)
 
 
-def known(database: Database, found: Known | None = None) -> Known:
-    found = found or Known()
+def known(database: Database, found: Credentials | None = None) -> Credentials:
+    found = found or Credentials()
     with database.reading() as on:
         found.apply(read_changes(on, found.version))
     return found
@@ -107,7 +107,7 @@ def test_to_enrol_again_revokes_what_was_before(database: Database, issue: Calla
     redeemed(database, invited(database, "a", "second"), issue, now_s=NOW_S + 5)
     with database.reading() as on:
         assert memory.apply(read_changes(on, memory.version)) == ["1"]
-    assert memory.revoked() == [("1", NOW_S + 5, "a")]
+    assert memory.revoked_certificates() == [("1", NOW_S + 5, "a")]
     assert not memory.is_revoked("a")
 
 
@@ -131,7 +131,7 @@ def test_renewal_leaves_the_present_certificate(database: Database, issue: Calla
         assert enrolment.renew(on, "a", "1", issue, NOW_S) == "pem a 2"
         assert enrolment.renew(on, "b", "1", issue, NOW_S) is None, "not its own"
         assert enrolment.renew(on, "a", "99", issue, NOW_S) is None
-    assert known(database).revoked() == []
+    assert known(database).revoked_certificates() == []
 
 
 def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, issue: Callable[[str], Issued]) -> None:
@@ -172,7 +172,7 @@ def test_what_ended_long_ago_is_forgotten(database: Database, issue: Callable[[s
     redeemed(database, invited(database, "a", "first"), issue)
     with database.begin() as on:
         service_clock.advance(on, 91 * DAY_S)
-        enrolment.forget_expired(on, NOW_S + 91 * DAY_S, DAY_S / 2)
+        enrolment.delete_expired(on, NOW_S + 91 * DAY_S, DAY_S / 2)
     with database.reading() as on:
         assert on.execute(select(CERTIFICATES)).all() == on.execute(select(JOIN_TOKENS)).all() == []
 
@@ -187,15 +187,15 @@ def test_a_certificate_is_forgotten_by_no_wall_clock_alone(
     memory = known(database)
     with database.begin() as on:
         service_clock.advance(on, service_s)
-        enrolment.forget_expired(on, wall_s, DAY_S)
+        enrolment.delete_expired(on, wall_s, DAY_S)
     for one in (known(database, memory), known(database)):
-        one.forget(wall_s, DAY_S)
+        one.remove_expired(wall_s, DAY_S)
         assert one.certificate("1") is not None
-        assert [revoked.serial for revoked in one.revoked()] == ["1"], "the broker refuses it as before"
+        assert [revoked.serial for revoked in one.revoked_certificates()] == ["1"], "the broker refuses it as before"
     with database.begin() as on:
         service_clock.advance(on, 1e9)
-        enrolment.forget_expired(on, NOW_S + 92 * DAY_S, DAY_S)
-    known(database, memory).forget(NOW_S + 92 * DAY_S, DAY_S)
+        enrolment.delete_expired(on, NOW_S + 92 * DAY_S, DAY_S)
+    known(database, memory).remove_expired(NOW_S + 92 * DAY_S, DAY_S)
     assert memory.certificate("1") is known(database).certificate("1") is None
 
 
@@ -214,7 +214,7 @@ def test_changes_that_meet_wait_their_turn(database: Database) -> None:
             redeemed(database, sha256, issue)
             with database.begin() as on:
                 enrolment.renew(on, name, "1", issue, NOW_S)
-                enrolment.forget_expired(on, NOW_S, 0.0)
+                enrolment.delete_expired(on, NOW_S, 0.0)
             with database.begin() as on:
                 enrolment.revoke(on, name, NOW_S)
 

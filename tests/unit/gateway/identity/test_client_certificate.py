@@ -97,14 +97,14 @@ def test_a_network_that_is_none_is_named() -> None:
 
 def test_a_certificate_is_read_once_for_as_long_as_its_authority_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    parse = client_certificate._certificate
+    parse = client_certificate._parsed
 
     def counted(text: str) -> x509.Certificate:
         read.append(text)
         return parse(text)
 
-    monkeypatch.setattr(client_certificate, "_certificate", counted)
-    monkeypatch.setattr(client_certificate, "_REMEMBERED", 2)
+    monkeypatch.setattr(client_certificate, "_parsed", counted)
+    monkeypatch.setattr(client_certificate, "_CACHED", 2)
     certificates, value = ProxyCertificates(), escaped(CERTIFICATE)
     assert certificates.read([value], BELIEVED) == certificates.read([value], BELIEVED)
     assert len(read) == 1
@@ -115,7 +115,7 @@ def test_a_certificate_is_read_once_for_as_long_as_its_authority_is_believed(mon
         certificates.read([other], BELIEVED)
         certificates.read([value], BELIEVED)  # who comes often stays
     assert read == [value, *others]
-    assert len(certificates._read) == 2
+    assert len(certificates._cache) == 2
     following = Authorities(ca.create_authority(ca.new_key(), NOW_S))
     for _ in range(2):  # no refusal is remembered, and nobody is who was let in by another authority
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.identity.gatekeeper import Buckets
+from firstline_gateway.identity.gatekeeper import TokenBuckets
 
 
 def test_a_burst_and_then_the_rate() -> None:
-    found = Buckets()
+    found = TokenBuckets()
     assert [found.take("a", 0.0, per_s=2, burst=3) for _ in range(3)] == [0, 0, 0]
     assert found.take("a", 0.0, per_s=2, burst=3) == pytest.approx(0.5)
     assert found.take("b", 0.0, per_s=2, burst=3) == 0
@@ -19,7 +19,7 @@ def test_a_burst_and_then_the_rate() -> None:
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:
-    found = Buckets()
+    found = TokenBuckets()
     found.take("a", 0.0, per_s=1, burst=1)
     found.give_back("a")
     found.give_back("nobody")
@@ -27,8 +27,8 @@ def test_what_is_given_back_can_be_taken_again() -> None:
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_gateway.identity.gatekeeper._KEYS_LIMIT", 2)
-    found = Buckets()
+    monkeypatch.setattr("firstline_gateway.identity.gatekeeper._BUCKETS", 2)
+    found = TokenBuckets()
     for key in "abc":
         found.take(key, 0.0, per_s=1, burst=1)
     assert found.take("c", 0.0, per_s=1, burst=1) > 0
@@ -41,7 +41,7 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     burst=st.floats(1, 10),
 )
 def test_never_more_than_burst_and_rate_allow(steps: list[float], per_s: float, burst: float) -> None:
-    found, now_s, taken = Buckets(), 0.0, 0
+    found, now_s, taken = TokenBuckets(), 0.0, 0
     for step in steps:
         now_s += step
         wait_s = found.take("a", now_s, per_s=per_s, burst=burst)
