@@ -11,7 +11,8 @@ import typer
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, SigningKeys
 from firstline.cli.output import table
-from firstline.release.configurations import push_configuration, read_configuration, remove_configuration
+from firstline.release.publishing import push_configuration, remove_configuration
+from firstline.release.pulling import read_configuration
 from firstline_core.bundle.trust import Trust
 from firstline_core.fleet.configuration import parse_configuration
 

@@ -16,8 +16,7 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
 from firstline.cli.output import date, table, warn
 from firstline.release import publishing, roles
-from firstline.release.keyfile import short
-from firstline.release.keyring import Keyring
+from firstline.release.keyring import Keyring, short
 from firstline.release.registry import Registry
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.registry import OnlineKey, expiry_warnings

@@ -15,9 +15,8 @@ from firstline.cli import alias, stored_profiles
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import BundleArgument, GatewayOptions, KeysFolder, SigningKeys, require_bundle
 from firstline.cli.output import bytes_progress, size, table
-from firstline.release.pulling import pull as pull_bundle
-from firstline.release.pushing import push as push_bundle
-from firstline.release.pushing import remove as remove_bundle
+from firstline.release.publishing import push_bundle, remove_bundle
+from firstline.release.pulling import pull_bundle
 from firstline.release.registry import Registry
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 
 from firstline.client import connection
-from firstline.fleet.request import pages, send
+from firstline.fleet.request import base_url, pages, send
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import (
     PROFILES_PATH,
@@ -44,7 +44,7 @@ class Profiles:
 
     def get(self, bundle: str, version: int, machine: str) -> Profile:
         """Returns one profile, as it was measured."""
-        url = str(self._client.base_url).rstrip("/")
+        url = base_url(self._client)
         content = b""
         try:
             with self._client.stream("GET", _path(bundle, version, machine)) as reply:

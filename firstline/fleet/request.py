@@ -65,15 +65,35 @@ def send(
         ProtocolError: the answer is not what a Firstline gateway sends.
         FirstlineError: the error that the gateway answered with.
     """
-    url = str(client.base_url).rstrip("/")
     content = None if body is None else msgspec.json.encode(body)
-    try:
-        response = client.request(method, path, content=content, params=params, headers=headers)
-    except httpx.HTTPError as error:
-        raise connection.link_error(error, url) from error
-    if not response.is_success:
-        raise error_from(response.status_code, response.content, response.headers)
+    if body is not None:
+        headers = {"Content-Type": "application/json", **(headers or {})}
+    response = exchange(client, method, path, content, params=params, headers=headers)
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error}.") from error
+        raise ProtocolError(f"{base_url(client)} does not answer as a Firstline gateway: {error}.") from error
+
+
+def exchange(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    content: bytes | Iterator[bytes] | None = None,
+    *,
+    params: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """Sends one request; errors are those of `send`, except for the answer's form."""
+    try:
+        response = client.request(method, path, content=content, params=params, headers=headers)
+    except httpx.HTTPError as error:
+        raise connection.link_error(error, base_url(client)) from error
+    if not response.is_success:
+        raise error_from(response.status_code, response.content, response.headers)
+    return response
+
+
+def base_url(client: httpx.Client) -> str:
+    """Returns the gateway's address, for error messages."""
+    return str(client.base_url).rstrip("/")

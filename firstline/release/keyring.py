@@ -12,15 +12,25 @@ A private key counts where it lies: one that was moved away signs again when its
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, Root, Targets
 
 from firstline.release import roles
-from firstline.release.keyfile import SUFFIX, read_key, short, write_key
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
 from firstline_core.storage.files import make_folder, write_whole
@@ -236,3 +246,66 @@ class Keyring:
             write_whole(self.metadata / name, content)
         except OSError as error:
             raise UpdateError(f"{self.metadata / name} cannot be written: {error.strerror}.") from error
+
+
+SUFFIX = ".key"
+SHORT = 8
+"""Letters of a key's id by which people name it."""
+
+_LIMIT_BYTES = 16_384
+_PUBLIC_TO_OTHERS = 0o077
+
+
+def short(keyid: str) -> str:
+    """A key's id as people name it."""
+    return keyid[:SHORT]
+
+
+def write_key(folder: Path, role: str, passphrase: str = "") -> tuple[CryptoSigner, Path]:
+    """Makes a key, in a file that says the role and the key's id.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    key = Ed25519PrivateKey.generate()
+    signer = CryptoSigner(key)
+    encryption: KeySerializationEncryption = NoEncryption()
+    if passphrase:
+        encryption = BestAvailableEncryption(passphrase.encode())
+    file = folder / f"{role}-{short(signer.public_key.keyid)}{SUFFIX}"
+    try:
+        write_whole(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
+    return signer, file
+
+
+def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
+    """A key from its file.
+
+    Raises:
+        ConfigError: the file cannot be read, other users can read it, it is not an Ed25519 key, or the passphrase is
+            wrong.
+    """
+    try:
+        with file.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            content = stream.read(_LIMIT_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    if mode & _PUBLIC_TO_OTHERS:
+        raise ConfigError(f"{file} can be read by others than its owner; `chmod 600 {file}`, and ask who has read it.")
+    encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in content
+    if encrypted and not passphrase:
+        raise ConfigError(
+            f"{file} is encrypted; name a file with its passphrase (--passphrase-file), or put it into "
+            "FIRSTLINE_KEY_PASSPHRASE."
+        )
+    try:
+        key = load_pem_private_key(content, passphrase.encode() if encrypted else None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        why = "is the passphrase right?" if encrypted else f"{error}."
+        raise ConfigError(f"{file} cannot be used as a private key: {why}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{file} holds another kind of key; `firstline keys` makes Ed25519 keys.")
+    return CryptoSigner(key)

@@ -1,20 +1,20 @@
-"""Downloads a bundle from a registry as a device does: verified, and resumed after an interruption."""
+"""Downloads bundles and configurations from a registry as a device does: verified, and bundles resumable."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from firstline.release.pushing import ReportProgress
+from firstline.release.publishing import ReportProgress
 from firstline.release.registry import Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
-from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.errors import ConfigError, IntegrityError, NotFoundError
+from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.target import find_bundle
 from firstline_core.storage.artefact import SignedFile
 
@@ -22,14 +22,16 @@ _PART_BYTES = 1 << 20
 _UNFINISHED = ".part"
 
 
-class Pulled(NamedTuple):
+class PulledBundle(NamedTuple):
     """The result of a pull: where the bundle is, and the bytes that were fetched for it."""
 
     path: Path
     fetched_bytes: int
 
 
-def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, report: ReportProgress) -> Pulled:
+def pull_bundle(
+    trust: Trust, registry: Registry, name: str, version: int, folder: Path, *, report: ReportProgress
+) -> PulledBundle:
     """Downloads a bundle into a new folder; resumes an earlier pull.
 
     Args:
@@ -66,12 +68,28 @@ def pull(trust: Trust, registry: Registry, name: str, version: int, folder: Path
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
     except OSError as error:
         raise ConfigError(f"{unfinished} cannot be written: {error.strerror}.") from error
-    return Pulled(folder, fetched)
+    return PulledBundle(folder, fetched)
 
 
-def discard(folder: Path) -> None:
-    """Removes what an unfinished pull had fetched."""
-    shutil.rmtree(folder.with_name(folder.name + _UNFINISHED), ignore_errors=True)
+def read_configuration(trust: Trust, registry: Registry, name: str, version: int) -> bytes:
+    """Returns a configuration's text, verified from the first root on.
+
+    Raises:
+        NotFoundError: it is not signed for.
+        UpdateError: the metadata or the content does not verify.
+    """
+    file = trust.refresh().get(configuration_path(name, version))
+    if file is None:
+        raise NotFoundError(f"The signed targets list no configuration {name} version {version}.")
+    content = b""
+    with registry.part(file.sha256, 0) as (_, parts):
+        for part in parts:
+            content += part
+            if len(content) > file.size_bytes:
+                break
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise IntegrityError(f"{file.path} came with other bytes than were signed; ask who keeps the gateway.")
+    return content
 
 
 def _fetch(registry: Registry, file: SignedFile, path: Path) -> Iterator[int]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from firstline.client import connection
-from firstline.release.listing import File
+from firstline.fleet.request import base_url, exchange, pages, send
 from firstline_core.bundle.trust_http import HttpMetadata
-from firstline_core.errors import IntegrityError, NotFoundError, ProtocolError
+from firstline_core.errors import IntegrityError, NotFoundError, UnknownModelError
 from firstline_core.fleet.registry import (
     ALIASES_PATH,
     BLOBS_PATH,
@@ -39,7 +39,13 @@ from firstline_core.protocol.http_errors import error_from
 _TIMEOUT_S = 60.0
 _PART_BYTES = 1 << 18
 
-_T = TypeVar("_T")
+
+class LocalFile(NamedTuple):
+    """A file on this machine that is uploaded."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
 
 
 class Registry:
@@ -55,26 +61,25 @@ class Registry:
 
     def status(self) -> RegistryStatus:
         """Returns versions, expiries and warnings."""
-        return self._asked("GET", REGISTRY_PATH, RegistryStatus)
+        return send(self._client, "GET", REGISTRY_PATH, RegistryStatus)
 
     def online_key(self, *, fresh: bool = False) -> OnlineKey:
         """Returns the gateway's public key for the root metadata; `fresh` makes the gateway create a new one."""
-        return self._asked("POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
+        return send(self._client, "POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
 
     def publish(self, metadata: Sequence[bytes]) -> dict[str, int]:
         """Publishes signed metadata; returns the current version of each role."""
-        return self._asked("POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
+        return send(self._client, "POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
 
-    def has(self, file: File) -> bool:
+    def has(self, file: LocalFile) -> bool:
         """Returns whether the registry already has a file."""
-        reply = self._reply("HEAD", f"{BLOBS_PATH}/{file.sha256}")
-        if reply.status_code == httpx.codes.NOT_FOUND:
+        try:
+            exchange(self._client, "HEAD", f"{BLOBS_PATH}/{file.sha256}")
+        except (NotFoundError, UnknownModelError):  # the answer to HEAD has no body that tells them apart
             return False
-        if reply.status_code != httpx.codes.OK:
-            raise error_from(reply.status_code, reply.content, reply.headers)
         return True
 
-    def send(self, file: File, report: Callable[[int], None]) -> None:
+    def send(self, file: LocalFile, report: Callable[[int], None]) -> None:
         """Uploads a file; calls `report` with the size of each part.
 
         Raises:
@@ -91,11 +96,11 @@ class Registry:
             if left:
                 raise IntegrityError(f"{file.path} has changed while it was sent; push the bundle again.")
 
-        self._asked(
+        exchange(
+            self._client,
             "PUT",
             f"{BLOBS_PATH}/{file.sha256}",
-            dict[str, object],
-            content=parts(),
+            parts(),
             headers={"Content-Type": "application/octet-stream", "Content-Length": str(file.size_bytes)},
         )
 
@@ -114,29 +119,29 @@ class Registry:
                 else:
                     raise error_from(reply.status_code, reply.read(), reply.headers)
         except httpx.HTTPError as error:
-            raise connection.link_error(error, self._url) from error
+            raise connection.link_error(error, base_url(self._client)) from error
 
     def bundles(self, model: str = "") -> Iterator[BundleEntry]:
         """Yields the signed bundles, by name and version."""
-        after: str | None = ""
-        while after is not None:
-            query = f"?after={quote(after, safe='')}&model={quote(model, safe='')}"
-            page = self._asked("GET", BUNDLES_PATH + query, BundlePage)
-            yield from page.bundles
-            after = page.after
+
+        def page(after: str) -> BundlePage:
+            return send(self._client, "GET", BUNDLES_PATH, BundlePage, params={"after": after, "model": model})
+
+        return (entry for found in pages(page) for entry in found.bundles)
 
     def bundle(self, model: str, version: int) -> BundleEntry:
         """Returns one bundle."""
-        return self._asked("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
+        return send(self._client, "GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
 
     def configurations(self, name: str = "") -> Iterator[ConfigurationEntry]:
         """Yields the signed configurations, by name and version."""
-        after: str | None = ""
-        while after is not None:
-            query = f"?after={quote(after, safe='')}&name={quote(name, safe='')}"
-            page = self._asked("GET", CONFIGURATIONS_PATH + query, ConfigurationPage)
-            yield from page.configurations
-            after = page.after
+
+        def page(after: str) -> ConfigurationPage:
+            return send(
+                self._client, "GET", CONFIGURATIONS_PATH, ConfigurationPage, params={"after": after, "name": name}
+            )
+
+        return (entry for found in pages(page) for entry in found.configurations)
 
     def configuration(self, name: str, version: int) -> ConfigurationEntry:
         """Returns one configuration.
@@ -151,55 +156,23 @@ class Registry:
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
         """Returns the current aliases."""
-        return self._asked("GET", f"{ALIASES_PATH}?model={quote(model, safe='')}", AliasList).aliases
+        return send(self._client, "GET", ALIASES_PATH, AliasList, params={"model": model}).aliases
 
     def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
         """Returns the history of an alias, the newest change first."""
-        return self._asked("GET", _alias(model, alias), AliasList).aliases
+        return send(self._client, "GET", _alias(model, alias), AliasList).aliases
 
     def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
         """Points an alias to a version."""
-        return self._asked("PUT", _alias(model, alias), AliasChange, AliasRequest(version))
+        return send(self._client, "PUT", _alias(model, alias), AliasChange, AliasRequest(version))
 
     def revert_alias(self, model: str, alias: str) -> AliasChange:
         """Points an alias back to its previous version."""
-        return self._asked("POST", _alias(model, alias) + "/revert", AliasChange)
+        return send(self._client, "POST", _alias(model, alias) + "/revert", AliasChange)
 
     def remove_alias(self, model: str, alias: str) -> AliasChange:
         """Deletes an alias."""
-        return self._asked("DELETE", _alias(model, alias), AliasChange)
-
-    @property
-    def _url(self) -> str:
-        return str(self._client.base_url).rstrip("/")
-
-    def _asked(
-        self,
-        method: str,
-        path: str,
-        kind: type[_T],
-        body: object = None,
-        *,
-        content: Iterator[bytes] | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> _T:
-        said = content if body is None else msgspec.json.encode(body)
-        kinds = {"Content-Type": "application/json"} if body is not None else {}
-        response = self._reply(method, path, said, kinds | (headers or {}))
-        if not response.is_success:
-            raise error_from(response.status_code, response.content, response.headers)
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"{self._url} does not answer as a Firstline gateway: {error}.") from error
-
-    def _reply(
-        self, method: str, path: str, said: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None
-    ) -> httpx.Response:
-        try:
-            return self._client.request(method, path, content=said, headers=headers)
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, self._url) from error
+        return send(self._client, "DELETE", _alias(model, alias), AliasChange)
 
 
 def _alias(model: str, alias: str) -> str:

@@ -17,7 +17,7 @@ from support.agent import serving_agent, until
 from support.images import encode
 from support.registry_site import RegistrySite, registry_site
 
-from firstline.release.configurations import PushedConfiguration, push_configuration
+from firstline.release.publishing import PushedConfiguration, push_configuration
 from firstline_core.fleet.twin import DesiredConfiguration, Update
 from firstline_core.fleet.update import ENDED
 from firstline_edge.__main__ import main

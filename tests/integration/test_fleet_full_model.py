@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from firstline.cli.app import app
 from firstline.demo import assets
 from firstline.release import publishing
-from firstline.release.pushing import push
+from firstline.release.publishing import push_bundle
 from firstline.release.registry import Registry
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import encode_manifest
@@ -86,7 +86,7 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
         await found.with_registry(begin)
         for bundle in (digits_bundle(tmp_path / "old", OLD.version), another_full_model(tmp_path / "new")):
             await found.with_registry(
-                lambda registry, one=bundle: push(found.keyring, registry, one, {}, found.now_s())
+                lambda registry, one=bundle: push_bundle(found.keyring, registry, one, {}, found.now_s())
             )
         yield found
 

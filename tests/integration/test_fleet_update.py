@@ -16,7 +16,7 @@ from support.agent import serving_agent, until
 from support.images import encode
 from support.registry_site import RegistrySite, digits_bundle, registry_site
 
-from firstline.release.pushing import push
+from firstline.release.publishing import push_bundle
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
@@ -39,7 +39,9 @@ def settings(site: RegistrySite, tmp_path: Path) -> EdgeSettings:
 
 async def pushed(site: RegistrySite, folder: Path, version: int, **changes: Any) -> DesiredModel:
     bundle = digits_bundle(folder, version)
-    await site.with_registry(lambda registry: push(site.keyring, registry, open_bundle(bundle.path), {}, site.now_s()))
+    await site.with_registry(
+        lambda registry: push_bundle(site.keyring, registry, open_bundle(bundle.path), {}, site.now_s())
+    )
     return replace(DesiredModel("digits", version, manifest_sha256(bundle.path), "r1"), **changes)
 
 

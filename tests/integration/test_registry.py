@@ -22,12 +22,10 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.release import publishing, roles
-from firstline.release.keyfile import short
-from firstline.release.keyring import Keyring
-from firstline.release.listing import File
-from firstline.release.pulling import pull
-from firstline.release.pushing import Pushed, push, remove
-from firstline.release.registry import Registry
+from firstline.release.keyring import Keyring, short
+from firstline.release.publishing import PushedBundle, push_bundle, remove_bundle
+from firstline.release.pulling import pull_bundle
+from firstline.release.registry import LocalFile, Registry
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.clock import SYSTEM_CLOCK
@@ -79,9 +77,9 @@ async def begin(site: RegistrySite) -> None:
     await site.with_registry(beginning)
 
 
-async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, ExtraNeeds] | None = None) -> Pushed:
+async def pushed(site: RegistrySite, bundle: Path, asked: dict[str, ExtraNeeds] | None = None) -> PushedBundle:
     return await site.with_registry(
-        lambda registry: push(site.keyring, registry, open_bundle(bundle), asked or {}, site.now_s())
+        lambda registry: push_bundle(site.keyring, registry, open_bundle(bundle), asked or {}, site.now_s())
     )
 
 
@@ -99,14 +97,18 @@ async def test_a_bundle_is_pushed_seen_by_devices_and_pulled_as_it_was(begun: Re
         "digits/1/golden.json",
     ]
     pulled = await begun.with_registry(
-        lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore)
+        lambda registry: pull_bundle(
+            trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore
+        )
     )
     assert {path.name: path.read_bytes() for path in pulled.path.iterdir()} == {
         path.name: path.read_bytes() for path in DIGITS.iterdir()
     }
     with pytest.raises(ConfigError, match="exists already"):
         await begun.with_registry(
-            lambda registry: pull(trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore)
+            lambda registry: pull_bundle(
+                trust_of(begun, registry), registry, "digits", 1, tmp_path / "pulled", report=ignore
+            )
         )
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
@@ -137,13 +139,13 @@ async def test_a_version_stands_for_one_content(begun: RegistrySite, tmp_path: P
 async def test_pushes_at_the_same_moment_all_arrive(begun: RegistrySite, tmp_path: Path) -> None:
     bundles = [digits_bundle(tmp_path / str(version), version) for version in (2, 3, 4)]
 
-    def pushing(version: int, bundle: Path) -> Pushed:
+    def pushing(version: int, bundle: Path) -> PushedBundle:
         from firstline.release.registry import open_registry
 
         keyring = Keyring(begun.keyring.folder)
         keyring.trust = tmp_path / f"trust-{version}"
         with open_registry(begun.url, begun.operator) as registry:
-            return push(keyring, registry, open_bundle(bundle), {}, begun.now_s())
+            return push_bundle(keyring, registry, open_bundle(bundle), {}, begun.now_s())
 
     made = await asyncio.gather(*(asyncio.to_thread(pushing, one.manifest.version, one.path) for one in bundles))
     assert all(one.is_new for one in made)
@@ -231,7 +233,7 @@ async def test_a_file_that_is_another_or_too_large_leaves_nothing(tmp_path: Path
             path = tmp_path / "file"
             path.write_bytes(sent)
             with pytest.raises(kind):
-                await site.with_registry(partial(Registry.send, file=File(path, digest, len(sent)), report=ignore))
+                await site.with_registry(partial(Registry.send, file=LocalFile(path, digest, len(sent)), report=ignore))
         assert await site.registry.files.all() == []
         assert not list((site.folder / "blobs" / "incoming").iterdir())
 
@@ -384,11 +386,11 @@ async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: R
     def going(registry: Registry) -> None:
         registry.set_alias("digits", "champion", 1)
         with pytest.raises(ConflictError, match="champion stands for digits version 1"):
-            remove(begun.keyring, registry, "digits", 1, begun.now_s())
+            remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         registry.set_alias("digits", "champion", 2)
-        remove(begun.keyring, registry, "digits", 1, begun.now_s())
+        remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         with pytest.raises(NotFoundError):
-            remove(begun.keyring, registry, "digits", 1, begun.now_s())
+            remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         with pytest.raises(ConflictError, match="no longer in the registry"):
             registry.revert_alias("digits", "champion")
 
@@ -428,7 +430,7 @@ async def test_a_pull_that_was_cut_goes_on(begun: RegistrySite, tmp_path: Path) 
 
     def pulling(registry: Registry) -> int:
         trust = trust_of(begun, registry)
-        return pull(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
+        return pull_bundle(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
 
     total = sum(path.stat().st_size for path in DIGITS.iterdir())
     assert await begun.with_registry(pulling) == total - 1000 - (DIGITS / "edge-onnx.onnx").stat().st_size
@@ -443,7 +445,7 @@ async def test_a_damaged_part_is_fetched_anew(begun: RegistrySite, tmp_path: Pat
 
     def pulling(registry: Registry) -> int:
         trust = trust_of(begun, registry)
-        return pull(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
+        return pull_bundle(trust, registry, "digits", 1, folder, report=ignore).fetched_bytes
 
     with pytest.raises(IntegrityError, match="pull again"):
         await begun.with_registry(pulling)

@@ -13,7 +13,7 @@ from support.gateway import DIGITS, serving
 from support.keys import bearer, create_key
 from support.registry_site import digits_bundle, registry_site
 
-from firstline.release.pushing import push
+from firstline.release.publishing import push_bundle
 from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.fleet.rollout import AuditPage, Look, Plan, RolloutSummary
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
@@ -193,7 +193,7 @@ async def test_what_is_not_signed_for_is_not_begun(tmp_path: Path) -> None:
     async with registry_site(tmp_path / "site") as site:
         await site.with_registry(lambda registry: site.keyring.init(registry.online_key(), site.now_s()))
         bundle = digits_bundle(tmp_path / "digits", 2)
-        await site.with_registry(lambda registry: push(site.keyring, registry, bundle, {}, site.now_s()))
+        await site.with_registry(lambda registry: push_bundle(site.keyring, registry, bundle, {}, site.now_s()))
         entry = (await site.client.get("/fleet/v1/registry/bundles/digits/versions/2")).json()
         for change, word in (
             ({"version": 3}, "list no digits version 3"),
