@@ -6,8 +6,8 @@ device answers over its REST API (`route=edge`); the full model then runs here, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,24 +100,56 @@ def gather(
         ConfigError: the bundle has not both tiers or no such variant, or data that does not fit.
         ModelLoadError: a model does not load here.
     """
-    far = full_model(bundle, edge)
-    manifest, count = bundle.manifest, len(dataset)
-    score = load_scorer(bundle, options)
-    probabilities, logits = np.empty((2, count, len(manifest.labels)), np.float32)
-    scores, (full, truth) = np.empty(count, np.float64), np.empty((2, count), np.int64)
+    full_model(bundle, edge)
+    variant = next((model for model in bundle.manifest.edge if model.id == edge), None)
+    if variant is None:
+        with closing(load_edge(bundle, options)) as loaded:
+            variant = loaded.model
+    return gather_all(bundle, [variant], dataset, options=options, progress=progress)[variant.id]
+
+
+def gather_all(
+    bundle: Bundle,
+    models: Sequence[Model],
+    dataset: Dataset,
+    *,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Evidence]:
+    """Runs several models and the full model here, and returns the evidence of each by id, in one pass.
+
+    Args:
+        bundle: with a full model, and the files of all `models`.
+        models: may include the full model.
+        dataset: images.
+        options: how the models run.
+        progress: receives the number of processed images and their total.
+
+    Raises:
+        ConfigError: the bundle has not both tiers, or data that does not fit.
+        ModelLoadError: a model does not load here.
+    """
+    manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
+    run = [*(model for model in models if model.id != full.id), full]
+    count, classes = len(dataset), len(manifest.labels)
+    answers = np.empty((len(run), count, classes), np.float32)
+    logits, scores = np.empty_like(answers), np.empty((len(run), count), np.float64)
+    truth = np.empty(count, np.int64)
     with ExitStack() as stack:
-        near = next((model for model in manifest.edge if model.id == edge), None)
-        small = load_model(bundle, near, options) if near is not None else load_edge(bundle, options)
-        stack.callback(small.close)
-        large = load_model(bundle, far, options)
-        stack.callback(large.close)
-        for i, seen in enumerate(observe((small, large), manifest.input, dataset)):
-            probabilities[i], truth[i] = seen.answers[0][0], seen.label
-            if (shown := seen.logits[0]) is not None:
-                logits[i] = shown[0]
-            scores[i], full[i] = score(seen.answers[0], shown)[0], int(seen.answers[1].argmax())
+        loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
+        for i, seen in enumerate(observe(loaded, manifest.input, dataset)):
+            truth[i] = seen.label
+            for at, (answer, shown) in enumerate(zip(seen.answers, seen.logits, strict=True)):
+                answers[at, i] = answer[0]
+                if shown is not None:
+                    logits[at, i] = shown[0]
+                scores[at, i] = score(answer, shown)[0]
             progress(i + 1, count)
-    return Evidence(small.model, probabilities, logits if small.model.shows_logits else None, scores, full, truth)
+    labels: NDArray[np.int64] = answers[-1].argmax(axis=1)
+    return {
+        model.id: Evidence(model, answers[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
+        for at, model in enumerate(run)
+    }
 
 
 # Slow devices may take it; a lost one ends the command that much later.

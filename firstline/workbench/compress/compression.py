@@ -12,10 +12,11 @@ from msgspec.structs import asdict, replace
 from firstline.workbench.certify import Certification
 from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
 from firstline.workbench.compress.costs import Costs, Target, measure_in_turns, measured_costs, read_costs, target_of
-from firstline.workbench.compress.evaluation import Parts, Promise, accuracy, gather_evidence, proved, right, split_data
+from firstline.workbench.compress.evaluation import Parts, Promise, accuracy, proved, right, split_data
 from firstline.workbench.compress.judge import Figures, Loss, Verdict, judge, loss, outdone
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.dataset import Dataset
+from firstline.workbench.evidence import gather_all
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
@@ -191,9 +192,9 @@ def _judged(
     new = [one.model for one in made if one.model is not None and one.model.id in costs.known]
     models, among = [*manifest.models, *new], max(len(new), 1)
     work.report("Judging")
-    judged = gather_evidence(bundle, models, parts.judge, work.options, work.progress)
+    judged = gather_all(bundle, models, parts.judge, options=work.options, progress=work.progress)
     work.report("Certifying")
-    certified = gather_evidence(bundle, models, parts.certify, work.options, work.progress)
+    certified = gather_all(bundle, models, parts.certify, options=work.options, progress=work.progress)
     proofs = {
         model.id: proved(bundle, certified[model.id], rule.promise, among=among)
         for model in models

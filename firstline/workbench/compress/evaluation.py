@@ -8,8 +8,7 @@ compensates.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -21,13 +20,11 @@ from numpy.typing import NDArray
 from firstline.workbench.certify import Certification, EdgeContract, Terms, certify_bundle
 from firstline.workbench.dataset import LABELS_NAME, Dataset, Sample, spread
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import fitting, images, observe
-from firstline_core.bundle.loading import LoadedModel, load_model, load_scorer
-from firstline_core.bundle.manifest import Model
+from firstline.workbench.observe import fitting, images
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
@@ -139,50 +136,6 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
             stream.write(np.ascontiguousarray(row).data)
             count += 1
     return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
-
-
-def gather_evidence(
-    bundle: Bundle,
-    models: Sequence[Model],
-    dataset: Dataset,
-    options: RuntimeOptions,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Evidence]:
-    """Returns the evidence of every model against the full model, by id, in one pass over the images.
-
-    Args:
-        bundle: with a full model, and the files of all `models`.
-        models: may include the full model.
-        dataset: labelled images.
-        options: how the models run.
-        progress: receives the number of processed images and their total.
-    """
-    manifest, full = bundle.manifest, bundle.manifest.full
-    assert full is not None  # noqa: S101 (the caller's to check)
-    score = load_scorer(bundle, options)
-    run = [*(model for model in models if model.id != full.id), full]
-    count, classes = len(dataset), len(manifest.labels)
-    answers = np.empty((len(run), count, classes), np.float32)
-    logits, scores = np.empty_like(answers), np.empty((len(run), count), np.float64)
-    truth = np.empty(count, np.int64)
-    with ExitStack() as stack:
-        loaded = []
-        for model in run:
-            loaded.append(load_model(bundle, model, options))
-            stack.callback(loaded[-1].close)
-        for i, seen in enumerate(observe(loaded, manifest.input, dataset)):
-            truth[i] = seen.label
-            for at, (answer, shown) in enumerate(zip(seen.answers, seen.logits, strict=True)):
-                answers[at, i] = answer[0]
-                if shown is not None:
-                    logits[at, i] = shown[0]
-                scores[at, i] = score(answer, shown)[0]
-            progress(i + 1, count)
-    labels: NDArray[np.int64] = answers[-1].argmax(axis=1)
-    return {
-        model.id: Evidence(model, answers[at], logits[at] if model.shows_logits else None, scores[at], labels, truth)
-        for at, model in enumerate(run)
-    }
 
 
 def right(evidence: Evidence) -> NDArray[np.bool_]:
