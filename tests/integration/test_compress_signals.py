@@ -28,7 +28,7 @@ def _hears() -> None:
         ("static-int8: sensitivity ...", signal.SIGHUP, 129),
     ],
 )
-def test_a_signal_takes_the_work_with_it(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:
+def test_a_signal_removes_all_temporary_files(tmp_path: Path, phase: str, number: signal.Signals, code: int) -> None:
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()
     arguments = ["compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--out", out / "next", "--force"]

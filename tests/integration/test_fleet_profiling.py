@@ -145,7 +145,7 @@ async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
         yield await opened.enter_async_context(site_at(tmp_path, broker))
 
 
-async def test_a_device_measures_and_stores_what_it_was_asked_for(either: Site) -> None:
+async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
     async with either.agent():
         await either.known()
         asked = await either.ask()
@@ -163,7 +163,7 @@ async def test_a_device_measures_and_stores_what_it_was_asked_for(either: Site) 
     assert kept.points == here.points
 
 
-async def test_a_request_says_which_models_by_what_and_how_throttled(site: Site) -> None:
+async def test_a_request_selects_models_providers_and_throttling(site: Site) -> None:
     only = replace(ASKED, variants=("small",), providers=(CPU,), throttled_share=0.5)
     async with site.agent():
         await site.known()
@@ -177,7 +177,7 @@ async def test_a_request_says_which_models_by_what_and_how_throttled(site: Site)
     }
 
 
-async def test_a_request_waits_for_a_device_that_is_away_and_is_done_once(site: Site) -> None:
+async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
     async with site.agent():
         await site.known()
     asked = await site.ask()
@@ -193,7 +193,7 @@ async def test_a_request_waits_for_a_device_that_is_away_and_is_done_once(site: 
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
 
 
-async def test_a_restart_goes_on_where_it_was_ended(site: Site) -> None:
+async def test_a_restart_continues_the_measurement(site: Site) -> None:
     many = replace(ASKED, batches=(1, 2), anew=True)
     path = device_profile_path(site.settings.state_dir, "two")
     async with site.agent():
@@ -214,7 +214,7 @@ async def test_a_restart_goes_on_where_it_was_ended(site: Site) -> None:
     assert len(kept) == 4 and kept[: len(before)] == before
 
 
-async def test_a_request_that_is_taken_back_ends_the_process(site: Site) -> None:
+async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
     async with site.agent() as agent:
         await site.known()
         await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
@@ -237,7 +237,7 @@ async def test_a_request_that_is_taken_back_ends_the_process(site: Site) -> None
     ],
     ids=["bundle", "version", "setting", "model"],
 )
-async def test_a_device_says_why_it_measures_nothing(
+async def test_a_device_reports_why_it_does_not_measure(
     site: Site, asked: NewProfileRequest, fleet: dict[str, Any], says: str
 ) -> None:
     async with site.agent(**fleet):
@@ -247,7 +247,7 @@ async def test_a_device_says_why_it_measures_nothing(
     assert found.state is ProfilingState.REFUSED and says in found.message, found
 
 
-async def test_a_disk_that_is_nearly_full_is_left_alone(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firstline_edge.profiling.measuring.SPARE_BYTES", 1 << 62)
     async with site.agent():
         await site.known()
@@ -257,7 +257,7 @@ async def test_a_disk_that_is_nearly_full_is_left_alone(site: Site, monkeypatch:
 
 
 @pytest.mark.mosquitto
-async def test_a_device_without_http_says_so(mosquitto: Broker, tmp_path: Path) -> None:
+async def test_a_device_without_an_http_link_reports_it(mosquitto: Broker, tmp_path: Path) -> None:
     async with site_at(tmp_path, mosquitto, bytes_by_http=False) as site, site.agent():
         await site.known()
         await site.ask()
@@ -265,7 +265,7 @@ async def test_a_device_without_http_says_so(mosquitto: Broker, tmp_path: Path) 
     assert found.state is ProfilingState.REFUSED and "has no HTTP link" in found.message
 
 
-async def test_an_agent_of_before_is_named(site: Site) -> None:
+async def test_an_outdated_agent_is_reported(site: Site) -> None:
     key = create_key(site.gateway.settings.store, "old", "device")
     async with httpx.AsyncClient(base_url=site.url, headers=bearer(key), timeout=20) as old:
 
@@ -282,7 +282,7 @@ async def test_an_agent_of_before_is_named(site: Site) -> None:
     assert found.state is ProfilingState.UNKNOWN and "old runs agent 0.1.0, which knows no such" in found.message
 
 
-async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(site: Site) -> None:
+async def test_a_device_uploads_only_requested_profiles_of_itself(site: Site) -> None:
     key = create_key(site.gateway.settings.store, "cam", "device")
     async with httpx.AsyncClient(base_url=site.url, headers=bearer(key), timeout=20) as cam:
         await cam.get("/fleet/v1/twin")
@@ -297,7 +297,7 @@ async def test_a_device_stores_only_what_it_was_asked_for_and_only_of_itself(sit
         assert (await cam.put(own_profile_path("digits", 2), content=later)).status_code == 409
 
 
-async def test_a_profile_that_nobody_asked_for_is_refused_before_it_is_sent(site: Site) -> None:
+async def test_an_unrequested_profile_is_refused_before_the_body(site: Site) -> None:
     key = create_key(site.gateway.settings.store, "cam", "device")
     where = httpx.URL(site.url)
     reader, writer = await asyncio.open_connection(where.host, where.port)
@@ -308,7 +308,7 @@ async def test_a_profile_that_nobody_asked_for_is_refused_before_it_is_sent(site
     writer.close()
 
 
-async def test_what_is_brought_is_read_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_upload_is_parsed_outside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def noted(content: bytes, place: Place) -> ProfileEntry:
@@ -322,7 +322,7 @@ async def test_what_is_brought_is_read_beside_the_event_loop(site: Site, monkeyp
     assert threads and threading.main_thread() not in threads
 
 
-async def test_a_request_ends_in_the_middle_of_measuring_and_the_device_hears_it(tmp_path: Path) -> None:
+async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
     async with site_at(tmp_path, age_s=2.0) as site, site.agent() as agent:
         await site.known()
         await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
@@ -337,7 +337,7 @@ async def test_a_request_ends_in_the_middle_of_measuring_and_the_device_hears_it
         await until(over)
 
 
-async def test_requests_have_a_limit_and_those_that_ended_make_room(site: Site) -> None:
+async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> None:
     async with site.agent(profiling=False):
         await site.known()
     for number in range(8):
@@ -363,7 +363,7 @@ async def said(site: Site, *arguments: str | Path, code: int = 0) -> Result:
     return result
 
 
-async def test_the_command_asks_follows_and_prints(site: Site) -> None:
+async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
     manifest = site.bundle / "manifest.json"
     known = json.loads(manifest.read_text())
@@ -390,7 +390,7 @@ async def test_the_command_asks_follows_and_prints(site: Site) -> None:
     assert "name the device with --on" in (await said(site, site.bundle, "--no-wait", code=2)).output
 
 
-async def test_who_stops_looking_leaves_the_request(site: Site) -> None:
+async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     """With a process of its own, since only there does Ctrl-C come as it does."""
     async with site.agent():
         await site.known()
@@ -413,7 +413,7 @@ async def test_who_stops_looking_leaves_the_request(site: Site) -> None:
     assert found.state is ProfilingState.SENT
 
 
-async def test_a_refusal_ends_the_command_with_the_devices_words(site: Site) -> None:
+async def test_a_refusal_ends_the_command_with_the_reason(site: Site) -> None:
     async with site.agent(profiling=False):
         await site.known()
         refused = await said(site, "two", "--on", "device-1", code=1)

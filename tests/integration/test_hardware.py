@@ -21,7 +21,7 @@ def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
-async def test_a_device_is_measured_once_and_known_from_then_on(tmp_path: Path) -> None:
+async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     measured_here = await survey(Path("/"), tmp_path)
     assert measured_here.measured
     assert measured_here.memory.bandwidth is not None
@@ -42,7 +42,7 @@ async def test_a_device_is_measured_once_and_known_from_then_on(tmp_path: Path) 
     assert said["sensors"]["cpu_busy_share"]["kind"] == "measured"
 
 
-async def test_a_damaged_catalogue_is_measured_anew(tmp_path: Path) -> None:
+async def test_a_damaged_catalogue_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text('{"format": 1}\nbroken\n')
     keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", measures=False)
     assert keeper.kept() is None
@@ -51,14 +51,14 @@ async def test_a_damaged_catalogue_is_measured_anew(tmp_path: Path) -> None:
     assert not keeper.catalogue.measured
 
 
-async def test_a_state_directory_that_is_gone_is_no_disk(tmp_path: Path) -> None:
+async def test_a_missing_state_directory_has_no_storage(tmp_path: Path) -> None:
     keeper = Surveyor(Tree(), tmp_path / "absent", tmp_path / "hardware.json", measures=False)
     await keeper.run()
     assert keeper.catalogue is not None
     assert keeper.catalogue.storage is None
 
 
-async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
+async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
     with board("raspberry-pi-4", tmp_path / "board") as root:
         settings = edge_settings(tmp_path / "state", hardware__root=str(root), hardware__period_s=0.1)
         async with serving_agent(settings) as (agent, _):
@@ -83,7 +83,7 @@ async def test_an_agent_says_how_its_board_is(tmp_path: Path) -> None:
             assert catalogue.board.startswith("Raspberry Pi 4")
 
 
-def test_a_board_is_recorded_from_the_command_line_as_tests_take_it_up(tmp_path: Path) -> None:
+def test_the_command_line_records_a_board_for_tests(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path / "first") as root:
         given = ("--set", f"hardware.root={root}", "--set", "hardware.survey=false")
         told = edge_agent("hardware", "--record", str(tmp_path / "mine.txt"), *given, state_dir=tmp_path / "state")

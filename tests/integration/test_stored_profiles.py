@@ -73,7 +73,7 @@ async def run(site: Site, *arguments: str | Path, code: int = 0) -> Result:
     return result
 
 
-async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncClient) -> None:
+async def test_a_stored_profile_is_returned_byte_for_byte(keeper: httpx.AsyncClient) -> None:
     content = encode(profile(1.0, 2.0)).replace(b'"format":1', b'"format": 1,"later":true')
     put = await keeper.put(PLACE, content=content)
     assert put.status_code == 200, put.text
@@ -100,7 +100,7 @@ async def test_what_was_brought_is_given_back_byte_for_byte(keeper: httpx.AsyncC
     ],
     ids=["empty", "deep", "newer", "long", "version", "machine", "no version", "no name"],
 )
-async def test_what_is_no_profile_of_that_place_is_refused(
+async def test_a_profile_of_another_place_is_refused(
     keeper: httpx.AsyncClient, path: str, content: bytes, status: int, says: str
 ) -> None:
     refused = await keeper.put(path, content=content)
@@ -108,7 +108,7 @@ async def test_what_is_no_profile_of_that_place_is_refused(
     assert (await keeper.get(PROFILES_PATH)).json()["profiles"] == []
 
 
-async def test_pages_are_followed_and_wrong_ones_refused(keeper: httpx.AsyncClient) -> None:
+async def test_pages_are_followed_and_wrong_cursors_refused(keeper: httpx.AsyncClient) -> None:
     for version in (1, 2, 10):
         made = profile(1.0, version=version)
         assert (await keeper.put(profile_path("digits", version, "bench"), content=encode(made))).is_success
@@ -122,7 +122,7 @@ async def test_pages_are_followed_and_wrong_ones_refused(keeper: httpx.AsyncClie
         assert (await keeper.get(PROFILES_PATH, params=wrong)).status_code == 400, wrong
 
 
-async def test_what_people_do_is_in_the_trail(keeper: httpx.AsyncClient) -> None:
+async def test_changes_are_in_the_audit_log(keeper: httpx.AsyncClient) -> None:
     await keeper.put(PLACE, content=encode(profile(1.0)))
     assert (await keeper.delete(PLACE)).status_code == 200
     missing = await keeper.delete(PLACE)
@@ -147,7 +147,7 @@ async def test_the_command_pushes_lists_shows_and_removes(site: Site, tmp_path: 
     assert "There is no stored profile" in (await said(site, "show", "digits", "1", "bench", code=1)).output
 
 
-async def test_a_kept_profile_is_drawn_with_another_machines_where_the_bundle_says_how_good_its_models_are(
+async def test_a_stored_profile_is_drawn_with_that_of_another_machine(
     site: Site, keeper: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     manifest = open_bundle(DIGITS).manifest
@@ -177,7 +177,7 @@ async def test_a_file_that_is_no_profile_is_not_sent(site: Site, tmp_path: Path)
 
 
 @pytest.mark.parametrize("named", ["bench", "digits/2/bench"])
-async def test_compress_takes_a_profile_that_the_gateway_keeps(
+async def test_compress_uses_a_stored_profile(
     site: Site, keeper: httpx.AsyncClient, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest of a machine, or the one that is named; a folder that has the machine's name is no file."""
@@ -205,7 +205,7 @@ async def test_compress_takes_a_profile_that_the_gateway_keeps(
         ("bench.json", "There is no profile at bench.json"),
     ],
 )
-async def test_a_profile_that_nobody_keeps_is_said_in_a_sentence(site: Site, named: str, says: str) -> None:
+async def test_a_missing_stored_profile_is_one_sentence(site: Site, named: str, says: str) -> None:
     command = ("compress", DIGITS, "--data", DIGITS.parent / "heldout", "--for", named)
     refused = await run(site, *command, code=1 if "stored" in says else 2)
     assert says in " ".join(refused.output.split())

@@ -63,7 +63,7 @@ def place(position: LadderPosition) -> int:
 
 
 @given(RUNGS, days())
-def test_a_share_is_of_two_rungs_that_there_are(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_a_share_is_between_two_existing_rungs(rungs: list[Rung], day: list[Snapshot]) -> None:
     for position in lived(rungs, day):
         assert 0 <= position.next_share < 1
         assert not position.next_share or (position.rung < len(rungs) - 1 and not position.shedding)
@@ -75,7 +75,7 @@ def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
 
 
 @given(RUNGS, days())
-def test_it_steps_never_less_patiently_than_it_says(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_steps_keep_the_configured_pauses(rungs: list[Rung], day: list[Snapshot]) -> None:
     """But for heat below its limit, which is shared out and not stepped."""
     day = [_replaced(snapshot, temperature_c={}) for snapshot in day]
     positions = [LadderPosition(), *lived(rungs, day)]
@@ -95,7 +95,7 @@ def test_it_steps_never_less_patiently_than_it_says(rungs: list[Rung], day: list
 
 
 @given(RUNGS, days())
-def test_what_a_guard_forbids_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_a_forbidden_rung_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
     for position, snapshot in zip(lived(rungs, day), day, strict=True):
         said = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
         if min(verdict.advice for verdict in said) <= Advice.CHEAPEST:
@@ -103,7 +103,7 @@ def test_what_a_guard_forbids_is_left_at_once(rungs: list[Rung], day: list[Snaps
 
 
 @given(RUNGS, days())
-def test_a_cheaper_variant_first_and_none_second(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_a_device_sheds_only_after_the_cheapest_variant(rungs: list[Rung], day: list[Snapshot]) -> None:
     """It sheds only where a guard wants nothing computed, and only from the last rung, after it was given its time."""
     positions = [LadderPosition(), *lived(rungs, day)]
     since_s = float("-inf") if len(rungs) == 1 else None
@@ -118,12 +118,14 @@ def test_a_cheaper_variant_first_and_none_second(rungs: list[Rung], day: list[Sn
 
 
 @given(RUNGS, days())
-def test_a_replay_says_the_same(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_a_replay_gives_the_same_positions(rungs: list[Rung], day: list[Snapshot]) -> None:
     assert lived(rungs, day) == lived(rungs, day)
 
 
 @given(st.floats(20, 100), st.floats(0, 30), st.floats(-1, 1), st.floats(0, 1))
-def test_hotter_never_asks_for_more(hottest_c: float, more_c: float, rise: float, steeper: float) -> None:
+def test_a_higher_temperature_never_raises_the_advice(
+    hottest_c: float, more_c: float, rise: float, steeper: float
+) -> None:
     def advice(at_c: float, rise_c_per_s: float) -> Advice:
         return heat_guard(Snapshot(temperature_c={"soc": Measured(at_c, "")}), rise_c_per_s, LIMITS).advice
 
@@ -131,7 +133,7 @@ def test_hotter_never_asks_for_more(hottest_c: float, more_c: float, rise: float
 
 
 @given(RUNGS, st.floats(20, 100), st.floats(0, 30), st.booleans())
-def test_where_it_comes_to_stand_is_monotone_in_heat(
+def test_the_settled_position_is_monotone_in_heat(
     rungs: list[Rung], hottest_c: float, more_c: float, hot_before: bool
 ) -> None:
     """Wherever it began, the hotter of two lasting temperatures never leaves a device higher up."""
@@ -145,7 +147,7 @@ def test_where_it_comes_to_stand_is_monotone_in_heat(
 
 
 @given(RUNGS, days())
-def test_calm_leads_back_to_the_best(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_calm_readings_return_to_the_best_rung(rungs: list[Rung], day: list[Snapshot]) -> None:
     calm = Snapshot(
         temperature_c={"soc": Measured(40, "")},
         memory_available_bytes=Measured(4096 * MB, ""),
@@ -157,7 +159,7 @@ def test_calm_leads_back_to_the_best(rungs: list[Rung], day: list[Snapshot]) -> 
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 4), st.integers(0, 4))
-def test_the_emptier_the_thriftier(charge: float, more: float, rungs: int, stands: int) -> None:
+def test_less_charge_gives_a_cheaper_rung(charge: float, more: float, rungs: int, stands: int) -> None:
     def advice(share: float) -> Advice:
         return battery_guard(Snapshot(battery_share=Measured(share, "")), min(stands, rungs), rungs, LIMITS).advice
 
@@ -176,7 +178,7 @@ PRICES = st.builds(
 
 
 @given(RUNS_MS, st.floats(0, 1), TIMES_MS, TIMES_MS, TIMES_MS | st.just(math.inf), st.none() | PRICES)
-def test_whoever_can_be_in_time_is(  # noqa: PLR0917
+def test_a_deadline_that_a_rung_can_meet_is_met(  # noqa: PLR0917
     runs_ms: list[float], busy: float, wait_ms: float, left_ms: float, link_ms: float, prices: EnergyPrices | None
 ) -> None:
     """Also with the full model's answer, where that can be; whatever energy says."""
@@ -191,14 +193,16 @@ def test_whoever_can_be_in_time_is(  # noqa: PLR0917
 
 
 @given(RUNS_MS, TIMES_MS, st.floats(-50, 200), st.floats(0, 50))
-def test_more_time_is_never_a_worse_variant(
+def test_more_time_never_gives_a_worse_variant(
     runs_ms: list[float], wait_ms: float, left_ms: float, more_ms: float
 ) -> None:
     assert choose_rung(runs_ms, 0.0, wait_ms, left_ms + more_ms) <= choose_rung(runs_ms, 0.0, wait_ms, left_ms)
 
 
 @given(RUNS_MS, st.floats(0, 1), st.floats(0, 1), TIMES_MS, TIMES_MS)
-def test_the_busier_the_cheaper(runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float) -> None:
+def test_more_load_gives_a_cheaper_rung(
+    runs_ms: list[float], busy: float, more: float, left_ms: float, link_ms: float
+) -> None:
     """While there is time for the full model."""
     if runs_ms[0] + link_ms <= left_ms:
         least, most = sorted((busy, more))
@@ -219,7 +223,7 @@ def test_the_busier_the_cheaper(runs_ms: list[float], busy: float, more: float, 
         max_size=6,
     )
 )
-def test_each_rung_is_quicker_and_thriftier_than_all_above_it(rungs: list[Rung]) -> None:
+def test_each_rung_is_faster_and_cheaper_than_those_above(rungs: list[Rung]) -> None:
     kept = build_ladder(rungs)
     assert max(rung.merit for rung in rungs) == kept[0].merit
     assert min(rung.row_ms for rung in rungs) == kept[-1].row_ms or any(rung.energy_mj is not None for rung in rungs)

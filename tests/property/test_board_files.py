@@ -25,7 +25,7 @@ def check(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["laptop", "jetson-orin-nano", "virtual-machine-cgroup-v1"])
-def test_a_file_that_makes_no_sense_takes_nothing_else_with_it(tmp_path: Path, name: str) -> None:
+def test_a_nonsensical_file_affects_only_its_own_reading(tmp_path: Path, name: str) -> None:
     """Each file of each board by itself: all of it nonsense, and nonsense in place of each number in it."""
     with board(name, tmp_path):
         for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
@@ -41,9 +41,7 @@ def test_a_file_that_makes_no_sense_takes_nothing_else_with_it(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("folder", ["sys/class/net", "sys/class/thermal", "sys/class/power_supply", "dev"])
-def test_more_parts_than_are_told_and_names_as_long_as_may_be_leave_the_device_described(
-    tmp_path: Path, folder: str
-) -> None:
+def test_many_parts_and_long_names_fit_into_the_catalogue(tmp_path: Path, folder: str) -> None:
     kinds = {"sys/class/thermal": "thermal_zone", "dev": "hailo0"}
     with board("laptop", tmp_path):
         for number in range(100):

@@ -25,19 +25,19 @@ def test_each_query_has_its_rank_among_its_kind(queries: list[tuple[float, bool]
 
 
 @given(st.integers(MOST, 5 * MOST))
-def test_a_long_course_keeps_every_so_many_th(queries: int) -> None:
+def test_a_long_course_is_thinned_evenly(queries: int) -> None:
     found = course(np.linspace(0.1, 0.2, queries), [False] * queries, 1.0)
     assert MOST / 2 < len(found.ranks) <= MOST
     assert list(found.ranks) == sorted(found.ranks)
 
 
 @given(st.binary(min_size=1, max_size=50), st.floats(0.0, 1e4), st.integers(0, 2**32 - 1))
-def test_luck_is_a_share_wherever_it_is_asked_for(ranks: bytes, span_ms: float, seed: int) -> None:
+def test_quantile_shares_are_between_0_and_1(ranks: bytes, span_ms: float, seed: int) -> None:
     found = Course(span_ms, ranks).shares(np.linspace(0, 1e5, 64), np.random.default_rng(seed))
     assert ((found >= 0) & (found < 1)).all()
 
 
-def test_who_goes_along_all_of_it_draws_the_times_that_were_measured() -> None:
+def test_a_whole_course_draws_the_measured_times() -> None:
     random = np.random.default_rng(5)
     times = random.lognormal(-7, 0.5, 3_000)
     at_ms = np.linspace(0, 1000 * 1.0, 30_000, endpoint=False)
@@ -47,7 +47,7 @@ def test_who_goes_along_all_of_it_draws_the_times_that_were_measured() -> None:
     )
 
 
-def test_a_moment_that_was_slow_is_slow_again() -> None:
+def test_a_slow_moment_is_slow_again() -> None:
     times = np.where(np.arange(1_000) < 500, 0.001, 0.002)
     luck = course(times, [False] * 1_000, 1.0).shares(np.arange(1_000.0), np.random.default_rng(1)) > 0.5
     assert np.count_nonzero(luck[1:] != luck[:-1]) < 30
@@ -55,7 +55,7 @@ def test_a_moment_that_was_slow_is_slow_again() -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_what_comes_at_once_shares_the_moment_and_not_one_querys_luck(seed: int) -> None:
+def test_simultaneous_queries_share_the_moment_not_one_rank(seed: int) -> None:
     random = np.random.default_rng(seed)
     luck = course(random.exponential(size=1_000), [True] * 1_000, 1.0).shares(np.full(400, 300.0), random)
     assert luck.std() > 0.1

@@ -35,7 +35,7 @@ def _beats(one: Point, other: Point) -> bool:
 
 
 @given(points())
-def test_what_is_on_it_is_beaten_by_nothing_and_what_is_not_by_something_on_it(among: list[Point]) -> None:
+def test_the_front_dominates_all_other_points(among: list[Point]) -> None:
     found = front(among, RIGHT)
     best = [one for one in among if one.key in found.keys]
     assert found.by_energy and best
@@ -44,7 +44,7 @@ def test_what_is_on_it_is_beaten_by_nothing_and_what_is_not_by_something_on_it(a
         assert any(_beats(other, one) for other in among) == (one.key not in found.keys)
 
 
-def test_energy_counts_only_where_it_is_known_of_all_in_the_same_way() -> None:
+def test_energy_counts_only_if_all_points_have_it_alike() -> None:
     slow = replace(point(2.0, threads=1), energy_mj=Measured(1.0, "rail"))
     for other in (Absent("no sensor"), Modelled(9.0, "stated")):
         quick = replace(point(1.0, threads=2), energy_mj=other)
@@ -53,7 +53,7 @@ def test_energy_counts_only_where_it_is_known_of_all_in_the_same_way() -> None:
     assert len(front([slow, replace(quick, energy_mj=Measured(9.0, "rail"))], RIGHT).keys) == 2
 
 
-def test_models_of_unknown_accuracy_batches_and_throttled_points_are_passed_over() -> None:
+def test_batches_throttled_points_and_unknown_accuracy_are_ignored() -> None:
     known = point(2.0)
     throttled, batch = (
         replace(known, key=replace(known.key, **changed))  # type: ignore[arg-type]

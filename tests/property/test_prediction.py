@@ -20,7 +20,7 @@ FEW = settings(max_examples=15, deadline=None)
 
 @FEW
 @given(load=LOADS, seed=SEEDS)
-def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float, seed: int) -> None:
+def test_constant_service_matches_pollaczek_khinchine(load: float, seed: int) -> None:
     arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / load, QUERIES))
     service = np.ones(QUERIES)
     waits = response_times(arrivals, service, service, 1) - 1
@@ -29,7 +29,7 @@ def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float, seed
 
 @FEW
 @given(load=LOADS, seed=SEEDS)
-def test_exponential_service_stays_exponentially_long(load: float, seed: int) -> None:
+def test_exponential_service_matches_the_closed_form(load: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     arrivals, service = np.cumsum(random.exponential(1 / load, QUERIES)), random.exponential(1, QUERIES)
     stays = response_times(arrivals, service, service, 1)
@@ -40,14 +40,14 @@ def test_exponential_service_stays_exponentially_long(load: float, seed: int) ->
 
 @FEW
 @given(seed=SEEDS, servers=st.integers(1, 4))
-def test_a_further_server_makes_nobody_wait_longer(seed: int, servers: int) -> None:
+def test_another_server_never_lengthens_a_wait(seed: int, servers: int) -> None:
     random = np.random.default_rng(seed)
     arrivals, service = np.cumsum(random.exponential(0.5, 500)), random.exponential(1, 500)
     fewer, more = (response_times(arrivals, service, service, count) for count in (servers, servers + 1))
     assert (more <= fewer + 1e-9).all() and (more >= service - 1e-9).all()
 
 
-def test_a_query_that_finds_the_server_free_takes_what_a_rested_one_does() -> None:
+def test_a_query_without_a_wait_takes_the_rested_time() -> None:
     found = response_times(np.array([0.0, 10.0, 11.0]), np.full(3, 2.0), np.full(3, 5.0), 1)
     assert found.tolist() == [5.0, 5.0, 6.0]  # the third waits for 4, and is served for 2
 
@@ -72,9 +72,7 @@ def _mixes(draw: st.DrawFn) -> list[Stream]:
 
 @settings(max_examples=25, deadline=None)
 @given(mix=_mixes(), servers=st.integers(1, 3), load=st.sampled_from([0.8, 1.2]), seed=SEEDS)
-def test_the_queue_grows_without_end_where_more_comes_than_can_be_answered(
-    mix: list[Stream], servers: int, load: float, seed: int
-) -> None:
+def test_an_overload_grows_the_queue_without_bound(mix: list[Stream], servers: int, load: float, seed: int) -> None:
     times = load / utilisation(mix, servers=servers)
     streams = [one._replace(rate_per_s=times * one.rate_per_s) for one in mix]
     few, many = (predict(streams, servers=servers, queries=queries, seed=seed) for queries in (4_000, 40_000))
@@ -82,7 +80,7 @@ def test_the_queue_grows_without_end_where_more_comes_than_can_be_answered(
     assert (many.p50_ms > 3 * few.p50_ms) == (load > 1)
 
 
-def test_a_mix_lies_between_its_kinds_and_the_same_seed_says_the_same() -> None:
+def test_a_mix_is_between_its_kinds_and_reproducible() -> None:
     quick, slow = point(query_ms=1.0), point(query_ms=9.0)
     mixed = predict([Stream(quick, 20), Stream(slow, 10)], seed=3)
     assert mixed == predict([Stream(quick, 20), Stream(slow, 10)], seed=3)
@@ -95,7 +93,7 @@ def test_a_load_without_queries_is_refused() -> None:
         predict([Stream(point(query_ms=1.0), 0.0)])
 
 
-def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
+def test_a_mixed_query_takes_the_time_measured_in_a_mix() -> None:
     among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
     slow = point(query_ms=9.0, variant="slow")
     arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 0.3, 50.0, 60.0, 80.0, 90.0]), np.array([0, 0, 1, 0, 1, 0, 1, 1])
@@ -107,7 +105,7 @@ def test_a_query_among_another_models_takes_what_such_queries_took() -> None:
 
 
 @given(st.floats(0.0001, 1.0), st.floats(0.1, 0.5))
-def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_per_s: float, own_share: float) -> None:
+def test_a_rarer_other_model_matters_less(other_per_s: float, own_share: float) -> None:
     among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 2.0, 2.0, 2.0, own_share))
     streams = [Stream(among, 1.0), Stream(point(query_ms=9.0, variant="slow"), other_per_s)]
     mine_s = utilisation(streams) - other_per_s * 0.009
@@ -117,7 +115,7 @@ def test_the_less_the_other_model_does_the_more_a_query_is_as_by_itself(other_pe
 
 
 @pytest.mark.parametrize("other", ["edge", "slow"])
-def test_where_little_comes_a_query_takes_what_such_queries_took(other: str) -> None:
+def test_a_light_load_takes_the_time_of_a_light_load(other: str) -> None:
     """Beside another model as many times that as it costs at half load."""
     light = replace(
         point(query_ms=1.0, variant="edge"), light=Light(0.1, 3.0, 2.0), beside=Beside("slow", 1.5, 1.5, 2.0, 2.0)
@@ -132,9 +130,7 @@ def test_where_little_comes_a_query_takes_what_such_queries_took(other: str) -> 
 
 
 @given(load=st.floats(0.0, 2.0), light_ms=st.floats(0.5, 4.0), queued_ms=st.floats(0.5, 1.6))
-def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
-    load: float, light_ms: float, queued_ms: float
-) -> None:
+def test_more_load_approaches_back_to_back_times(load: float, light_ms: float, queued_ms: float) -> None:
     known = replace(point(query_ms=1.0), queued=distribution([queued_ms / 1000]), light=Light(0.1, light_ms, light_ms))
     found = load_factors(load, known)
     full = min(1 / queued_ms, 1.0)  # to wait is never quicker than what nobody waits for
@@ -146,17 +142,17 @@ def test_the_busier_the_machine_the_nearer_a_query_is_to_back_to_back(
     assert load_factors(1.0, known).queued == load_factors(2.0, known).queued == pytest.approx(full, rel=1e-3)
 
 
-def test_between_two_loads_what_is_done_in_a_second_grows_straight() -> None:
+def test_the_rate_is_interpolated_linearly_between_loads() -> None:
     known = replace(point(query_ms=1.0), light=Light(0.1, rested_ms=4.0))
     assert 1 / load_factors(0.3, known).rested == pytest.approx((1 / 4 + 1) / 2)
     assert load_factors(0.3, known).queued == load_factors(0.3, known).rested  # for nobody has seen one that waited
 
 
-def test_where_no_light_load_was_measured_it_is_as_half_of_the_load() -> None:
+def test_an_unmeasured_light_load_counts_as_half_load() -> None:
     assert load_factors(0.01, replace(point(query_ms=1.0), queued=distribution([0.0015]))) == (1.0, 1.0)
 
 
-def test_what_another_model_costs_is_of_that_model_alone() -> None:
+def test_the_cost_of_another_model_counts_for_that_model_only() -> None:
     among = replace(point(query_ms=1.0), beside=Beside("slow", 2.0, 1.2, 3.0, 1.5))
     arrivals_ms, kinds = np.array([0.0, 0.1, 0.2]), np.array([0, 1, 0])
     took = replay([among, point(query_ms=1.0, variant="third")], arrivals_ms, kinds, servers=1, seed=0)
@@ -164,7 +160,7 @@ def test_what_another_model_costs_is_of_that_model_alone() -> None:
 
 
 @given(st.sampled_from([0.0, 1e-9, 1e9]), st.sampled_from([0.0, 1e-300, 1e6]), st.booleans())
-def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, queued_s: float, no_time: bool) -> None:
+def test_an_implausible_profile_still_gives_a_prediction(beside_ms: float, queued_s: float, no_time: bool) -> None:
     odd = [
         replace(
             point(query_ms=1.0, variant=mine),
@@ -179,13 +175,13 @@ def test_a_profile_that_makes_no_sense_is_no_reason_to_stop(beside_ms: float, qu
     assert np.isfinite(found.p99_ms) and np.isfinite(found.utilisation)
 
 
-def test_a_query_that_waits_takes_what_such_queries_took_under_load() -> None:
+def test_a_waiting_query_takes_the_queued_time() -> None:
     cooled = replace(point(query_ms=1.0), queued=distribution([0.002]))
     took = replay([cooled], np.array([0.0, 0.5, 10.0]), np.zeros(3, np.intp), servers=1, seed=0)
     assert took.tolist() == pytest.approx([1.0, 2.5, 1.0])
 
 
-def test_a_turn_that_was_measured_counts_for_all_though_nothing_else_was() -> None:
+def test_one_measured_turn_counts_for_all_turns() -> None:
     """The nearer the mix is to that which was measured: half of it is the other's, as there."""
     turned = replace(point(query_ms=1.0), beside=Beside("other", queued_turned_ms=1.5))
     other = point(query_ms=1.0, variant="other")
@@ -193,13 +189,13 @@ def test_a_turn_that_was_measured_counts_for_all_though_nothing_else_was() -> No
     assert took.tolist() == pytest.approx([1.0, 2.0, 3.4, 4.3])
 
 
-def test_one_alone_is_no_load_and_none_is_nothing() -> None:
+def test_one_query_is_no_load_and_no_query_has_no_times() -> None:
     asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
     assert replay([asleep], np.array([7.0]), np.zeros(1, np.intp), servers=1, seed=0).tolist() == pytest.approx([3.0])
     assert replay([asleep], np.empty(0), np.empty(0, np.intp), servers=1, seed=0).tolist() == []
 
 
-def test_what_two_servers_share_is_half_the_load_of_each() -> None:
+def test_two_servers_halve_the_utilisation() -> None:
     asleep = replace(point(query_ms=1.0), light=Light(0.1, 3.0))
     arrivals_ms, kinds = np.arange(101) * 5.0, np.zeros(101, np.intp)
     one, two = (replay([asleep], arrivals_ms, kinds, servers=servers, seed=0)[-1] for servers in (1, 2))
@@ -208,14 +204,14 @@ def test_what_two_servers_share_is_half_the_load_of_each() -> None:
 
 @FEW
 @given(within_ms=st.floats(6.5, 60.0))
-def test_the_highest_rate_is_beyond_where_the_machine_is_asleep(within_ms: float) -> None:
+def test_the_highest_rate_is_found_above_slow_light_loads(within_ms: float) -> None:
     known = replace(point(query_ms=1.0), queued=distribution([0.0012]), light=Light(0.1, 3.6, 3.6))
     found, rates = highest([Stream(known, 1.0)], within_ms), np.arange(50.0, 1000.0, 50.0)
     keep = [rate for rate in rates.tolist() if predict([Stream(known, rate)]).p99_ms <= within_ms]
     assert not keep or found >= 0.85 * max(keep)
 
 
-def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
+def test_an_unmeasured_turn_costs_nothing() -> None:
     unknown = replace(point(query_ms=1.0), beside=Beside("other", queued_ms=2.0))
     other = point(query_ms=1.0, variant="other")
     took = replay([unknown, other], np.array([0.0, 0.5, 0.6, 50.0]), np.array([0, 1, 0, 1]), servers=1, seed=0)
@@ -224,7 +220,7 @@ def test_where_nobody_measured_a_turn_it_costs_nothing() -> None:
 
 @FEW
 @given(seed=SEEDS)
-def test_slow_moments_make_longer_queues_than_slow_queries_here_and_there(seed: int) -> None:
+def test_clustered_slow_queries_make_longer_queues(seed: int) -> None:
     """The same times in another order."""
     random = np.random.default_rng(seed)
     times = np.where(np.arange(2_000) % 1_000 < 150, 0.0018, 0.0008) * random.uniform(0.95, 1.05, 2_000)
@@ -237,7 +233,7 @@ def test_slow_moments_make_longer_queues_than_slow_queries_here_and_there(seed: 
 
 @FEW
 @given(seed=SEEDS)
-def test_a_course_without_slow_moments_says_what_none_says(seed: int) -> None:
+def test_a_uniform_course_predicts_as_without_one(seed: int) -> None:
     times = np.random.default_rng(seed).lognormal(np.log(0.001), 0.25, 4_000)
     known = replace(point(query_ms=1.0), rested=distribution(times), queued=distribution(times))
     along = replace(known, course=course(times, [False] * len(times), 8.0))
@@ -247,7 +243,7 @@ def test_a_course_without_slow_moments_says_what_none_says(seed: int) -> None:
 
 @FEW
 @given(slow_ms=st.floats(1.0, 20.0), bound=st.floats(1.5, 10.0))
-def test_the_highest_rate_keeps_the_bound_and_a_higher_one_does_not(slow_ms: float, bound: float) -> None:
+def test_the_highest_rate_is_the_last_within_the_bound(slow_ms: float, bound: float) -> None:
     streams, within_ms = [Stream(point(query_ms=1.0), 30.0), Stream(point(query_ms=slow_ms), 3.0)], bound * slow_ms
 
     def p99_ms(factor: float) -> float:
@@ -257,5 +253,5 @@ def test_the_highest_rate_keeps_the_bound_and_a_higher_one_does_not(slow_ms: flo
     assert p99_ms(factor) <= within_ms < p99_ms(1.02 * factor)
 
 
-def test_no_rate_is_the_highest_where_a_lone_query_takes_longer() -> None:
+def test_no_rate_is_within_a_bound_below_one_query() -> None:
     assert highest([Stream(point(query_ms=2.0), 1.0)], 1.9) == 0

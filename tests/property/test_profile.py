@@ -88,18 +88,18 @@ PROFILES = st.builds(
 
 
 @given(PROFILES)
-def test_what_is_written_is_read(profile: Profile) -> None:
+def test_an_encoded_document_is_decoded_equally(profile: Profile) -> None:
     assert decode(encode(profile), "a file") == profile
 
 
 @given(PROFILES)
-def test_a_reader_passes_over_what_it_does_not_know(profile: Profile) -> None:
+def test_unknown_fields_are_ignored(profile: Profile) -> None:
     said = msgspec.to_builtins(profile) | {"something_newer": 1}
     assert decode(msgspec.json.encode(said), "a file") == profile
 
 
 @given(PROFILES)
-def test_who_was_measured_beside_another_before_shares_were_told_was_asked_as_often(profile: Profile) -> None:
+def test_a_missing_share_counts_as_one_half(profile: Profile) -> None:
     said = msgspec.to_builtins(profile)
     for one in said["points"]:
         if one["beside"] is not None:
@@ -115,7 +115,7 @@ def test_other_bytes_are_refused(content: bytes) -> None:
 
 
 @given(PROFILES, st.data())
-def test_a_profile_that_was_cut_short_is_refused(profile: Profile, data: st.DataObject) -> None:
+def test_a_truncated_profile_is_refused(profile: Profile, data: st.DataObject) -> None:
     content = encode(profile)
     with pytest.raises(ProtocolError):
         decode(content[: data.draw(st.integers(0, len(content) - 1))], "a file")
@@ -135,7 +135,7 @@ def test_a_huge_file_is_refused() -> None:
 
 
 @given(POINTS)
-def test_a_point_stands_in_a_profile_once(point: Point) -> None:
+def test_a_repeated_point_is_refused(point: Point) -> None:
     said = msgspec.to_builtins(Profile("digits", 1, "board-1", "f", (point,)))
     said["points"] = [*said["points"], *said["points"]]
     with pytest.raises(ProtocolError, match="each point once"):
@@ -151,7 +151,7 @@ def test_quantiles_are_those_of_the_sample(seconds: list[float]) -> None:
 
 
 @given(DISTRIBUTIONS, st.integers(0, 2**32))
-def test_times_drawn_again_have_the_same_mean_and_bounds(found: Distribution, seed: int) -> None:
+def test_drawn_times_have_the_same_mean_and_bounds(found: Distribution, seed: int) -> None:
     drawn = found.at(np.random.default_rng(seed).random(4_000))
     assert drawn.min() >= found.quantiles_ms[0] and drawn.max() <= found.quantiles_ms[-1]
     spread = found.quantiles_ms[-1] - found.quantiles_ms[0]
@@ -160,7 +160,7 @@ def test_times_drawn_again_have_the_same_mean_and_bounds(found: Distribution, se
 
 
 @given(stalls=st.integers(1, 40), times=st.floats(2, 1000), seed=st.integers(0, 2**32))
-def test_a_few_stalls_among_thousands_are_drawn_as_seldom_as_they_were(stalls: int, times: float, seed: int) -> None:
+def test_rare_stalls_are_drawn_as_rarely_as_measured(stalls: int, times: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     seconds = np.append(random.uniform(1e-3, 1.2e-3, 10_000 - stalls), times * random.uniform(1e-3, 1.2e-3, stalls))
     found = distribution(seconds)
@@ -171,7 +171,7 @@ def test_a_few_stalls_among_thousands_are_drawn_as_seldom_as_they_were(stalls: i
 
 
 @given(st.lists(POINTS, min_size=1, max_size=6))
-def test_the_sweet_spot_is_the_smallest_batch_that_is_nearly_the_best(points: list[Point]) -> None:
+def test_the_sweet_spot_is_the_smallest_nearly_best_batch(points: list[Point]) -> None:
     spot = sweet_spot(points)
     assert spot is not None
     enough = 0.95 * max(point.offline_per_s for point in points)
@@ -180,7 +180,7 @@ def test_the_sweet_spot_is_the_smallest_batch_that_is_nearly_the_best(points: li
 
 
 @given(st.lists(st.floats(0.001, 0.004), min_size=40, max_size=200), st.floats(0.1, 100.0))
-def test_the_usual_time_is_the_mean_but_for_stalls(times: list[float], stall_s: float) -> None:
+def test_the_usual_time_is_the_mean_with_capped_stalls(times: list[float], stall_s: float) -> None:
     found = distribution(times)
     assert found.usual_ms == pytest.approx(found.mean_ms, rel=0.05)
     assert distribution([*times, stall_s]).usual_ms < 1.35 * found.usual_ms

@@ -11,7 +11,7 @@ WAYS = st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 64)), min_size=1
 
 
 @given(WAYS)
-def test_it_is_as_quick_as_the_quickest_and_none_as_quick_takes_fewer_threads(ways: list[tuple[float, int]]) -> None:
+def test_the_choice_is_nearly_fastest_with_the_fewest_threads(ways: list[tuple[float, int]]) -> None:
     ms, threads = quickest(ways, lambda way: way)
     least_ms = min(each for each, _ in ways)
     assert ms <= 1.05 * least_ms

@@ -19,7 +19,7 @@ RANGES = st.integers(1, 2**40)
 
 
 @given(range_uj=RANGES, start=st.integers(0, 2**40), steps=st.lists(st.integers(0, 2**40), max_size=20))
-def test_no_joule_is_lost_where_a_counter_begins_anew(range_uj: int, start: int, steps: list[int]) -> None:
+def test_an_overflowing_counter_loses_no_energy(range_uj: int, start: int, steps: list[int]) -> None:
     """As long as it is read before it has gone round: what was added is what comes out."""
     size = range_uj + 1
     added = [step % size for step in steps]
@@ -30,7 +30,7 @@ def test_no_joule_is_lost_where_a_counter_begins_anew(range_uj: int, start: int,
 
 
 @given(steps=st.lists(st.integers(0, 10**9), min_size=1, max_size=8), range_uj=st.integers(10**9, 2**38))
-def test_energy_only_grows_and_watts_are_its_slope(steps: list[int], range_uj: int) -> None:
+def test_energy_only_grows_and_power_is_its_slope(steps: list[int], range_uj: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         say(root, "sys/class/powercap/intel-rapl:0/name", "package-0")
@@ -50,7 +50,7 @@ def test_energy_only_grows_and_watts_are_its_slope(steps: list[int], range_uj: i
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_whole_number_or_absent_with_a_reason(text: str) -> None:
+def test_any_text_is_a_number_or_absent_with_a_reason(text: str) -> None:
     found = parse_number(text, "sys/file", low=-1e6, high=1e6)
     if isinstance(found, Absent):
         assert found.reason.startswith("/sys/file: ")
@@ -60,7 +60,7 @@ def test_any_text_is_a_whole_number_or_absent_with_a_reason(text: str) -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_name_can_be_shown(text: str) -> None:
+def test_any_name_becomes_printable(text: str) -> None:
     name = printable_name(text)
     assert len(name) <= 48
     assert name.isascii()

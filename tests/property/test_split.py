@@ -69,7 +69,7 @@ _IMAGES = arrays.arrays(
 
 
 @given(_WAYS, st.floats(1, 1e9))
-def test_the_envelope_is_what_trying_every_way_gives(of: list[Way], bytes_per_s: float) -> None:
+def test_the_envelope_equals_the_minimum_over_all_ways(of: list[Way], bytes_per_s: float) -> None:
     found = stretches(of)
     assert found[0].from_bytes_per_s == 0.0
     assert found[-1].to_bytes_per_s == math.inf
@@ -80,7 +80,7 @@ def test_the_envelope_is_what_trying_every_way_gives(of: list[Way], bytes_per_s:
 
 
 @given(_WAYS)
-def test_the_narrower_the_link_the_less_is_sent(of: list[Way]) -> None:
+def test_a_narrower_link_never_sends_more(of: list[Way]) -> None:
     sent = [stretch.way.sent_bytes for stretch in stretches(of)]
     assert sent == sorted(sent)
 
@@ -105,7 +105,7 @@ def test_ways_are_the_sums_of_what_was_measured(splits: Splits, around: Surround
 
 
 @given(_SPLITS)
-def test_what_is_written_is_read(splits: Splits) -> None:
+def test_an_encoded_document_is_decoded_equally(splits: Splits) -> None:
     assert decode(encode(splits), "a file") == splits
 
 
@@ -113,7 +113,7 @@ def test_what_is_written_is_read(splits: Splits) -> None:
     ("content", "said"),
     [(b"{}", "a file does not say"), (b"\xff", "a file does not say"), (b" " * (LIMIT_BYTES + 1), "are read")],
 )
-def test_nothing_else_is_taken_for_it(content: bytes, said: str) -> None:
+def test_other_documents_are_refused(content: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
         decode(content, "a file")
 
@@ -126,7 +126,7 @@ def test_a_newer_format_is_refused() -> None:
 
 
 @given(_IMAGES)
-def test_a_checkpoint_comes_back_as_near_as_its_form_promises(values: np.ndarray) -> None:
+def test_a_decoded_checkpoint_is_within_its_forms_error(values: np.ndarray) -> None:
     shape = values.shape
     for axis in (None, 1, 3):
         int8 = Checkpoint("int8", shape, axis)

@@ -41,12 +41,12 @@ def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
         (80, -1.0, Advice.SHED),
     ],
 )
-def test_heat_is_taken_seriously_before_the_limit(celsius: float, rise: float, advice: Advice) -> None:
+def test_heat_is_acted_on_before_the_limit(celsius: float, rise: float, advice: Advice) -> None:
     assert heat_guard(hot(celsius), rise, LIMITS).advice is advice
 
 
 @pytest.mark.parametrize("cause", ["throttled", "under_voltage"])
-def test_hardware_that_holds_itself_back_gets_the_cheapest_and_still_answers(cause: str) -> None:
+def test_throttled_hardware_gets_the_cheapest_variant(cause: str) -> None:
     held_back = Snapshot(temperature_c={"soc": Measured(50, "")}, throttling={cause: Measured(1, "")})
     verdict = heat_guard(held_back, 0.0, LIMITS)
     assert verdict.advice is Advice.CHEAPEST
@@ -62,22 +62,22 @@ def test_hardware_that_holds_itself_back_gets_the_cheapest_and_still_answers(cau
         (20, 0, Advice.SHED),
     ],
 )
-def test_memory_is_kept_back(left_mb: int, better_mb: int, advice: Advice) -> None:
+def test_the_memory_reserve_is_respected(left_mb: int, better_mb: int, advice: Advice) -> None:
     assert memory_guard(free(left_mb * MB), better_mb * MB, LIMITS).advice is advice
 
 
 @pytest.mark.parametrize(("share", "advice"), [(0.05, Advice.ROOM), (0.3, Advice.CHEAPEST), (0.7, Advice.SHED)])
-def test_waiting_for_memory_counts_however_much_is_left(share: float, advice: Advice) -> None:
+def test_memory_pressure_counts_whatever_is_available(share: float, advice: Advice) -> None:
     stalled = Snapshot(memory_available_bytes=Measured(1e9, ""), memory_stalled_share=Measured(share, ""))
     assert memory_guard(stalled, 0, LIMITS).advice is advice
 
 
-def test_a_modelled_reading_moves_nothing() -> None:
+def test_a_modelled_reading_is_ignored() -> None:
     guessed = Snapshot(temperature_c={"soc": Modelled(99, "a guess")})
     assert heat_guard(guessed, 5.0, LIMITS).advice is Advice.ROOM
 
 
-def test_nothing_read_leaves_the_best() -> None:
+def test_without_readings_the_best_variant_stays() -> None:
     assert Controller(RUNGS, LIMITS).update(NOTHING_READ).rung == 0
 
 
@@ -87,7 +87,7 @@ def test_two_points_are_no_trend() -> None:
     assert slope_per_s([(3, 76), (3.9, 76), (4.9, 77)]) == 0  # whole degrees, of a moment
 
 
-def test_a_trend_is_answered_before_the_limit() -> None:
+def test_a_rising_trend_is_acted_on_before_the_limit() -> None:
     controller = Controller(RUNGS, LIMITS)
     positions = [controller.update(hot(60 + 0.5 * at, at)) for at in range(30)]
     first = next(at for at, position in enumerate(positions) if position.rung)
@@ -98,7 +98,7 @@ def test_a_trend_is_answered_before_the_limit() -> None:
     assert not any(position.shedding for position in positions)
 
 
-def test_a_step_up_that_was_a_mistake_is_tried_again_ever_more_seldom() -> None:
+def test_a_reverted_step_up_is_retried_after_longer_pauses() -> None:
     """The best variant takes memory that the device has not; each try is waited for twice as long as the last."""
     timing = StepTiming(settle_s=10, dwell_s=20, regret_s=120)
     controller = Controller(RUNGS[:2], LIMITS, timing)
@@ -118,7 +118,7 @@ def test_a_step_up_that_was_a_mistake_is_tried_again_ever_more_seldom() -> None:
 
 @pytest.mark.parametrize("period_s", [1.0, 5.02])  # a sampler reads each five seconds, and takes a moment for it
 @pytest.mark.parametrize("cools_s", [20.0, 60.0, 300.0])
-def test_heat_settles_below_its_limit_by_splitter(cools_s: float, period_s: float) -> None:
+def test_splitting_requests_settles_heat_below_the_limit(cools_s: float, period_s: float) -> None:
     """The best variant leads to 90 C, the next one to 66: in the end between a third and two thirds get the next."""
     controller, celsius, at_s, last = Controller(RUNGS, LIMITS), 60.0, 0.0, []
     while at_s < 40 * cools_s:
@@ -144,7 +144,7 @@ def test_within_a_third_of_the_margin_only_the_cheapest_runs() -> None:
     assert cooler[-1][:2] == (0, False), "nobody waits for long who has cooled"
 
 
-def test_the_trend_is_followed_however_far_readings_lie_apart() -> None:
+def test_the_trend_is_followed_at_any_reading_period() -> None:
     for period_s in (1.0, 5.02, 30.0):
         controller = Controller(RUNGS, LIMITS)
         for at in range(3):
@@ -152,7 +152,7 @@ def test_the_trend_is_followed_however_far_readings_lie_apart() -> None:
         assert position.rung or position.next_share, period_s
 
 
-def test_a_sensor_that_falls_silent_is_no_room_for_a_better_variant() -> None:
+def test_a_silent_sensor_allows_no_better_variant() -> None:
     controller = Controller(RUNGS, LIMITS)
     assert controller.update(hot(79.5)).rung == 2
     silent = [controller.update(Snapshot(at_s=5.0 * at)) for at in range(1, 60)]
@@ -164,7 +164,7 @@ def test_a_sensor_that_falls_silent_is_no_room_for_a_better_variant() -> None:
     assert {short.update(Snapshot(at_s=5.0 * at)).rung for at in range(1, 60)} == {2}
 
 
-def test_a_silent_sensor_lets_a_device_out_of_shedding() -> None:
+def test_a_silent_sensor_ends_shedding() -> None:
     controller = Controller(RUNGS, LIMITS)
     hottest = [controller.update(hot(81, 5.0 * at)) for at in range(5)]
     assert hottest[-1].shedding
@@ -172,7 +172,7 @@ def test_a_silent_sensor_lets_a_device_out_of_shedding() -> None:
     assert silent[-1][:2] == (2, False), "the cheapest answers, and no better one"
 
 
-def test_a_step_up_is_told_of_the_guard_that_held_the_device_down() -> None:
+def test_a_step_up_names_the_guard_of_the_step_down() -> None:
     controller, charge = Controller(RUNGS, LIMITS), 0.2
     assert controller.update(drained(charge)).rung
     charged = [controller.update(drained(0.9, 5.0 * at)) for at in range(1, 30)]
@@ -180,7 +180,7 @@ def test_a_step_up_is_told_of_the_guard_that_held_the_device_down() -> None:
     assert {position.verdict.guard for position in charged if position.verdict is not None} == {"battery"}
 
 
-def test_a_warm_device_comes_back_from_what_another_guard_stepped_down_for() -> None:
+def test_warmth_does_not_block_another_guards_step_up() -> None:
     """At 75 C it is below where heat settles: nothing keeps it from its best variant but the timing."""
     controller = Controller(RUNGS, LIMITS)
 
@@ -192,14 +192,14 @@ def test_a_warm_device_comes_back_from_what_another_guard_stepped_down_for() -> 
     assert [controller.update(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
 
 
-def test_the_return_from_heat_is_told_of_heat() -> None:
+def test_the_return_from_heat_names_heat() -> None:
     controller = Controller(RUNGS, LIMITS)
     assert controller.update(hot(79.5)).rung == 2
     verdict = controller.update(hot(60, 5)).verdict
     assert verdict is not None and verdict.guard == "heat"
 
 
-def test_what_memory_asks_to_be_unloaded_does_not_hang_on_where_heat_has_the_device_stand() -> None:
+def test_memory_unloads_variants_whatever_heat_decides() -> None:
     def pressed(celsius: float, left_mb: float, at_s: float) -> Snapshot:
         left = Measured(left_mb * MB, "")
         return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
@@ -210,7 +210,7 @@ def test_what_memory_asks_to_be_unloaded_does_not_hang_on_where_heat_has_the_dev
     assert [controller.update(pressed(81, 2, 10.0 + 5 * at)).unload for at in range(5)] == [True] * 5
 
 
-def test_heat_shares_only_where_nothing_else_asks_for_less() -> None:
+def test_heat_shares_only_if_no_guard_requires_less() -> None:
     controller = Controller(RUNGS, LIMITS)
 
     def at(celsius: float, left_mb: float, at_s: float) -> Snapshot:
@@ -225,14 +225,14 @@ def test_heat_shares_only_where_nothing_else_asks_for_less() -> None:
     assert shared.verdict is not None and shared.verdict.guard == "heat"
 
 
-def test_out_of_shedding_it_needs_no_room_only_that_nobody_asks_for_less() -> None:
+def test_shedding_ends_without_room_if_no_guard_forbids() -> None:
     controller = Controller(RUNGS[-1:], LIMITS)
     assert controller.update(hot(81, 0)).shedding
     assert all(controller.update(hot(74, at)).shedding for at in range(1, 20))  # between the bound and room
     assert not controller.update(hot(74, 21)).shedding
 
 
-def test_a_ladder_has_no_rung_that_is_no_way_out() -> None:
+def test_the_ladder_has_only_useful_rungs() -> None:
     slower = Rung("slower", 50, energy_mj=10, merit=0.7)
     thirstier = Rung("thirstier", 10, energy_mj=90, merit=0.7)
     best = Rung("best", 40, energy_mj=80, merit=0.9)
@@ -254,7 +254,7 @@ def test_a_ladder_has_no_rung_that_is_no_way_out() -> None:
         (0.0, 3, 0, 2),
     ],
 )
-def test_the_best_variant_that_is_in_time(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
+def test_the_best_variant_in_time_is_chosen(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
     assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung
 
 
@@ -277,12 +277,12 @@ THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
         (300, math.inf, 0),
     ],
 )
-def test_the_variant_whose_answers_take_the_least_energy(left_ms: float, link_ms: float, rung: int) -> None:
+def test_the_variant_with_the_least_energy_is_chosen(left_ms: float, link_ms: float, rung: int) -> None:
     for busy in (0.0, 0.9):
         assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms, prices=THRIFTY) == rung
 
 
-def test_energy_is_the_runs_and_that_of_asking() -> None:
+def test_expected_energy_includes_escalations() -> None:
     dear = EnergyPrices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
     assert choose_rung([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
     assert dear.expected_mj(1, 0.0, 100.0) == 26.0 and dear.expected_mj(1, 50.0, 100.0) == 46.0
@@ -301,7 +301,5 @@ def test_energy_is_the_runs_and_that_of_asking() -> None:
         (1.0, 300, math.inf, 0),  # nobody else is asked, so nothing is to be had by a lesser answer
     ],
 )
-def test_who_could_wait_gives_way_where_the_link_is_too_slow(
-    busy: float, left_ms: float, link_ms: float, rung: int
-) -> None:
+def test_a_patient_request_gives_way_on_a_slow_link(busy: float, left_ms: float, link_ms: float, rung: int) -> None:
     assert choose_rung([60, 30, 5], busy, 0.0, left_ms, link_ms) == rung

@@ -23,7 +23,7 @@ def reason(found: object) -> str:
     return found.reason
 
 
-def test_a_number_in_the_unit_that_is_asked_for(tree: Tree) -> None:
+def test_a_number_is_in_the_wanted_unit(tree: Tree) -> None:
     (tree.root / "temp").write_text("  48312\n")
     assert tree.number("temp", 0.001) == Measured(48.312, "/temp")
 
@@ -41,16 +41,16 @@ def test_a_number_in_the_unit_that_is_asked_for(tree: Tree) -> None:
         (b"201000\n", "says 201000, which cannot be"),
     ],
 )
-def test_what_is_no_number_says_why(tree: Tree, content: bytes, why: str) -> None:
+def test_a_malformed_number_is_absent_with_a_reason(tree: Tree, content: bytes, why: str) -> None:
     (tree.root / "temp").write_bytes(content)
     assert why in reason(tree.number("temp", 0.001, high=200))
 
 
-def test_what_is_not_there_says_where(tree: Tree) -> None:
+def test_a_missing_file_is_named(tree: Tree) -> None:
     assert reason(tree.text("sys/absent")) == "/sys/absent: no such file or directory."
 
 
-def test_a_driver_without_a_value(tree: Tree) -> None:
+def test_a_driver_without_a_value_is_absent(tree: Tree) -> None:
     os.mkfifo(tree.root / "curr1_input")
     kept = os.open(tree.root / "curr1_input", os.O_RDWR | os.O_NONBLOCK)
     try:
@@ -59,12 +59,12 @@ def test_a_driver_without_a_value(tree: Tree) -> None:
         os.close(kept)
 
 
-def test_a_device_that_does_not_answer(tree: Tree) -> None:
+def test_a_device_that_does_not_answer_is_absent(tree: Tree) -> None:
     (tree.root / "temp").symlink_to("/proc/self/mem")  # nothing is at address 0
     assert reason(tree.text("temp")) == "/temp: the device behind it does not answer."
 
 
-def test_a_file_of_the_superusers(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_superuser_is_absent(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
@@ -72,18 +72,18 @@ def test_a_file_of_the_superusers(tree: Tree, monkeypatch: pytest.MonkeyPatch) -
     assert "docs/hardware.md" in reason(tree.text("energy_uj"))
 
 
-def test_a_path_that_cannot_be(tree: Tree) -> None:
+def test_an_invalid_path_is_absent(tree: Tree) -> None:
     assert isinstance(tree.text("a\0b"), Absent)
     assert tree.names("a\0b", "*") == []
     assert not tree.has("a\0b")
 
 
-def test_only_so_much_is_read(tree: Tree) -> None:
+def test_reading_is_bounded(tree: Tree) -> None:
     (tree.root / "long").write_text("x" * 10_000)
     assert len(str(tree.text("long"))) == 4096
 
 
-def test_names_are_fit_to_be_shown(tree: Tree) -> None:
+def test_names_are_printable(tree: Tree) -> None:
     (tree.root / "type").write_text("Wärme\x1b[31m" + "y" * 100)
     assert tree.word("type") == "W?rme?[31m" + "y" * 38
     assert tree.word("absent", "zone0") == "zone0"
@@ -91,14 +91,14 @@ def test_names_are_fit_to_be_shown(tree: Tree) -> None:
     assert tree.word("model") == "Raspberry Pi 5"
 
 
-def test_names_come_in_the_order_of_their_numbers(tree: Tree) -> None:
+def test_names_are_sorted_by_their_numbers(tree: Tree) -> None:
     for name in ("thermal_zone10", "thermal_zone2", "cooling_device0", "thermal_zone0"):
         (tree.root / name).mkdir()
     assert tree.names(".", "thermal_zone*") == ["./thermal_zone0", "./thermal_zone2", "./thermal_zone10"]
 
 
 @pytest.mark.parametrize("kind", [Measured, Modelled])
-def test_no_reading_is_without_a_number(kind: type[Measured] | type[Modelled]) -> None:
+def test_a_reading_is_finite(kind: type[Measured] | type[Modelled]) -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite"):
             kind(value, "/temp")
@@ -108,7 +108,7 @@ V1 = "virtual-machine-cgroup-v1"
 MIB = 1 << 20
 
 
-def test_version_1_as_a_kernel_told_it(tmp_path: Path) -> None:
+def test_version_1_is_read_as_a_kernel_wrote_it(tmp_path: Path) -> None:
     with board(V1, tmp_path) as root:
         tree = Tree(root)
         assert control_groups(tree, "cpu") == [
@@ -130,14 +130,14 @@ def test_version_1_as_a_kernel_told_it(tmp_path: Path) -> None:
         assert measured(found.memory_stalled_share) == 0  # the machine's: version 1 knows of none
 
 
-def test_the_tightest_of_the_groups_counts(tmp_path: Path) -> None:
+def test_the_tightest_group_counts(tmp_path: Path) -> None:
     with board(V1, tmp_path) as root:
         say(root, "sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", str(400 * MIB))
         assert measured(memory_limit(Tree(root))) == 400 * MIB
         assert measured(memory_left(Tree(root))) == 400 * MIB - (380375040 - 62918656)
 
 
-def test_a_container_whose_mount_is_its_group(tmp_path: Path) -> None:
+def test_a_container_mount_may_be_the_group(tmp_path: Path) -> None:
     """Docker with version 1, as on a Jetson: the path is the host's, and is not there."""
     say(tmp_path, "proc/self/cgroup", "4:cpu,cpuacct:/docker/3f2a\n3:memory:/docker/3f2a\n1:name=systemd:/docker/3f2a")
     say(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", str(256 * MIB))
@@ -156,7 +156,7 @@ def test_a_container_whose_mount_is_its_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unlimited", ["9223372036854771712", "8796093018112"])  # of 64 and of 32 bits
-def test_version_1_says_unlimited_with_a_large_number(tmp_path: Path, unlimited: str) -> None:
+def test_version_1_means_unlimited_by_a_large_number(tmp_path: Path, unlimited: str) -> None:
     say(tmp_path, "proc/self/cgroup", "3:memory:/\n2:cpu:/")
     say(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", unlimited)
     say(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
@@ -172,7 +172,7 @@ def test_version_1_says_unlimited_with_a_large_number(tmp_path: Path, unlimited:
         assert isinstance(found, Absent) and found.reason.startswith("No control group")
 
 
-def test_version_2_does_not_look_at_files_of_version_1(tmp_path: Path) -> None:
+def test_version_2_ignores_files_of_version_1(tmp_path: Path) -> None:
     with board("virtual-machine", tmp_path) as root:
         say(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1")
         assert measured(memory_limit(Tree(root))) == 512 * MIB

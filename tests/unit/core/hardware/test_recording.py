@@ -28,7 +28,7 @@ def recorded(root: Path, host: str = "") -> str:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_board_that_was_recorded_says_the_same_again(tmp_path: Path, name: str) -> None:
+def test_a_recorded_board_gives_the_same_readings(tmp_path: Path, name: str) -> None:
     with board(name, tmp_path / "first") as first:
         text, known = recorded(first), said(Tree(first))
     with built(text, name, tmp_path / "second") as second:
@@ -36,7 +36,7 @@ def test_a_board_that_was_recorded_says_the_same_again(tmp_path: Path, name: str
         assert recorded(second) == text
 
 
-def test_whose_board_it_was_is_not_told(tmp_path: Path) -> None:
+def test_identifiers_are_left_out_of_a_recording(tmp_path: Path) -> None:
     uuid, container = "01234567-89ab-cdef-0123-456789abcdef", "ab" * 32
     with board("laptop", tmp_path / "first") as root:
         cpuinfo = (root / "proc/cpuinfo").read_text().rstrip()
@@ -63,7 +63,7 @@ def test_whose_board_it_was_is_not_told(tmp_path: Path) -> None:
     assert len({link.name for link in described_again.links}) == len(catalogue.links)
 
 
-def test_what_cannot_be_read_is_a_remark(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_remark(tmp_path: Path) -> None:
     with board("laptop", tmp_path):
         file = tmp_path / "sys/class/power_supply/BAT0/capacity"
         file.unlink()

@@ -56,7 +56,7 @@ def reason(reading: Reading) -> str:
     return reading.reason
 
 
-def test_a_raspberry_pi_4_that_is_hot_and_short_of_power(tmp_path: Path, opened: ExitStack) -> None:
+def test_a_hot_raspberry_pi_4_with_a_weak_supply(tmp_path: Path, opened: ExitStack) -> None:
     found = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path))).read()
     assert values(found.temperature_c) == {"cpu-thermal": 82.277}
     assert values(found.throttling) == {
@@ -70,7 +70,7 @@ def test_a_raspberry_pi_4_that_is_hot_and_short_of_power(tmp_path: Path, opened:
     assert "joules_per_core_second" in reason(found.device_power_w)
 
 
-def test_a_raspberry_pi_5_that_is_well(tmp_path: Path, opened: ExitStack) -> None:
+def test_a_healthy_raspberry_pi_5(tmp_path: Path, opened: ExitStack) -> None:
     found = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path))).read()
     assert measured(found.hottest_c) == 49.3  # neither the disk's nor the I/O chip's
     assert set(values(found.throttling).values()) == {0.0}
@@ -78,22 +78,20 @@ def test_a_raspberry_pi_5_that_is_well(tmp_path: Path, opened: ExitStack) -> Non
     assert "PSI" in reason(found.memory_stalled_share)
 
 
-def test_a_supply_alarm_counts_where_the_firmware_says_nothing(tmp_path: Path, opened: ExitStack) -> None:
+def test_a_supply_alarm_counts_without_firmware_bits(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path)))
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").unlink()
     assert values(bench.read().throttling) == {"under_voltage": 1}
 
 
 @pytest.mark.parametrize("nonsense", ["", "0x", "throttled=0x0", "-1", "1" * 40])
-def test_a_firmware_that_says_nonsense_throttles_for_no_known_cause(
-    tmp_path: Path, opened: ExitStack, nonsense: str
-) -> None:
+def test_nonsensical_firmware_bits_are_absent(tmp_path: Path, opened: ExitStack, nonsense: str) -> None:
     bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
     say(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", nonsense)
     assert "hexadecimal" in reason(bench.read().throttling["throttled"])
 
 
-def test_a_jetson_orin_tells_its_rails_and_what_is_switched_off(tmp_path: Path, opened: ExitStack) -> None:
+def test_a_jetson_orin_has_rails_and_switched_off_channels(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
     found = bench.read()
     assert values(found.power_w) == {
@@ -126,7 +124,7 @@ def test_a_jetson_nanos_own_driver(tmp_path: Path, opened: ExitStack) -> None:
     assert measured(found.hottest_c) == 43.0  # the zone without a sensor always says 100
 
 
-def test_a_channel_that_is_switched_off_is_no_rail(tmp_path: Path, opened: ExitStack) -> None:
+def test_a_switched_off_channel_is_not_a_rail(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
     say(tmp_path, "sys/class/hwmon/hwmon1/in2_enable", "0")
     assert set(bench.read().power_w) == {"VDD_IN", "VDD_SOC"}
@@ -147,7 +145,7 @@ def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
     assert "next reading" in reason(found.power_w["package-0"])
 
 
-def test_counters_of_a_laptop_are_told_from_the_second_reading_on(tmp_path: Path, opened: ExitStack) -> None:
+def test_counters_have_values_from_the_second_reading(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     bench.read()
     say(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", "29671150")  # it began anew
@@ -161,7 +159,7 @@ def test_counters_of_a_laptop_are_told_from_the_second_reading_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["offline", "unreadable"])
-def test_a_core_that_comes_back_was_not_throttled_by_that(tmp_path: Path, opened: ExitStack, how: str) -> None:
+def test_a_core_that_returns_was_not_throttled(tmp_path: Path, opened: ExitStack, how: str) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     core = tmp_path / "sys/devices/system/cpu/cpu1"
     file = core / "thermal_throttle/core_throttle_count"
@@ -175,7 +173,7 @@ def test_a_core_that_comes_back_was_not_throttled_by_that(tmp_path: Path, opened
     assert measured(bench.read().throttling["core_throttle"]) == 1
 
 
-def test_energy_goes_on_where_a_counter_could_not_be_read_once(tmp_path: Path, opened: ExitStack) -> None:
+def test_energy_continues_after_an_unreadable_counter(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     counter = tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj"
     for energy_uj, joules in ((100_000_000, 0.0), (110_000_000, 10.0), (None, None), (130_000_000, 30.0)):
@@ -185,7 +183,7 @@ def test_energy_goes_on_where_a_counter_could_not_be_read_once(tmp_path: Path, o
     assert measured(found.power_w["psys"]) == 5.0  # over the four seconds
 
 
-def test_energy_that_only_the_superuser_may_read(tmp_path: Path, opened: ExitStack) -> None:
+def test_energy_of_the_superuser_is_absent(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("laptop", tmp_path)))
     for domain in (tmp_path / "sys/class/powercap").iterdir():
         (domain / "energy_uj").unlink()
@@ -212,14 +210,14 @@ def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, open
     assert isinstance(bench.read().cpu_busy_share, Absent)
 
 
-def test_load_is_the_share_of_ticks_that_were_not_idle(tmp_path: Path, opened: ExitStack) -> None:
+def test_load_is_the_share_of_busy_ticks(tmp_path: Path, opened: ExitStack) -> None:
     bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
     assert "read once" in reason(bench.read().cpu_busy_share)
     say(tmp_path, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
     assert measured(bench.read().cpu_busy_share) == pytest.approx(0.4)
 
 
-def test_power_is_modelled_from_stated_costs_and_says_so(tmp_path: Path, opened: ExitStack) -> None:
+def test_power_is_modelled_from_stated_costs(tmp_path: Path, opened: ExitStack) -> None:
     root = opened.enter_context(board("raspberry-pi-5", tmp_path))
     tariff, link = Tariff(idle_w=2.5, joules_per_core_s=1.25), LinkTariff(1e-6, 2e-6)
     bench = Bench(root, tariff=tariff, link=link)
@@ -238,23 +236,21 @@ def test_power_is_modelled_from_stated_costs_and_says_so(tmp_path: Path, opened:
     assert describe(found) == "4.7 (modelled)"
 
 
-def test_the_owner_says_which_rails_are_the_device(tmp_path: Path, opened: ExitStack) -> None:
+def test_configured_rails_are_the_whole_device(tmp_path: Path, opened: ExitStack) -> None:
     root = opened.enter_context(board("jetson-orin-nano", tmp_path))
     found = Bench(root, power_rails=("VDD_CPU_GPU_CV",)).read()
     assert measured(found.device_power_w) == pytest.approx(4.976 * 0.624)
     assert "VDD_CPU_GPU_CV" in reason(Bench(root, power_rails=("VDD_CPU", "VDD_SOC")).read().device_power_w)
 
 
-def test_the_queue_is_the_agents_word(tmp_path: Path) -> None:
+def test_the_queue_is_counted_by_the_agent(tmp_path: Path) -> None:
     assert Bench(tmp_path, queue=lambda: 3).read().queue_items == Measured(3.0, "the agent")
     assert "No agent" in reason(Bench(tmp_path).read().queue_items)
 
 
 @pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.parametrize("nonsense", ["", "unknown", "-99999999999999999", "9" * 200, "nan", "1e3", "٣", "\x00\x01"])
-def test_whatever_files_say_is_a_reading_or_absent_with_a_reason(
-    tmp_path: Path, opened: ExitStack, name: str, nonsense: str
-) -> None:
+def test_any_file_content_is_a_reading_or_absent(tmp_path: Path, opened: ExitStack, name: str, nonsense: str) -> None:
     root = opened.enter_context(board(name, tmp_path))
     bench = Bench(root, tariff=Tariff(joules_per_core_s=1.0))
     bench.read()
@@ -274,7 +270,7 @@ def test_whatever_files_say_is_a_reading_or_absent_with_a_reason(
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_files_that_vanish_while_they_are_read(
+def test_files_may_vanish_while_they_are_read(
     tmp_path: Path, opened: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = opened.enter_context(board(name, tmp_path))
@@ -294,7 +290,7 @@ def _without(root: Path, paths: list[str]) -> list[str]:
     return paths
 
 
-def test_more_than_a_thousand_zones_are_cut_off(tmp_path: Path) -> None:
+def test_zones_are_limited_to_a_thousand(tmp_path: Path) -> None:
     for number in range(1100):
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", "zone")
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", str(number * 10))
@@ -303,12 +299,12 @@ def test_more_than_a_thousand_zones_are_cut_off(tmp_path: Path) -> None:
     assert list(found)[:3] == ["zone", "zone 2", "zone 3"]
 
 
-def test_before_anything_was_read_everything_is_absent() -> None:
+def test_everything_is_absent_before_the_first_reading() -> None:
     assert "not read yet" in reason(NOTHING_READ.cpu_busy_share)
     assert isinstance(NOTHING_READ.hottest_c, Absent)
 
 
-def test_the_hottest_of_many_zones_counts_wherever_it_stands(tmp_path: Path) -> None:
+def test_the_hottest_of_many_zones_is_found(tmp_path: Path) -> None:
     for number in range(70):
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"zone {number}")
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", "95000" if number == 65 else "50000")
@@ -331,7 +327,7 @@ def test_the_hottest_of_many_zones_counts_wherever_it_stands(tmp_path: Path) -> 
         ("1", (), 1),
     ],
 )
-def test_a_battery_that_drains_counts_before_what_an_adapter_says(
+def test_a_draining_battery_outweighs_an_adapter(
     tmp_path: Path, mains: str, batteries: tuple[str, ...], powered: float
 ) -> None:
     say(tmp_path, "sys/class/power_supply/AC/type", "Mains")

@@ -50,7 +50,7 @@ def test_a_raspberry_pi(tmp_path: Path) -> None:
     assert kinds == [("eth0", "ethernet", False), ("wlan0", "wifi", True), ("lo", "loopback", True)]
 
 
-def test_a_newer_processor_says_what_it_can_do(tmp_path: Path) -> None:
+def test_instruction_sets_of_a_newer_processor(tmp_path: Path) -> None:
     assert described("raspberry-pi-5", tmp_path).processor.instruction_sets == ("neon", "asimdhp", "asimddp")
 
 
@@ -77,7 +77,7 @@ def test_a_laptop(tmp_path: Path) -> None:
     assert ("docker0", "virtual") in {(link.name, link.kind) for link in found.links}
 
 
-def test_a_control_group_limits_what_may_be_used(tmp_path: Path) -> None:
+def test_a_control_group_limits_memory_and_cores(tmp_path: Path) -> None:
     found = described("virtual-machine", tmp_path)
     assert (found.processor.cores, found.processor.usable_cores) == (2, 1.5)
     assert found.processor.last_cache_bytes == 32 << 20
@@ -86,7 +86,7 @@ def test_a_control_group_limits_what_may_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_board_travels_and_is_told_in_words(tmp_path: Path, name: str) -> None:
+def test_every_board_is_encoded_and_described(tmp_path: Path, name: str) -> None:
     found = described(name, tmp_path)
     assert decode(encode(found), "it") == found
     assert not found.measured
@@ -98,20 +98,20 @@ def test_every_board_travels_and_is_told_in_words(tmp_path: Path, name: str) -> 
     assert "/proc/meminfo" in survey.describe_device(Tree(empty), empty).notes[0]
 
 
-def test_readings_are_told_in_units_that_people_read() -> None:
+def test_readings_are_shown_in_readable_units() -> None:
     lines = sensor_lines(Snapshot(memory_available_bytes=Measured(22984700000.0, "/proc/meminfo")))
     assert "memory      21.4 GiB left" in lines
     assert any(line.startswith("temperature absent") for line in sensor_lines(Snapshot()))
 
 
-def test_another_board_has_another_fingerprint(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_board(tmp_path: Path) -> None:
     found = {described(name, tmp_path / name).fingerprint for name in BOARDS}
     assert len(found) == len(BOARDS)
     again = described(BOARDS[0], tmp_path / "again")
     assert again.fingerprint in found
 
 
-def test_what_was_measured_stays_and_what_changes_by_itself_does_not(tmp_path: Path) -> None:
+def test_measurements_are_kept_and_changing_facts_are_updated(tmp_path: Path) -> None:
     now = described("raspberry-pi-5", tmp_path)
     assert now.storage is not None
     engines = (Engine("onnx", "CPUExecutionProvider", True, "It ran.", 12.0),)
@@ -133,19 +133,19 @@ def test_what_was_measured_stays_and_what_changes_by_itself_does_not(tmp_path: P
         (b" " * (LIMIT_BYTES + 1), "at most"),
     ],
 )
-def test_what_is_no_catalogue_is_refused_in_a_sentence(content: bytes, why: str) -> None:
+def test_an_invalid_catalogue_is_refused_in_one_sentence(content: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         decode(content, "hardware.json")
 
 
-def test_a_catalogue_of_a_newer_version_is_passed_over_or_refused(tmp_path: Path) -> None:
+def test_unknown_fields_are_ignored_and_newer_formats_refused(tmp_path: Path) -> None:
     found = msgspec.to_builtins(described("laptop", tmp_path))
     assert decode(msgspec.json.encode(found | {"smell": "burnt"}), "it").board == "LENOVO 20XW00"
     with pytest.raises(ProtocolError, match=f"format {FORMAT + 1}"):
         decode(msgspec.json.encode(found | {"format": FORMAT + 1}), "it")
 
 
-def test_arrays_are_larger_than_the_cache_and_small_beside_the_memory() -> None:
+def test_arrays_are_larger_than_the_cache_and_fit_into_memory() -> None:
     assert buffer_bytes(8 << 20, 8 << 30) == 32 << 20
     assert buffer_bytes(32 << 20, 32 << 30) == 128 << 20
     assert buffer_bytes(None, 8 << 30) == 32 << 20
@@ -166,7 +166,7 @@ def test_a_slow_memory_is_measured_for_a_bounded_time() -> None:
     assert bandwidth(1 << 20, lambda: next(ticks)).repeats == 1
 
 
-def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+def test_measuring_the_disk_leaves_no_file(tmp_path: Path) -> None:
     found = storage(Tree(), tmp_path)
     assert found is not None
     assert found.file_system
@@ -183,7 +183,7 @@ def test_the_processor_runs_the_trial_model() -> None:
     assert found.first_run_ms is not None
 
 
-def test_a_provider_that_is_listed_and_leaves_the_work_to_the_processor_does_not_work() -> None:
+def test_a_provider_that_falls_back_to_the_processor_does_not_work() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     if "AzureExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime lists no provider that runs nothing")
@@ -213,7 +213,7 @@ def test_a_delegate_without_its_library_does_not_work() -> None:
         ("import time; time.sleep(60)", "did not end within"),
     ],
 )
-def test_an_engine_that_takes_its_process_down_is_one_that_does_not_work(code: str, why: str) -> None:
+def test_an_engine_that_crashes_does_not_work(code: str, why: str) -> None:
     limit_s = 0.2 if "sleep" in code else 60.0
     found = try_engine("onnx", "BrokenExecutionProvider", limit_s=limit_s, trial=("-c", code))
     assert not found.works
@@ -236,13 +236,13 @@ class Hanging(Tree):
 
 
 @pytest.mark.parametrize("file", ["hwmon1/in2_input", "energy_uj", "eth0/operstate", "thermal_zone0/type"])
-def test_who_a_device_is_can_be_said_whatever_is_joined_to_it_hangs(tmp_path: Path, file: str) -> None:
+def test_the_fingerprint_does_not_read_parts_that_may_hang(tmp_path: Path, file: str) -> None:
     with board("jetson-orin-nano", tmp_path):
         known = survey.describe_device(Tree(tmp_path), tmp_path).fingerprint
         assert within(10.0, lambda: survey.fingerprint(Hanging(tmp_path, file))) == known
 
 
-def test_who_typed_something_hears_which_file_hangs(tmp_path: Path) -> None:
+def test_a_command_names_the_file_that_hangs(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
         tree = Hanging(tmp_path, "thermal_zone0/temp")
         with pytest.raises(DeadlineExceededError, match="/sys/class/thermal/thermal_zone0/temp was not read"):

@@ -49,7 +49,7 @@ def _splits() -> Splits:
     return Splits("digits", 1, "full", _MANIFEST.full_digest, _CPU, 1, 0.5, 1.0, 120, 10, 3, cuts)
 
 
-def test_the_quickest_way_to_run_a_variant_with_the_fewest_threads() -> None:
+def test_the_fastest_way_with_the_fewest_threads_is_planned() -> None:
     found = plan(
         _MANIFEST,
         _profile(_point("edge-onnx", 2.0), _point("edge-onnx", 1.0, threads=2), _point("edge-onnx", 0.98, threads=4)),
@@ -59,14 +59,14 @@ def test_the_quickest_way_to_run_a_variant_with_the_fewest_threads() -> None:
     assert [other.threads for other in found.others] == [4, 1]
 
 
-def test_without_a_link_the_bundles_own_order_decides_between_variants() -> None:
+def test_without_a_link_the_bundles_order_decides() -> None:
     found = plan(_MANIFEST, _profile(_point("edge-tflite-int8", 0.1, provider="tflite"), _point("edge-onnx", 5.0)))
     assert found.chosen is not None
     assert found.chosen.variant == "edge-onnx"
     assert any("own order decides" in sentence for sentence in found.open)
 
 
-def test_over_a_stated_link_the_time_to_answer_decides() -> None:
+def test_over_a_stated_link_the_expected_time_decides() -> None:
     """edge-onnx keeps 76 %; a variant that keeps all but is slow wins over a slow link, and loses over a quick one."""
     first = _MANIFEST.edge[0]
     assert first.certificate is not None
@@ -85,7 +85,7 @@ def test_over_a_stated_link_the_time_to_answer_decides() -> None:
     assert chosen == {1.0: (first.id, round(1.0 + 0.24 * (1.0 + 1.5 + 0.12), 6)), 100.0: (second.id, 4.0)}
 
 
-def test_what_does_not_work_here_is_passed_over_and_said() -> None:
+def test_a_broken_provider_is_ignored_and_noted() -> None:
     broken = structs.replace(_MACHINE, engines=(Engine("onnx", "CUDAExecutionProvider", False, "No such device."),))
     points = (_point("edge-onnx", 0.1, provider="CUDAExecutionProvider"), _point("edge-onnx", 3.0))
     found = plan(_MANIFEST, _profile(*points), broken)
@@ -94,7 +94,7 @@ def test_what_does_not_work_here_is_passed_over_and_said() -> None:
     assert "CUDAExecutionProvider is ignored: No such device." in found.open
 
 
-def test_who_runs_which_operators() -> None:
+def test_operators_are_listed_by_provider() -> None:
     found = plan(_MANIFEST, _profile(_point("edge-onnx", 1.0, provider="XnnpackExecutionProvider")))
     assert [(share.provider, share.nodes, share.kinds) for share in found.partition] == [
         ("XnnpackExecutionProvider", 3, ("Conv",)),
@@ -102,12 +102,12 @@ def test_who_runs_which_operators() -> None:
     ]
 
 
-def test_the_smallest_batch_that_is_nearly_as_good() -> None:
+def test_the_smallest_nearly_best_batch_is_planned() -> None:
     batches = [_point("edge-onnx", 1.0, batch=rows, rate=rate) for rows, rate in ((1, 100), (4, 390), (16, 400))]
     assert plan(_MANIFEST, _profile(*batches)).batch == 4
 
 
-def test_what_travels_is_the_smaller_of_input_and_tensor() -> None:
+def test_the_smaller_of_input_and_tensor_is_sent() -> None:
     full = _point("full", 1.0)
     small = structs.replace(full, moved=Moved(5000, 256, 40, 1))
     for point, form in ((full, "encoded"), (small, "tensor")):
@@ -116,7 +116,7 @@ def test_what_travels_is_the_smaller_of_input_and_tensor() -> None:
         assert carried.form == form
 
 
-def test_a_device_that_is_slow_sends_its_input() -> None:
+def test_a_slow_device_sends_its_input() -> None:
     slow = plan(_MANIFEST, _profile(_point("full", 1500.0)), splits=_splits(), link=Link(1e6, 1.0))
     assert slow.full is not None
     assert slow.full.way is not None
@@ -127,7 +127,7 @@ def test_a_device_that_is_slow_sends_its_input() -> None:
     assert quick.full.way.kind == "device"
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_listed_as_open() -> None:
     found = plan(_MANIFEST, None)
     assert found.chosen is None
     assert any(sentence.startswith("No profile") for sentence in found.open)
@@ -140,7 +140,7 @@ def test_what_was_not_measured_is_said() -> None:
     assert plan(_MANIFEST, None, splits=elsewhere).full is None
 
 
-def test_a_plan_in_words_names_its_figures() -> None:
+def test_a_plan_as_text_has_its_figures() -> None:
     text = "\n".join(
         plan_lines(
             plan(_MANIFEST, _profile(_point("edge-onnx", 1.0), _point("full", 9.0)), splits=_splits(), link=Link(1e6))

@@ -28,7 +28,7 @@ def _add(path: Path, threads: int) -> None:
         update_profile(path, lambda before, new=measured: with_result(before or profile(), new), unheard)
 
 
-def test_nothing_is_lost_that_two_processes_write_at_the_same_time(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_point(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     spawning = multiprocessing.get_context("spawn")
     both = [spawning.Process(target=_add, args=(path, threads)) for threads in (1, 2)]
@@ -42,7 +42,7 @@ def test_nothing_is_lost_that_two_processes_write_at_the_same_time(tmp_path: Pat
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 
 
-def test_a_point_that_cannot_be_measured_again_stays_with_the_reason_beside() -> None:
+def test_a_refusal_keeps_the_earlier_point() -> None:
     before = replace(profile(1.0, 2.0), outdated=(profile(1.0).points[0].key,))
     refused = Refused(before.points[0].key, "onnxruntime", "There was no memory.")
     found = with_result(before, refused)
@@ -52,7 +52,7 @@ def test_a_point_that_cannot_be_measured_again_stays_with_the_reason_beside() ->
     assert (set(found.points), found.refused, found.outdated) == ({anew, before.points[1]}, (), ())
 
 
-def test_what_makes_room_is_not_to_be_measured_anew_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_point_is_no_longer_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     before = profile(1.0, 2.0)
     before = replace(before, outdated=tuple(one.key for one in before.points))
     monkeypatch.setattr("firstline_core.profile.files.POINTS", 1)
@@ -61,7 +61,7 @@ def test_what_makes_room_is_not_to_be_measured_anew_any_more(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 99}', b"\xff"])
-def test_what_no_reader_of_this_version_takes_is_set_aside(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_profile_is_set_aside(tmp_path: Path, content: bytes) -> None:
     path, said = tmp_path / "p.json", list[str]()
     path.write_bytes(content)
     update_profile(path, lambda before: before or profile(1.0), said.append)
@@ -70,7 +70,7 @@ def test_what_no_reader_of_this_version_takes_is_set_aside(tmp_path: Path, conte
     assert len(said) == 1 and "is set aside as p.json.damaged" in said[0]
 
 
-def test_where_the_disk_refuses_the_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusing_disk_gives_a_helpful_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(b"{")
 
@@ -83,12 +83,12 @@ def test_where_the_disk_refuses_the_sentence_says_what_to_do(tmp_path: Path, mon
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 
 
-def test_a_profile_of_nothing_is_not_put_before_others(tmp_path: Path) -> None:
+def test_an_empty_profile_is_not_written(tmp_path: Path) -> None:
     update_profile(tmp_path / "p.json", lambda before: profile(), unheard)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_did_not_change_is_not_written(tmp_path: Path) -> None:
+def test_an_unchanged_profile_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(encode(profile(1.0)))
     before = path.stat()

@@ -45,7 +45,7 @@ def measured(bundle: Bundle, path: Path) -> Profile:
 
 
 class TestMeasuring:
-    def test_a_point_tells_what_a_query_takes_and_its_parts(self, measured: Profile) -> None:
+    def test_a_point_has_the_times_of_a_query_and_its_parts(self, measured: Profile) -> None:
         (point,) = measured.points
         assert (point.key.variant, point.key.threads, point.key.batch) == ("small", 1, 1)
         assert point.ran_on == "CPUExecutionProvider"
@@ -68,11 +68,11 @@ class TestMeasuring:
         else:
             assert isinstance(point.energy_mj, Measured)
 
-    def test_it_is_written_down_with_what_it_was_measured_on(self, measured: Profile, path: Path) -> None:
+    def test_the_profile_has_the_hardware_and_software(self, measured: Profile, path: Path) -> None:
         assert read_profile(path) == measured
         assert measured.hardware is not None and measured.fingerprint == measured.hardware.fingerprint
 
-    def test_a_second_run_measures_only_what_is_not_known(self, measured: Profile, bundle: Bundle, path: Path) -> None:
+    def test_a_second_run_measures_only_missing_points(self, measured: Profile, bundle: Bundle, path: Path) -> None:
         told: list[tuple[int, int, str]] = []
         again = measure_profile(
             bundle, path, dataclasses.replace(ONE, variants=("small", "large")), machine="bench",
@@ -84,16 +84,14 @@ class TestMeasuring:
         besides = [point.beside.variant if point.beside is not None else "" for point in again.points]
         assert besides == ["full", "full"], "whichever models were asked for"
 
-    def test_points_of_another_machine_do_not_hold(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
+    def test_points_of_another_machine_are_dropped(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
         path.write_bytes(msgspec.json.encode(replace(measured, fingerprint="another")))
         told: list[int] = []
         measure_profile(bundle, path, ONE, progress=lambda done, total, what: told.append(total))
         assert told == [1, 1]
 
-    def test_points_hold_until_their_successors_are_there(
-        self, measured: Profile, bundle: Bundle, tmp_path: Path
-    ) -> None:
+    def test_points_stay_until_they_are_replaced(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path, known = tmp_path / "p.json", replace(measured, points=())
         (point,) = measured.points
         both = [replace(point, key=replace(point.key, batch=batch)) for batch in (1, 2)]
@@ -115,9 +113,7 @@ class TestMeasuring:
         assert told == ["small, threads 1, batch 2", ""]  # it goes on with what was to be measured anew
         assert not set(both) & set(found.points) and len(found.points) == 2 and found.outdated == ()
 
-    def test_a_point_that_may_not_be_measured_anew_stays(
-        self, measured: Profile, bundle: Bundle, tmp_path: Path
-    ) -> None:
+    def test_a_point_that_may_not_be_remeasured_stays(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "p.json"
         path.write_bytes(msgspec.json.encode(measured))
         wanted = dataclasses.replace(ONE, again=True)
@@ -134,7 +130,7 @@ class TestMeasuring:
             ({"total_s": 0.0}, False),
         ],
     )
-    def test_what_is_wanted_more_carefully_is_measured_again(
+    def test_a_more_careful_request_measures_again(
         self, measured: Profile, bundle: Bundle, tmp_path: Path, changes: dict[str, Any], left: bool
     ) -> None:
         path = tmp_path / "p.json"
@@ -148,7 +144,7 @@ class TestMeasuring:
         measure_profile(bundle, path, dataclasses.replace(ONE, **changes), permit=refuse)
         assert bool(asked) == left
 
-    def test_what_was_measured_alone_is_good_for_whoever_does_not_ask_for_that(
+    def test_points_measured_alone_satisfy_other_requests(
         self, measured: Profile, bundle: Bundle, tmp_path: Path
     ) -> None:
         path = tmp_path / "p.json"
@@ -156,9 +152,7 @@ class TestMeasuring:
         assert first.points[0].alone and not measured.points[0].alone
         assert measure_profile(bundle, path, ONE).points == first.points
 
-    def test_energy_is_reckoned_anew_by_another_stated_cost(
-        self, measured: Profile, bundle: Bundle, tmp_path: Path
-    ) -> None:
+    def test_another_stated_cost_recomputes_energy(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "p.json"
         path.write_bytes(msgspec.json.encode(measured))
         before = measured.points[0].energy_mj
@@ -173,7 +167,7 @@ class TestMeasuring:
             assert after == before
         assert measure_profile(bundle, path, dataclasses.replace(ONE, joules_per_core_s=0.0)).points == found.points
 
-    def test_what_another_has_measured_meanwhile_is_kept(self, bundle: Bundle, tmp_path: Path) -> None:
+    def test_points_of_another_process_are_kept(self, bundle: Bundle, tmp_path: Path) -> None:
         path = tmp_path / "p.json"
 
         def meanwhile(done: int, total: int, what: str) -> None:
@@ -183,7 +177,7 @@ class TestMeasuring:
         found = measure_profile(bundle, path, ONE, progress=meanwhile)
         assert {one.key.batch for one in found.points} == {1, 2} and read_profile(path) == found
 
-    def test_what_was_asked_for_before_makes_room_the_oldest_first(
+    def test_the_oldest_points_are_dropped_first(
         self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("firstline_core.profile.files.LIMIT_BYTES", 2 * LIMIT_BYTES)
@@ -196,7 +190,7 @@ class TestMeasuring:
         found = msgspec.json.decode(own.read_bytes(), type=Profile)
         assert [one.key.batch for one in found.points] == [*range(3, POINTS + 2), 1]
 
-    def test_what_is_larger_than_anybody_reads_is_not_written(
+    def test_a_profile_beyond_the_limit_is_not_written(
         self, measured: Profile, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         own = tmp_path / "own.json"
@@ -218,13 +212,13 @@ class TestMeasuring:
         assert found.points == ()
         assert "has no" in found.refused[0].reason
 
-    def test_its_lines_name_every_point(self, measured: Profile) -> None:
+    def test_the_text_names_every_point(self, measured: Profile) -> None:
         lines = "\n".join(profile_lines(measured))
         assert "small" in lines and "p99 ms" in lines and "slowest operators" in lines
 
 
 class TestKeys:
-    def test_all_models_with_all_threads_and_batches(self, bundle: Bundle) -> None:
+    def test_points_cover_all_models_threads_and_batches(self, bundle: Bundle) -> None:
         found = profile_keys(bundle.manifest, ProfileOptions(batches=(1, 2)), cores=2.0)
         assert {(key.threads, key.batch) for key in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
         assert len(found) == len(set(found)) == 4 * len(bundle.manifest.models)
@@ -235,7 +229,7 @@ class TestKeys:
 
 
 class TestSteady:
-    def test_it_begins_where_five_are_as_later_ones(self) -> None:
+    def test_steady_queries_begin_when_five_are_like_later_ones(self) -> None:
         assert steady_from([9.0, 5.0, 3.0, *[1.0] * 20], 1.0) == 1  # the median of 5, 3, 1, 1, 1 is 1
         assert steady_from([1.0] * 9, 1.0) == 0
         assert steady_from([9.0] * 9, 1.0) == 9
@@ -252,25 +246,25 @@ class TestOperators:
         assert (found.kind, found.nodes, found.query_ms) == ("Conv", 2, 0.3)
 
     @pytest.mark.parametrize("trace", [b"", b"{}", b"[]", b'[{"name": 3}]'])
-    def test_what_tells_of_no_run_is_refused(self, trace: bytes) -> None:
+    def test_a_trace_without_runs_is_refused(self, trace: bytes) -> None:
         with pytest.raises(ProtocolError, match="trace"):
             operators(trace)
 
 
 class TestJoules:
-    def test_packages_are_added_and_their_parts_are_not(self) -> None:
+    def test_energy_adds_packages_without_their_parts(self) -> None:
         before = Snapshot(energy_j={"package-0": Measured(1, "a"), "package-0/core": Measured(1, "b")})
         after = Snapshot(energy_j={"package-0": Measured(4, "a"), "package-0/core": Measured(2, "b")})
         assert joules(before, after) == Measured(3, "a")
 
-    def test_no_counter_is_absent(self) -> None:
+    def test_energy_without_counters_is_absent(self) -> None:
         assert isinstance(joules(Snapshot(), Snapshot()), Absent)
 
 
 MIB = 1 << 20
 
 
-def test_memory_is_three_times_the_files_until_it_is_measured(tmp_path: Path) -> None:
+def test_needed_memory_is_three_times_the_files_or_measured(tmp_path: Path) -> None:
     model = variant_bundle(tmp_path / "bundle", "small").manifest.edge[0]
     key = Key(model.id, model.digest, "CPUExecutionProvider", 2, 4)
     asked = need(key, model, None, usable_cores=1.5)
@@ -284,7 +278,7 @@ def test_memory_is_three_times_the_files_until_it_is_measured(tmp_path: Path) ->
     assert (asked.cores, asked.heats) == (4.0, True)
 
 
-def test_a_second_model_is_loaded_only_where_the_group_has_room_and_some_stays(tmp_path: Path) -> None:
+def test_a_second_model_needs_room_and_a_reserve(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n")
     assert has_room(900 * MIB, Tree(tmp_path))

@@ -22,7 +22,7 @@ def job(bundle_path: Path) -> Job:
     return Job(str(bundle_path), Key("small", model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1)
 
 
-def test_without_room_for_a_trace_all_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_without_a_trace_has_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = job(tmp_path / "bundle")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     point = measure_point.measure(wanted)
@@ -31,9 +31,7 @@ def test_without_room_for_a_trace_all_else_is_told(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("free_kb", "beside"), [(8_000_000, True), (1000, False)])
-def test_another_model_is_loaded_beside_where_the_machine_that_is_looked_at_has_room(
-    tmp_path: Path, free_kb: int, beside: bool
-) -> None:
+def test_another_model_is_interleaved_if_there_is_memory(tmp_path: Path, free_kb: int, beside: bool) -> None:
     wanted = job(tmp_path / "bundle")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {free_kb} kB\n")
@@ -42,7 +40,7 @@ def test_another_model_is_loaded_beside_where_the_machine_that_is_looked_at_has_
     assert point.beside is None or point.beside.own_share == 1 - measure_point.ESCALATED
 
 
-def test_a_bundle_that_is_gone_is_one_sentence(
+def test_a_missing_bundle_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = job(tmp_path / "bundle")
@@ -55,7 +53,7 @@ def test_a_bundle_that_is_gone_is_one_sentence(
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_light_load_is_measured_of_one_row(tmp_path: Path, batch: int) -> None:
+def test_a_light_load_is_measured_with_one_row(tmp_path: Path, batch: int) -> None:
     wanted = job(tmp_path / "bundle")
     point = measure_point.measure(replace(wanted, key=replace(wanted.key, batch=batch), seconds=1.0))
     assert (point.light is not None) == (batch == 1)
@@ -78,16 +76,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return found
 
 
-def test_where_queries_take_too_long_for_a_light_load_nobody_waits_for_it(
-    tmp_path: Path, asked: list[dict[str, object]]
-) -> None:
+def test_long_queries_have_no_light_load(tmp_path: Path, asked: list[dict[str, object]]) -> None:
     point = measure_point.measure(replace(job(tmp_path / "bundle"), seconds=1e-6))
     assert point.light is None and point.query.count >= 5
     assert 0.1 not in [one.get("load") for one in asked]
 
 
 @pytest.mark.parametrize(("variant", "other", "share"), [("small", "full", 0.8), ("full", "small", 0.2)])
-def test_one_query_in_five_is_the_full_models_whoever_is_measured(
+def test_one_query_in_five_is_the_full_models(
     tmp_path: Path, asked: list[dict[str, object]], variant: str, other: str, share: float
 ) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")

@@ -40,11 +40,11 @@ def _worked_share(share: float) -> float:
     return float(said)
 
 
-def test_a_process_is_stopped_for_the_rest_of_the_time() -> None:
+def test_a_process_runs_for_its_share_of_the_time() -> None:
     assert 0.02 < _worked_share(0.25) < 0.5
 
 
-def test_points_of_a_share_are_measured_beside_warm_ones_and_again_for_another_share(tmp_path: Path) -> None:
+def test_emulated_points_are_measured_for_each_share(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     wanted = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, throttled_share=0.5)
     warm, held = measure_profile(bundle, tmp_path / "p.json", wanted).points
@@ -66,7 +66,7 @@ def test_points_of_a_share_are_measured_beside_warm_ones_and_again_for_another_s
     assert any("CPU, 25 %" in line for line in profile_lines(profile))
 
 
-def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> None:
+def test_sustained_points_have_the_heating_time(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     wanted = ProfileOptions(
         threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path
@@ -76,7 +76,7 @@ def test_sustained_points_say_how_long_every_core_was_busy(tmp_path: Path) -> No
     assert hot.heated_s >= 0.2  # nothing there measures heat: all of the time
 
 
-def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_before(tmp_path: Path) -> None:
+def test_a_longer_heating_remeasures_unless_heat_had_settled(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     wanted = ProfileOptions(
         threads=(1,), batches=(1,), variants=("small",), total_s=0.3, sustained_s=0.2, root=tmp_path
@@ -109,7 +109,7 @@ def test_another_time_of_full_load_is_measured_anew_unless_heat_had_settled_befo
     assert again(replace(found, points=(found.points[0], settled_early)), 20.0) == [hot]
 
 
-def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_path: Path) -> None:
+def test_throttled_points_are_single_samples_after_warm_ones(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     wanted = ProfileOptions(threads=(1,), batches=(1, 4), variants=("small",), throttled_share=0.5, sustained_s=60)
     found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, wanted, 1.0)]
@@ -117,7 +117,7 @@ def test_throttled_points_are_of_single_samples_and_come_after_warm_ones(tmp_pat
 
 
 @pytest.mark.parametrize("wrong", [{"throttled_share": 1.0}, {"throttled_share": -0.1}, {"sustained_s": 3601.0}])
-def test_shares_and_times_that_are_none_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
+def test_invalid_shares_and_times_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
     with pytest.raises(ConfigError, match=r"between 0 and 1|from 0 to 60 minutes"):
         profile_keys(bundle.manifest, dataclasses.replace(ProfileOptions(), **wrong), 1.0)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def _seen(temperatures_c: list[float], megahertz: list[float]) -> list[Snapshot]
     ]
 
 
-def test_it_has_settled_where_neither_heat_nor_clock_goes_anywhere() -> None:
+def test_settled_means_steady_temperature_and_clock() -> None:
     assert settled(_seen([70.0, 70.5, 70.2, 70.4], [1500, 1800, 1800, 1500]))
     assert not settled(_seen([70.0, 70.5, 71.0, 71.5], [1800] * 4))
     assert not settled(_seen([70.0] * 4, [1800, 1800, 1500, 1500]))
@@ -149,7 +149,7 @@ class _Board:
         return Snapshot(at_s=29.0 * self.looks, temperature_c={"cpu": warmth})
 
 
-def test_heating_ends_where_it_has_settled() -> None:
+def test_heating_ends_when_settled() -> None:
     board, began_s = _Board(limit_c=41.0), time.monotonic()
     took_s = heat_up(board.read, limit_s=60.0)
     assert board.looks == 2

@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def test_queries_that_had_to_wait_are_told_from_those_after_a_rest(clock: Clock) -> None:
+def test_waiting_queries_are_separate_from_rested_ones(clock: Clock) -> None:
     found = loaded((clock.query(1.0, 3.0),), 1.0, 2_000.0)
     rested, queued = found.of(waited=False), found.of(waited=True)
     assert len(rested) > 100 and len(queued) > 100
@@ -50,7 +50,7 @@ def test_queries_that_had_to_wait_are_told_from_those_after_a_rest(clock: Clock)
     assert queued == pytest.approx([1.0] * len(queued))
 
 
-def test_queries_of_several_kinds_are_told_by_what_was_before_them(clock: Clock) -> None:
+def test_queries_are_separated_by_the_kind_before_them(clock: Clock) -> None:
     before = []
 
     def mine() -> None:
@@ -71,20 +71,20 @@ def test_queries_of_several_kinds_are_told_by_what_was_before_them(clock: Clock)
         assert len(own) + len(turned) == len(found.of(waited=waited))
 
 
-def test_of_several_kinds_each_comes_as_often_as_is_asked(clock: Clock) -> None:
+def test_kinds_arrive_in_their_shares(clock: Clock) -> None:
     found = loaded((clock.query(1.0, 1.0), clock.query(9.0, 9.0)), 2.6, 10_000.0, shares=(0.8, 0.2))
     assert found.kinds.count(1) / len(found.kinds) == pytest.approx(0.2, rel=0.2)
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5])
-def test_so_much_of_what_can_be_done_is_asked_for(clock: Clock, load: float) -> None:
+def test_the_arrival_rate_is_the_wanted_load(clock: Clock, load: float) -> None:
     found = loaded((clock.query(1.0, 1.0),), 1.0, 4_000.0, load=load)
     assert len(found.seconds) == pytest.approx(4_000 * load, rel=0.2)
     free = len(found.of(waited=False)) / len(found.seconds)
     assert free == pytest.approx(1 - load, rel=0.2)  # of an M/D/1 queue: one less the load
 
 
-def test_a_server_that_never_catches_up_ends_in_time_and_was_rested_all_the_same(clock: Clock) -> None:
+def test_an_overloaded_server_ends_in_time_with_rests(clock: Clock) -> None:
     began_s = clock.now_s
     found = loaded((clock.query(50.0, 50.0),), 1.0, 1_000.0)
     assert clock.now_s - began_s < 1_500.0

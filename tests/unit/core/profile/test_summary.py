@@ -9,7 +9,7 @@ from firstline_core.profile.profile import Moved, Refused, WarmUp
 from firstline_core.profile.summary import notes, profile_lines
 
 
-def test_what_was_refused_says_in_which_condition() -> None:
+def test_a_refused_point_shows_its_condition() -> None:
     key = point(1.0).key
     refused = (Refused(key, "onnxruntime", "Why."), Refused(replace(key, condition="emulated"), "onnxruntime", "Why."))
     said = list(notes(replace(profile(1.0), refused=refused)))
@@ -17,7 +17,7 @@ def test_what_was_refused_says_in_which_condition() -> None:
     assert "edge, CPUExecutionProvider, threads 1, batch 1, emulated: not measured: Why." in said
 
 
-def test_warm_up_and_bytes_moved_are_told_of_each_model_once() -> None:
+def test_warm_up_and_bytes_are_shown_once_per_model() -> None:
     one = replace(point(1.0), warm_up=WarmUp(120.0, 9.5, 4, 20.0), moved=Moved(124, 12_288, 40, 3_400_000))
     two = replace(one, key=replace(one.key, threads=2), warm_up=WarmUp(1.0, 1.0, 0, 0.0))
     (said,) = (line for line in notes(replace(profile(), points=(two, one))) if "loads in" in line)

@@ -66,7 +66,7 @@ def rungs(agent: EdgeAgent) -> dict[str, dict[str, Any]]:
     return {rung["variant"]: rung for rung in model["variants"]["rungs"]}
 
 
-async def test_who_answers_by_the_deadline_is_as_the_profile_says(tmp_path: Path) -> None:
+async def test_the_profiles_times_decide_by_the_deadline(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     async with EdgeAgent(settings(tmp_path)) as agent:
         assert await given(agent, 0.2) == "large"  # as measured at load: it takes some tenths of a millisecond
@@ -76,7 +76,7 @@ async def test_who_answers_by_the_deadline_is_as_the_profile_says(tmp_path: Path
         assert await given(agent, 60.0) == "large"
 
 
-async def test_times_memory_and_energy_are_the_profiles_and_status_says_so(tmp_path: Path) -> None:
+async def test_status_shows_figures_from_the_profile(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     energy_mj = (Measured(30.0, "/power"), Measured(20.0, "/power"), Measured(10.0, "/power"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj, (30_000_000, 20_000_000, 10_000_000))
@@ -89,7 +89,7 @@ async def test_times_memory_and_energy_are_the_profiles_and_status_says_so(tmp_p
     assert found["large"]["from"] == {"row_ms": "profile", "memory_bytes": "profile", "energy_mj": "profile"}
 
 
-async def test_a_rail_that_never_changes_says_nothing_of_a_run(tmp_path: Path) -> None:
+async def test_a_constant_rail_has_no_energy_above_idle(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), tuple(Measured(5 * ms, "/power") for ms in (3.0, 2.0, 1.0)))
     async with EdgeAgent(settings(tmp_path, costs__watts_idle=5.0)) as agent:
@@ -97,9 +97,7 @@ async def test_a_rail_that_never_changes_says_nothing_of_a_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("watts_idle", "source"), [(0.0, "/power"), (5.0, "/sys/class/powercap/x/energy_uj")])
-async def test_energy_with_the_device_at_rest_in_it_is_no_price_and_status_says_why(
-    tmp_path: Path, watts_idle: float, source: str
-) -> None:
+async def test_energy_including_the_idle_device_is_no_price(tmp_path: Path, watts_idle: float, source: str) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), tuple(Measured(mj, source) for mj in (30.0, 20.0, 10.0)))
     async with EdgeAgent(settings(tmp_path, costs__watts_idle=watts_idle)) as agent:
@@ -108,7 +106,7 @@ async def test_energy_with_the_device_at_rest_in_it_is_no_price_and_status_says_
     assert "what is beyond costs.watts_idle is not known" in found["large"]["from"]["energy_mj"]
 
 
-async def test_no_ladder_compares_what_was_measured_with_what_is_stated(tmp_path: Path) -> None:
+async def test_a_ladder_never_mixes_measured_and_stated_energy(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     energy_mj = (Measured(30.0, "/power"), Measured(20.0, "/power"), Modelled(10.0, "stated costs"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
@@ -124,7 +122,7 @@ async def test_no_ladder_compares_what_was_measured_with_what_is_stated(tmp_path
     ]  # fmt: skip
 
 
-async def test_a_variant_that_takes_more_energy_than_a_better_one_is_no_rung(tmp_path: Path) -> None:
+async def test_a_variant_with_more_energy_than_a_better_one_is_left_out(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     energy_mj = (Measured(20.0, "/rapl"), Measured(30.0, "/rapl"), Measured(10.0, "/rapl"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)
@@ -132,7 +130,7 @@ async def test_a_variant_that_takes_more_energy_than_a_better_one_is_no_rung(tmp
         assert list(rungs(agent)) == ["large", "small"]
 
 
-async def test_a_variant_for_whose_measured_peak_there_is_no_memory_is_not_loaded(tmp_path: Path) -> None:
+async def test_a_variant_beyond_the_available_memory_is_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "no sensors" / "proc").mkdir(parents=True)
     (tmp_path / "no sensors" / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n")
     manifest = variant_bundle(tmp_path / "bundle").manifest
@@ -141,7 +139,7 @@ async def test_a_variant_for_whose_measured_peak_there_is_no_memory_is_not_loade
         assert list(rungs(agent)) == ["large", "small"]
 
 
-async def test_without_a_profile_energy_is_as_stated_and_the_rest_as_loading_showed(tmp_path: Path) -> None:
+async def test_without_a_profile_figures_come_from_loading_and_costs(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(settings(tmp_path, costs__joules_per_core_second=2.0)) as agent:
         large = rungs(agent)["large"]
@@ -152,7 +150,7 @@ async def test_without_a_profile_energy_is_as_stated_and_the_rest_as_loading_sho
     assert large["energy_mj"] is None and large["from"]["energy_mj"] is None
 
 
-async def test_costs_that_are_stated_here_count_before_those_of_when_it_was_profiled(tmp_path: Path) -> None:
+async def test_costs_stated_here_precede_those_of_the_profile(tmp_path: Path) -> None:
     manifest = variant_bundle(tmp_path / "bundle").manifest
     energy_mj = (Modelled(30.0, "stated"), Modelled(20.0, "stated"), Modelled(1.0, "stated"))
     profiled(tmp_path, manifest, (3.0, 2.0, 1.0), energy_mj)

@@ -107,7 +107,7 @@ async def device(tmp_path: Path) -> AsyncIterator[Device]:
         yield Device(agent)
 
 
-async def test_the_ladder_is_by_what_is_kept_and_by_what_was_measured(device: Device) -> None:
+async def test_the_ladder_is_ordered_by_kept_share_and_time(device: Device) -> None:
     rungs = device.variants.rungs
     assert [rung.variant for rung in rungs] == ["large", "medium", "small"] == device.loaded
     assert [rung.merit for rung in rungs] == [0.9, 0.8, 0.6]
@@ -117,7 +117,7 @@ async def test_the_ladder_is_by_what_is_kept_and_by_what_was_measured(device: De
         assert 3 * size_bytes <= rung.memory_bytes < 3 * size_bytes + 100e6
 
 
-async def test_off_there_is_one_variant_and_nothing_beside(tmp_path: Path) -> None:
+async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
         held = agent.models.find("small")
@@ -136,13 +136,13 @@ async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
         assert held is not None and held.variants is None and held.edge is not None
 
 
-async def test_so_many_are_held_the_best_and_the_cheapest(tmp_path: Path) -> None:
+async def test_the_best_and_the_cheapest_variants_are_held(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
     async with EdgeAgent(settings(tmp_path, adaptation__variants_limit=2)) as agent:
         assert Device(agent).loaded == ["large", "small"]
 
 
-async def test_heat_is_answered_with_a_cheaper_variant_under_its_own_certificate(device: Device) -> None:
+async def test_heat_uses_a_cheaper_variant_under_its_own_certificate(device: Device) -> None:
     assert await device.variant() == "large"
     device.feels(hottest_c=79)
     response = await device.asks((8.0, 0.0))
@@ -157,7 +157,7 @@ async def test_heat_is_answered_with_a_cheaper_variant_under_its_own_certificate
     assert await device.variant((7.0, 0.0)) == "large"
 
 
-async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(device: Device) -> None:
+async def test_a_hot_device_splits_requests_between_two_variants(device: Device) -> None:
     device.feels(hottest_c=77.5)  # a half above where it should settle
     position = device.variants.position
     assert position.rung == 0 and 0.05 < position.next_share < 0.5
@@ -181,13 +181,13 @@ async def test_near_its_limit_a_device_shares_requests_out_to_two_variants(devic
     assert device.agent.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
 
 
-async def test_one_variants_alarm_is_not_anothers(device: Device) -> None:
+async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
     certificates = device.agent.certificates
     large, medium, _ = (certificates.find(held) for held in device.variants.loaded)
     assert large is not None and medium is not None and large.key != medium.key
 
 
-async def test_a_short_deadline_takes_the_best_that_is_in_time(device: Device) -> None:
+async def test_a_short_deadline_takes_the_best_variant_in_time(device: Device) -> None:
     clock = device.agent._clock
     large = device.variants.loaded[0].edge
     assert large is not None
@@ -199,7 +199,7 @@ async def test_a_short_deadline_takes_the_best_that_is_in_time(device: Device) -
     assert await device.variant((6.0, 0.0), deadline_s=clock.monotonic_s() + 60) == "large"
 
 
-async def test_what_the_cache_has_of_one_variant_is_not_anothers_answer(device: Device) -> None:
+async def test_cache_entries_belong_to_one_variant(device: Device) -> None:
     first = await device.asks(SURE)
     again = await device.asks(SURE)
     device.feels(hottest_c=79)
@@ -208,7 +208,7 @@ async def test_what_the_cache_has_of_one_variant_is_not_anothers_answer(device: 
     assert tiers == [Tier.EDGE, Tier.CACHE, Tier.EDGE]
 
 
-async def test_without_memory_the_better_variants_are_unloaded_and_come_back(device: Device) -> None:
+async def test_short_memory_unloads_better_variants_until_it_recovers(device: Device) -> None:
     device.feels(left_bytes=40e6)
     assert device.loaded == ["small"]
     assert await device.variant() == "small"
@@ -223,14 +223,14 @@ async def test_without_memory_the_better_variants_are_unloaded_and_come_back(dev
     assert device.agent.certificates.find(device.variants.current) is not None
 
 
-async def test_without_memory_they_are_unloaded_also_where_heat_has_the_cheapest_answer(device: Device) -> None:
+async def test_short_memory_unloads_variants_during_heat(device: Device) -> None:
     device.feels(hottest_c=79.5)
     assert await device.variant() == "small" and device.loaded == ["large", "medium", "small"]
     device.feels(hottest_c=79.5, left_bytes=50e6)
     assert device.loaded == ["small"]
 
 
-async def test_heat_that_hovers_about_a_variant_is_not_told_each_time(device: Device) -> None:
+async def test_hovering_heat_is_reported_with_hysteresis(device: Device) -> None:
     with captured_lines() as lines:
         for _ in range(50):
             device.feels(hottest_c=77.6, for_s=20)
@@ -238,7 +238,7 @@ async def test_heat_that_hovers_about_a_variant_is_not_told_each_time(device: De
     assert len([line for line in lines if line["event"] == "variant switched"]) < 5
 
 
-async def test_a_request_keeps_the_variant_that_it_was_given(device: Device) -> None:
+async def test_a_request_keeps_its_variant(device: Device) -> None:
     """Also where that is unloaded while it waits for its turn."""
     large = device.variants.loaded[0].edge
     assert large is not None
@@ -251,7 +251,7 @@ async def test_a_request_keeps_the_variant_that_it_was_given(device: Device) -> 
     assert await device.variant((4.0, 0.0)) == "small"
 
 
-async def test_it_sheds_second_with_a_word_and_a_code_of_its_own(device: Device) -> None:
+async def test_shedding_has_its_own_reason_and_status(device: Device) -> None:
     known = await device.asks(SURE)
     device.feels(left_bytes=20e6)
     assert await device.variant((8.0, 0.0)) == "small", "first a cheaper variant"
@@ -271,7 +271,7 @@ async def test_it_sheds_second_with_a_word_and_a_code_of_its_own(device: Device)
     assert await device.variant((2.0, 0.0)) in {"small", "medium", "large"}
 
 
-async def test_every_switch_is_told_in_log_decisions_metrics_and_status(device: Device) -> None:
+async def test_every_switch_is_logged_recorded_and_counted(device: Device) -> None:
     with captured_lines() as lines:
         device.feels(hottest_c=79)
     (said,) = [line for line in lines if line["event"] == "variant switched"]
@@ -288,7 +288,7 @@ async def test_every_switch_is_told_in_log_decisions_metrics_and_status(device: 
     assert [rung["loaded"] for rung in model["variants"]["rungs"]] == [True, True, True]
 
 
-async def test_an_uncertified_variant_never_stands_in_for_a_certified_one(tmp_path: Path) -> None:
+async def test_an_uncertified_variant_never_replaces_a_certified_one(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle")
     edge = (*bundle.manifest.edge[:2], msgspec.structs.replace(bundle.manifest.edge[2], certificate=None))
     manifest = msgspec.structs.replace(bundle.manifest, edge=edge)
@@ -297,7 +297,7 @@ async def test_an_uncertified_variant_never_stands_in_for_a_certified_one(tmp_pa
         assert Device(agent).loaded == ["large", "medium"]
 
 
-async def test_the_reason_is_uncertain_and_not_a_variants(device: Device) -> None:
+async def test_a_low_score_is_the_reason_not_the_variant(device: Device) -> None:
     """An unsure row of any variant goes where unsure rows go: here, without a link, it stays."""
     device.feels(hottest_c=79)
     response = await device.asks(UNSURE)

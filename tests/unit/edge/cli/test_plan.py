@@ -36,13 +36,13 @@ def used(*sizes_bytes: int, service_s: float | None = 0.1) -> LinkTiming:
     return timing
 
 
-def test_the_running_agents_link_is_taken_where_nothing_is_stated() -> None:
+def test_the_running_agents_link_is_the_default() -> None:
     link, said = with_measurements(Link(), status(used(1_000, 20_000, 60_000)))
     assert link.bytes_per_s == pytest.approx(1e6, rel=0.1) and link.round_trip_ms == pytest.approx(20, rel=0.1)
     assert len(said) == 2 and all("over 'http'" in each for each in said)
 
 
-def test_what_is_stated_overrides() -> None:
+def test_stated_values_take_precedence() -> None:
     link, said = with_measurements(Link(round_trip_ms=4.0), status(used(1_000, 60_000)))
     assert link.round_trip_ms == 4.0 and link.bytes_per_s is not None
     assert len(said) == 1 and "bandwidth" in said[0]
@@ -50,31 +50,31 @@ def test_what_is_stated_overrides() -> None:
     assert link.bytes_per_s == 5.0 and len(said) == 1 and "round trip" in said[0]
 
 
-def test_payloads_of_one_size_tell_a_round_trip_of_that_size_and_no_bandwidth() -> None:
+def test_payloads_of_one_size_give_no_bandwidth() -> None:
     link, said = with_measurements(Link(), status(used(30_000)))
     assert link.bytes_per_s is None and link.round_trip_ms == pytest.approx(50, rel=0.1)
     assert "payloads of 30000 bytes" in said[0] and "shows no bandwidth" in said[1]
 
 
-def test_a_gateway_that_says_nothing_of_its_own_time_leaves_the_round_trip_open() -> None:
+def test_an_unknown_gateway_time_leaves_the_round_trip_open() -> None:
     link, said = with_measurements(Link(), status(used(30_000, service_s=None)))
     assert link == Link() and "does not say what of 'http' is its own time" in said[0]
 
 
-def test_an_agent_that_has_sent_nothing_tells_nothing() -> None:
+def test_an_agent_without_calls_knows_no_link() -> None:
     assert with_measurements(Link(), status(None)) == (
         Link(), ["The running agent has sent nothing recently, so it has not measured its link."]
     )  # fmt: skip
 
 
-def test_without_a_running_agent_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_agent_is_noted(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path)
     link, said = link_for_plan(8.0, None, settings)
     assert link == Link(bytes_per_s=1e6) and "No agent" in said[0]
     assert link_for_plan(8.0, 4.0, settings) == (Link(1e6, 4.0), [])
 
 
-def test_the_devices_own_profile_is_the_plans_and_a_damaged_one_is_told(
+def test_the_plan_uses_the_devices_profile_and_reports_damage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, state_dir = tmp_path / "edge-agent.toml", tmp_path / "state"

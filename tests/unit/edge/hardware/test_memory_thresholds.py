@@ -22,17 +22,17 @@ THRESHOLDS = MemoryThresholds((64 * _MIB, 32 * _MIB))
         (0, 2, math.inf),
     ],
 )
-def test_the_less_is_left_the_sooner_it_is_looked_at(left_mib: float, passed: int, pause_s: float) -> None:
+def test_less_memory_is_read_sooner(left_mib: float, passed: int, pause_s: float) -> None:
     assert (THRESHOLDS.passed(left_mib * _MIB), THRESHOLDS.pause_s(left_mib * _MIB)) == (passed, pause_s)
 
 
-def test_what_nobody_measures_or_waits_for_is_not_looked_at() -> None:
+def test_memory_is_not_read_without_thresholds_or_readings() -> None:
     assert (THRESHOLDS.passed(None), THRESHOLDS.pause_s(None)) == (0, math.inf)
     assert (MemoryThresholds().passed(0.0), MemoryThresholds().pause_s(0.0)) == (0, math.inf)
 
 
 @given(st.floats(0, 1e12), st.floats(0, FASTEST_BYTES_PER_S))
-def test_no_low_is_passed_by_more_than_what_is_taken_in_the_least_pause(left_bytes: float, per_s: float) -> None:
+def test_a_threshold_is_missed_by_one_pause_at_most(left_bytes: float, per_s: float) -> None:
     for _ in range(1000):
         if THRESHOLDS.passed(left_bytes) == 2:
             break

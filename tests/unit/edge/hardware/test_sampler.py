@@ -99,7 +99,7 @@ async def test_the_latest_reading_is_there_at_once() -> None:
 _MIB = 1 << 20
 
 
-async def test_memory_that_gets_short_has_everything_read_at_once_and_only_once() -> None:
+async def test_short_memory_triggers_one_full_reading() -> None:
     driver, clock, listener = Driver(), SimulatedClock(), Listener()
     async with running(driver, clock, MemoryThresholds((64 * _MIB, 32 * _MIB)), listener) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
@@ -130,7 +130,7 @@ async def test_memory_that_gets_short_has_everything_read_at_once_and_only_once(
         await until(lambda: driver.reads == 4)
 
 
-async def test_nobody_who_acts_by_memory_has_it_looked_at_in_between() -> None:
+async def test_memory_is_not_read_early_without_thresholds() -> None:
     driver, clock = Driver(), SimulatedClock()
     driver.left_bytes = 1
     async with running(driver, clock):
@@ -140,7 +140,7 @@ async def test_nobody_who_acts_by_memory_has_it_looked_at_in_between() -> None:
         assert driver.looks == 0
 
 
-async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None:
+async def test_a_failed_memory_read_triggers_a_full_reading() -> None:
     driver, clock = Driver(), SimulatedClock()
     with captured_lines() as lines:
         async with running(driver, clock, MemoryThresholds((64 * _MIB,))) as sampler:
@@ -156,7 +156,7 @@ async def test_a_look_that_fails_has_everything_read_which_tells_of_it() -> None
     assert [line["event"] for line in lines] == ["cannot read the sensors; retrying"]
 
 
-async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
+async def test_a_hanging_driver_expires_its_last_reading() -> None:
     driver, clock = Driver(), SimulatedClock()
     async with running(driver, clock) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
@@ -173,7 +173,7 @@ async def test_a_driver_that_hangs_makes_what_it_said_last_absent() -> None:
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
 
 
-async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is_old() -> None:
+async def test_listeners_receive_absent_and_never_old_readings() -> None:
     driver, clock, seen, listener = Driver(), SimulatedClock(), list[Snapshot](), Listener()
     async with running(driver, clock, listener=listener) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
@@ -189,7 +189,7 @@ async def test_who_acts_by_readings_hears_that_there_is_none_and_of_none_that_is
 
 
 @pytest.mark.parametrize("fault", [OSError(24, "Too many open files"), MemoryError(), ValueError("nobody foresaw it")])
-async def test_a_reading_that_fails_is_made_again_and_is_absent_meanwhile(fault: Exception) -> None:
+async def test_a_failed_reading_is_retried_and_absent_meanwhile(fault: Exception) -> None:
     driver, clock, seen, listener = Driver(), SimulatedClock(), list[Snapshot](), Listener()
     with captured_lines() as lines:
         async with running(driver, clock, listener=listener) as sampler:
@@ -209,7 +209,7 @@ async def test_a_reading_that_fails_is_made_again_and_is_absent_meanwhile(fault:
     ]
 
 
-async def test_a_system_without_a_thread_to_give_ends_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_thread_does_not_end_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     driver, clock = Driver(), SimulatedClock()
     start = threading.Thread.start
 
@@ -229,7 +229,7 @@ async def test_a_system_without_a_thread_to_give_ends_no_reading(monkeypatch: py
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
 
 
-async def test_who_fails_to_act_by_a_reading_is_shown_the_next_one() -> None:
+async def test_a_failing_listener_receives_the_next_reading() -> None:
     """Guards are to outlive a system that gives them nothing for a moment."""
     driver, clock, seen = Driver(), SimulatedClock(100.0), list[float]()
 
@@ -247,7 +247,7 @@ async def test_who_fails_to_act_by_a_reading_is_shown_the_next_one() -> None:
     assert [line["event"] for line in lines] == ["cannot act on a sensor reading; the next one follows"] * 2
 
 
-async def test_a_reading_that_succeeds_again_is_not_called_absent_a_moment_later() -> None:
+async def test_a_recovered_reading_is_not_expired_at_once() -> None:
     driver, clock = Driver(), SimulatedClock(100.0)
     driver.fault = OSError("no memory")
     async with running(driver, clock) as sampler:
@@ -263,7 +263,7 @@ async def test_a_reading_that_succeeds_again_is_not_called_absent_a_moment_later
         assert isinstance(sampler.latest.cpu_busy_share, Measured)
 
 
-async def test_sensors_that_are_not_read_any_more_say_nothing() -> None:
+async def test_a_stopped_sampler_has_absent_readings() -> None:
     driver, clock = Driver(), SimulatedClock()
     async with running(driver, clock) as sampler:
         await until(lambda: isinstance(sampler.latest.cpu_busy_share, Measured))
@@ -280,7 +280,7 @@ def samples(metrics: RequestMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_is_measured_is_a_gauge_and_what_is_absent_is_not_there(tmp_path: Path) -> None:
+def test_measured_readings_are_gauges_and_absent_ones_missing(tmp_path: Path) -> None:
     metrics = RequestMetrics("edge")
     with board("jetson-orin-nano", tmp_path):
         now = Sensors(Tree(tmp_path)).read(1.0)
@@ -294,7 +294,7 @@ def test_what_is_measured_is_a_gauge_and_what_is_absent_is_not_there(tmp_path: P
     assert found["memory_stalled_ratio",] == 0.125
 
 
-def test_a_modelled_power_says_that_it_is_one() -> None:
+def test_a_modelled_power_has_its_own_label() -> None:
     metrics, now = RequestMetrics("edge"), Snapshot(device_power_w=Modelled(4.5, "[costs]"))
     add_sensor_gauges(metrics, lambda: now)
     assert samples(metrics) == {("watts", "modelled"): 4.5}

@@ -41,7 +41,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_system_that_gives_no_process_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_process_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def refuse(*_: object, **__: object) -> None:
@@ -68,7 +68,7 @@ async def test_a_system_that_gives_no_process_is_asked_again(tmp_path: Path, mon
     assert [line["level"] for line in lines if "cannot be looked at yet" in line["event"]] == ["warning"]
 
 
-def test_a_driver_that_hangs_does_not_keep_the_agent_from_stopping(tmp_path: Path) -> None:
+def test_a_hanging_driver_does_not_block_stopping(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path / "dev"):
         chip = tmp_path / "dev/sys/class/hwmon/hwmon0"
         chip.mkdir(parents=True, exist_ok=True)

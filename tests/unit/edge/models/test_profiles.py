@@ -70,7 +70,7 @@ def asked(size_bytes: int = 1) -> InferRequest:
     return InferRequest("digits", (images(b"x" * size_bytes),), "")
 
 
-def test_a_profile_of_this_device_is_the_models_time_before_it_runs(tmp_path: Path, workers: Workers) -> None:
+def test_a_profile_gives_the_models_time_before_it_runs(tmp_path: Path, workers: Workers) -> None:
     bundle = open_bundle(DIGITS)
     written(device_profile_path(tmp_path, "digits"), document(bundle, tmp_path, measured(bundle)))
     edge = loaded(DIGITS, tmp_path, workers)
@@ -82,7 +82,7 @@ def test_a_profile_of_this_device_is_the_models_time_before_it_runs(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("as_planned", "row_ms"), [(True, 100), (False, 200)])
-def test_a_variant_runs_as_its_profile_has_it_the_quickest_where_that_is_wanted(
+def test_as_planned_a_variant_runs_in_its_fastest_way(
     tmp_path: Path, workers: Workers, as_planned: bool, row_ms: float
 ) -> None:
     bundle = open_bundle(DIGITS)
@@ -92,7 +92,7 @@ def test_a_variant_runs_as_its_profile_has_it_the_quickest_where_that_is_wanted(
     assert loaded(DIGITS, tmp_path, workers, as_planned=as_planned).row_ms == row_ms
 
 
-def test_what_nobody_measured_runs_as_configured(tmp_path: Path) -> None:
+def test_an_unmeasured_variant_runs_as_configured(tmp_path: Path) -> None:
     bundle = open_bundle(DIGITS)
     configured = RuntimeOptions(threads=3)
     hot = measured(bundle)
@@ -100,7 +100,7 @@ def test_what_nobody_measured_runs_as_configured(tmp_path: Path) -> None:
     assert all(fastest_options(profile, configured, model) == configured for model in bundle.manifest.edge)
 
 
-def test_a_bundle_may_bring_the_profile_of_this_machine(tmp_path: Path, workers: Workers) -> None:
+def test_a_bundle_may_contain_the_profile_of_this_machine(tmp_path: Path, workers: Workers) -> None:
     path = tmp_path / "bundles" / "digits"
     shutil.copytree(DIGITS, path)
     bundle, state_dir = open_bundle(path), tmp_path / "state"
@@ -111,7 +111,7 @@ def test_a_bundle_may_bring_the_profile_of_this_machine(tmp_path: Path, workers:
 
 
 @pytest.mark.parametrize("other", ["digest", "machine", "provider", "ran_on", "threads", "batch", "condition", "zero"])
-def test_a_stale_profile_is_passed_by(tmp_path: Path, workers: Workers, other: str) -> None:
+def test_a_stale_profile_is_ignored(tmp_path: Path, workers: Workers, other: str) -> None:
     bundle = open_bundle(DIGITS)
     found, fingerprint = measured(bundle), OTHER if other == "machine" else ""
     keys: dict[str, dict[str, Any]] = {
@@ -134,7 +134,7 @@ def test_a_stale_profile_is_passed_by(tmp_path: Path, workers: Workers, other: s
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"bundle": 7}', b"\xff\x00", b"[" * 100_000])
-def test_a_damaged_profile_is_told_and_passed_by(tmp_path: Path, workers: Workers, content: bytes) -> None:
+def test_a_damaged_profile_is_reported_and_ignored(tmp_path: Path, workers: Workers, content: bytes) -> None:
     path = device_profile_path(tmp_path, "digits")
     path.parent.mkdir()
     path.write_bytes(content)
@@ -155,7 +155,7 @@ def test_a_damaged_profile_is_told_and_passed_by(tmp_path: Path, workers: Worker
     assert profiles.problems == {}
 
 
-async def test_status_says_whence_a_time_is_and_what_is_damaged(tmp_path: Path) -> None:
+async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path) -> None:
     path = device_profile_path(tmp_path, "digits")
     bundle = open_bundle(DIGITS)
     written(path, document(bundle, tmp_path, measured(bundle)))
@@ -185,7 +185,7 @@ def test_own_runs_outweigh_the_profile() -> None:
     assert pace.factor == pytest.approx(4, rel=0.06) and pace.sure == pytest.approx(4, rel=0.06)
 
 
-def test_one_run_in_twenty_is_later_than_sure() -> None:
+def test_one_run_in_twenty_exceeds_the_95th_percentile() -> None:
     pace, late = Pace(), []
     for at in range(4000):
         took_s = 0.2 if at % 20 else 0.5

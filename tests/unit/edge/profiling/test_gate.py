@@ -72,23 +72,23 @@ def kind(snapshot: Snapshot, busy: float = 0.0, need: Need = NEED, waits: str = 
         (now(queue_items=Measured(1, "/q")), "", "requests"),
     ],
 )
-def test_a_point_begins_where_everything_has_room_to_spare(snapshot: Snapshot, waits: str, expected: str) -> None:
+def test_a_point_begins_when_all_guards_have_room(snapshot: Snapshot, waits: str, expected: str) -> None:
     assert kind(snapshot, waits=waits) == expected
 
 
-def test_what_nobody_measures_keeps_nothing_from_being_measured() -> None:
+def test_missing_sensors_do_not_block_measuring() -> None:
     assert kind(NOTHING_READ) == ""
     assert kind(now(battery_share=Modelled(0.1, "stated"), temperature_c={"soc": Absent("none")})) == ""
 
 
-def test_requests_come_first() -> None:
+def test_requests_have_priority() -> None:
     assert kind(COOL, busy=2.0) == ""
     assert kind(COOL, busy=2.1) == "requests"
     assert kind(COOL, busy=1.5, waits="requests") == "requests"
     assert kind(COOL, busy=0.9, waits="requests") == ""
 
 
-def test_within_a_groups_quota_what_is_measured_leaves_requests_their_cores() -> None:
+def test_a_shared_quota_leaves_cores_to_requests() -> None:
     # Where the group has used it up the kernel stops all of it, whatever its priority.
     quota = Bounds(LIMITS, cores=1.5, shared_quota=True)
     assert kind(COOL, busy=0.4, bounds=quota) == ""
@@ -98,7 +98,7 @@ def test_within_a_groups_quota_what_is_measured_leaves_requests_their_cores() ->
     assert kind(COOL, busy=0.2, bounds=one) == "requests"
 
 
-def test_what_is_measured_hot_does_not_wait_to_cool() -> None:
+def test_a_sustained_point_does_not_wait_to_cool() -> None:
     heated = replace(NEED, heats=True)
     assert kind(hot(79), need=heated) == ""
     assert cause_to_end(hot(85), heated, LIMITS) is None
@@ -108,12 +108,12 @@ def test_what_is_measured_hot_does_not_wait_to_cool() -> None:
     ("snapshot", "expected"),
     [(hot(75), ""), (hot(76), "heat"), (free(65), ""), (free(63), "memory"), (NOTHING_READ, "")],
 )
-def test_a_point_ends_where_the_variants_would_have_to_step_down(snapshot: Snapshot, expected: str) -> None:
+def test_a_point_ends_when_variants_would_step_down(snapshot: Snapshot, expected: str) -> None:
     cause = cause_to_end(snapshot, NEED, LIMITS)
     assert (cause.kind if cause is not None else "") == expected
 
 
-def test_what_the_device_can_never_hold_is_not_waited_for() -> None:
+def test_a_point_beyond_the_devices_memory_never_waits() -> None:
     assert never(COOL, NEED, LIMITS) == ""
     large = replace(NEED, memory_bytes=950 * MB)
     assert never(COOL, large, LIMITS) == "It needs 1080 MB of memory with the reserve; the device has 1049 MB in all."
@@ -140,7 +140,7 @@ class Device:
         await until(so)
 
 
-async def test_it_says_why_it_waits_once_and_goes_on_by_itself() -> None:
+async def test_a_long_wait_is_reported_once() -> None:
     device = Device()
     device.now = hot(74)
     admitted = asyncio.create_task(device.gate.admit(NEED, device.say))
@@ -158,7 +158,7 @@ async def test_it_says_why_it_waits_once_and_goes_on_by_itself() -> None:
     assert len(device.said) == 3 and device.said[-1] == ""
 
 
-async def test_a_short_wait_is_told_to_nobody() -> None:
+async def test_a_short_wait_is_not_reported() -> None:
     device = Device()
     device.now = free(10)
     admitted = asyncio.create_task(device.gate.admit(NEED, device.say))
@@ -169,7 +169,7 @@ async def test_a_short_wait_is_told_to_nobody() -> None:
     assert device.said == []
 
 
-async def test_the_agents_own_work_is_what_requests_take() -> None:
+async def test_request_load_is_the_agents_own_processor_time() -> None:
     device = Device()
     await device.clock.advance(10)
     device.used_s = 30.0  # three of four cores
@@ -180,7 +180,7 @@ async def test_the_agents_own_work_is_what_requests_take() -> None:
     assert await admitted == ""
 
 
-def test_bounds_are_the_settings(tmp_path: Path) -> None:
+def test_bounds_come_from_the_settings(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path, fleet__profiling_battery=0.7, costs__heat_limit_c=70.0)
     bounds = bounds_of(settings)
     assert (bounds.battery, bounds.limits.heat_c) == (0.7, 70.0)

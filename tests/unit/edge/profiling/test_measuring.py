@@ -45,7 +45,7 @@ async def ignore(progress: Progress) -> None: ...
     ("ends", "asked", "points"),
     [(1, ["small", "small", "full"], ["small", "full"]), (3, ["small", "small", "small", "full"], ["full"])],
 )
-async def test_a_point_that_has_to_end_is_measured_later_or_left_out(
+async def test_an_ended_point_is_repeated_or_left_out(
     tmp_path: Path, ends: int, asked: list[str], points: list[str]
 ) -> None:
     bundle, path, gate = variant_bundle(tmp_path / "bundle", "small"), tmp_path / "p.json", Ending(ends)
@@ -58,7 +58,7 @@ async def test_a_point_that_has_to_end_is_measured_later_or_left_out(
     assert reasons == ([] if "small" in points else ["It was ended 3 times: memory became short."])
 
 
-async def test_a_measurement_that_is_cancelled_writes_no_point(tmp_path: Path) -> None:
+async def test_a_cancelled_measurement_writes_no_point(tmp_path: Path) -> None:
     bundle, path = variant_bundle(tmp_path / "bundle", "small"), tmp_path / "p.json"
     task = asyncio.create_task(measure_order(Order(bundle.path, path, "cam", OPTIONS), ignore, gate := Ending(0)))
     while not gate.asked:  # noqa: ASYNC110 (of a thread)
@@ -78,7 +78,7 @@ async def test_a_damaged_profile_is_set_aside_and_measured_again(tmp_path: Path)
 
 
 @pytest.mark.parametrize("bundle", ["none", "empty"])
-async def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path, bundle: str) -> None:
+async def test_a_folder_without_a_bundle_is_named(tmp_path: Path, bundle: str) -> None:
     (tmp_path / "empty").mkdir()
     order = Order(tmp_path / bundle, tmp_path / "p.json", "cam", OPTIONS)
     with pytest.raises(IntegrityError, match="cannot be read"):

@@ -119,7 +119,7 @@ DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
 )
 
 
-async def test_each_is_measured_once_in_order_and_a_restart_does_none_of_it_again(device: Device) -> None:
+async def test_requests_are_measured_once_in_order_over_restarts(device: Device) -> None:
     device.profiler.desire((ONE, TWO))
     assert device.states() == {"one": WAITING, "two": WAITING}
     async with device.running():
@@ -134,7 +134,7 @@ async def test_each_is_measured_once_in_order_and_a_restart_does_none_of_it_agai
     assert [found.bundle for found in device.stored] == ["one", "two", "one"]
 
 
-async def test_what_was_under_way_goes_on_after_a_restart_and_measures_nothing_anew_twice(device: Device) -> None:
+async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> None:
     device.points["two"] = ()
     device.profiler.desire((TWO,))
     async with device.running():
@@ -151,7 +151,7 @@ async def test_what_was_under_way_goes_on_after_a_restart_and_measures_nothing_a
     assert [order.options.again for order in device.measured] == [True, False]
 
 
-async def test_a_link_that_is_down_costs_time_alone(device: Device) -> None:
+async def test_a_broken_link_only_delays_the_upload(device: Device) -> None:
     device.refusals = [LinkDownError("The gateway is away."), LinkDownError("The gateway is away.")]
     device.profiler.desire((ONE,))
     async with device.running():
@@ -167,7 +167,7 @@ async def test_a_link_that_is_down_costs_time_alone(device: Device) -> None:
     assert len(device.measured) == len(device.stored) == 1
 
 
-async def test_what_the_gateway_refuses_ends(device: Device) -> None:
+async def test_a_refused_upload_ends_the_request(device: Device) -> None:
     device.refusals = [ConflictError("It is no longer requested.")]
     device.profiler.desire((ONE,))
     async with device.running():
@@ -176,7 +176,7 @@ async def test_what_the_gateway_refuses_ends(device: Device) -> None:
     assert not device.stored
 
 
-async def test_what_is_taken_back_makes_way_for_the_next(device: Device) -> None:
+async def test_a_cancelled_request_makes_way_for_the_next(device: Device) -> None:
     device.points["one"] = ()
     device.profiler.desire((ONE, TWO))
     async with device.running():
@@ -186,7 +186,7 @@ async def test_what_is_taken_back_makes_way_for_the_next(device: Device) -> None
     assert [found.bundle for found in device.stored] == ["two"]
 
 
-async def test_a_request_that_is_said_otherwise_and_is_the_same_goes_on(device: Device) -> None:
+async def test_an_equal_request_continues(device: Device) -> None:
     device.waits = ["The battery is low."]
     device.profiler.desire((ONE,))
     async with device.running():
@@ -199,7 +199,7 @@ async def test_a_request_that_is_said_otherwise_and_is_the_same_goes_on(device: 
     assert len(device.measured) == 1
 
 
-async def test_what_is_not_here_holds_nobody_up(device: Device) -> None:
+async def test_a_missing_bundle_does_not_block_other_requests(device: Device) -> None:
     del device.points["one"]
     device.profiler.desire((ONE, TWO))
     async with device.running():
@@ -207,7 +207,7 @@ async def test_what_is_not_here_holds_nobody_up(device: Device) -> None:
     assert device.profiler.progress()[0].message == "This device does not have one."
 
 
-async def test_progress_is_told_now_and_then_and_not_for_each_point(device: Device) -> None:
+async def test_progress_reports_are_rate_limited(device: Device) -> None:
     device.points["one"] = tuple(range(1, 101))
     device.profiler.desire((ONE,))
     async with device.running():
@@ -215,7 +215,7 @@ async def test_progress_is_told_now_and_then_and_not_for_each_point(device: Devi
     assert device.changes < 10
 
 
-async def test_why_it_waits_is_told_and_is_gone_when_it_goes_on(device: Device) -> None:
+async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> None:
     device.waits = ["Measuring waits for the device to cool."]
     device.profiler.desire((ONE,))
     async with device.running():
@@ -231,7 +231,7 @@ async def test_why_it_waits_is_told_and_is_gone_when_it_goes_on(device: Device) 
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
-async def test_a_ledger_that_is_damaged_begins_again(device: Device, damage: bytes) -> None:
+async def test_a_damaged_ledger_starts_empty(device: Device, damage: bytes) -> None:
     path = device.folder / "fleet" / "profiling"
     write_ledger(path, Ledger((Profiling("1", "one", DONE),)))
     path.write_bytes(damage)

@@ -35,7 +35,7 @@ class Answers:
         return answer
 
 
-def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("firstline.cli.device_profiling._LOOK_S", 0.0)
     answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, DONE)
     assert followed(answers.request, MEASURING) is DONE
@@ -43,11 +43,11 @@ def test_an_outage_is_told_once_each_time(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
 
 
-def test_a_gateway_of_before_takes_what_it_knows() -> None:
+def test_default_options_are_not_sent() -> None:
     assert msgspec.json.encode(NewProfileRequest("digits", quick=True)) == b'{"bundle":"digits","quick":true}'
 
 
-def test_what_an_agent_of_before_has_passed_over_is_named() -> None:
+def test_options_ignored_by_an_outdated_agent_are_named() -> None:
     asked = NewProfileRequest("digits", providers=(CPU, "CUDAExecutionProvider"), throttled_share=0.5)
     warm = profile(1.0)
     assert unheeded(warm, asked) == "--throttled and --providers"

@@ -27,7 +27,7 @@ def predicted(tmp_path: Path, stated: Profile, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["predict", str(file), *arguments])
 
 
-def test_a_mix_is_told_in_a_sentence(tmp_path: Path, stated: Profile) -> None:
+def test_a_mix_is_described_in_one_sentence(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "edge=5", "full=1")
     assert found.exit_code == 0, found.output
     first, second = found.stdout.splitlines()
@@ -35,7 +35,7 @@ def test_a_mix_is_told_in_a_sentence(tmp_path: Path, stated: Profile) -> None:
     assert second.startswith("Load: 8 % of what can be answered; p50 10 ms")
 
 
-def test_the_same_as_json_with_the_highest_rates(tmp_path: Path, stated: Profile) -> None:
+def test_json_has_the_prediction_and_the_highest_rates(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "edge=4", "full=2", "--within", "100", "-o", "json")
     said = json.loads(found.stdout)
     assert said["utilisation"] == pytest.approx(0.1) and said["p50_ms"] == pytest.approx(10.0)
@@ -47,27 +47,27 @@ def test_the_same_as_json_with_the_highest_rates(tmp_path: Path, stated: Profile
     assert json.loads(predicted(tmp_path, stated, *kept, "-o", "json").stdout)["p99_ms"] <= 100
 
 
-def test_threads_are_those_that_were_measured(tmp_path: Path, stated: Profile) -> None:
+def test_unmeasured_threads_are_refused(tmp_path: Path, stated: Profile) -> None:
     assert "p50 6 ms" in predicted(tmp_path, stated, "edge=1", "--threads", "2").stdout
     found = predicted(tmp_path, stated, "edge=1", "--threads", "3")
     assert found.exit_code == 2 and "with --threads 3, but with 1, 2" in found.output
 
 
-def test_what_cannot_be_done_has_no_times(tmp_path: Path, stated: Profile) -> None:
+def test_an_overload_has_no_times(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "full=40", "--within", "29")
     assert "Load: 120 % of what can be answered, so that the queue grows without end." in found.stdout
     assert "No rate keeps p99 within 29 ms." in found.stdout
     assert json.loads(predicted(tmp_path, stated, "full=40", "-o", "json").stdout)["p99_ms"] is None
 
 
-def test_a_profile_that_tells_of_other_work_says_so(tmp_path: Path, stated: Profile) -> None:
+def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) -> None:
     busy = replace(stated, points=tuple(replace(one, waited_share=0.4) for one in stated.points))
     found = predicted(tmp_path, busy, "edge=1", "-o", "json")
     assert "other work had the core for up to 40 % of the time" in found.stderr
     assert json.loads(found.stdout)["machine"] == "bench"
 
 
-def test_what_the_profile_does_not_tell_is_said(tmp_path: Path, stated: Profile) -> None:
+def test_missing_measurements_give_a_warning(tmp_path: Path, stated: Profile) -> None:
     assert "of edge, full the profile knows no slow moments" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
     moments = [replace(one, course=Course(1000.0, b"\x80")) for one in stated.points]
     known = replace(stated, points=tuple(moments))
@@ -83,7 +83,7 @@ def test_what_the_profile_does_not_tell_is_said(tmp_path: Path, stated: Profile)
         assert bool(said) == told
 
 
-def test_a_bound_that_holds_for_many_and_not_for_few_is_told_with_what_few_take(tmp_path: Path) -> None:
+def test_a_bound_broken_by_lower_rates_gives_a_warning(tmp_path: Path) -> None:
     moments = Course(1000.0, b"\x80")
     edge = replace(point(2.0), light=Light(0.1, rested_ms=6.0, queued_ms=5.0), course=moments)
     found = predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "12")
@@ -92,7 +92,7 @@ def test_a_bound_that_holds_for_many_and_not_for_few_is_told_with_what_few_take(
     assert not predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "60").stderr
 
 
-def test_many_servers_are_asleep_no_more_than_one(tmp_path: Path, stated: Profile) -> None:
+def test_several_servers_give_no_light_load_warning(tmp_path: Path, stated: Profile) -> None:
     found = predicted(tmp_path, stated, "edge=2000", "--servers", "64", "--within", "50")
     assert found.stdout and "fewer" not in found.stderr
 
@@ -110,7 +110,7 @@ def test_many_servers_are_asleep_no_more_than_one(tmp_path: Path, stated: Profil
         (["edge=1", "--within", "0"], "--within 0 is no time above 0."),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_sentence(
+def test_invalid_arguments_are_refused_in_one_sentence(
     tmp_path: Path, stated: Profile, arguments: list[str], sentence: str
 ) -> None:
     found = predicted(tmp_path, stated, *arguments)
@@ -118,18 +118,18 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["absent", "n" * 300])
-def test_a_profile_that_is_not_there_is_named(name: str) -> None:
+def test_a_missing_profile_is_named(name: str) -> None:
     found = CliRunner().invoke(app, ["predict", name, "edge=1"])
     assert found.exit_code == 2 and f"There is no file {name[:30]}" in found.output
 
 
 @pytest.mark.parametrize("name", [f"digits/1/{'n' * 300}", f"{'n' * 300}.json"])
-def test_a_name_that_no_file_can_have_is_refused_in_a_sentence(name: str) -> None:
+def test_an_impossible_file_name_is_refused(name: str) -> None:
     found = CliRunner().invoke(app, ["predict", name, "edge=1"])
     assert found.exit_code == 2 and name[:30] in found.output and "Error" not in repr(found.exception)
 
 
-def test_a_profile_of_no_time_predicts_nothing(tmp_path: Path, stated: Profile) -> None:
+def test_a_profile_of_zero_times_is_refused(tmp_path: Path, stated: Profile) -> None:
     nothing = replace(stated, points=(replace(stated.points[0], query=distribution([0.0])),))
     found = predicted(tmp_path, nothing, "edge=5", "--within", "5")
     assert found.exit_code == 2 and "By this profile edge takes no time at all" in found.output

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_workbench_prints_the_profile_that_lies_beside_the_bundle(folder: Path) -> None:
+def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> None:
     options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
     found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *options, "-o", "json"])
     assert found.exit_code == 0, found.output
@@ -51,19 +51,19 @@ def test_the_workbench_prints_the_profile_that_lies_beside_the_bundle(folder: Pa
     assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
 
 
-def test_threads_that_are_no_numbers_are_refused(folder: Path) -> None:
+def test_malformed_threads_are_refused(folder: Path) -> None:
     found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), "--threads", "many"])
     assert found.exit_code == 2
     assert "--threads many is no list of numbers" in found.output
 
 
 @pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])
-def test_a_name_that_no_folder_can_have_is_refused_in_a_sentence(more: list[str]) -> None:
+def test_an_impossible_folder_name_is_refused(more: list[str]) -> None:
     found = CliRunner().invoke(app, ["profile", "n" * 300, *more])
     assert found.exit_code == 2 and "n" * 30 in found.output
 
 
-def test_a_damaged_profile_is_set_aside_and_the_machine_measured_anew(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "bundle", tmp_path / "bundle")
     path = tmp_path / "profiles" / "two@bench.json"
     path.parent.mkdir()
@@ -77,7 +77,7 @@ def test_a_damaged_profile_is_set_aside_and_the_machine_measured_anew(folder: Pa
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])
-def test_the_device_keeps_it_in_its_state(
+def test_the_device_stores_the_profile_in_its_state_directory(
     folder: Path, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = "two" if by == "name" else str(folder / "bundle")
@@ -88,7 +88,7 @@ def test_the_device_keeps_it_in_its_state(
 
 
 @pytest.mark.parametrize("name", ["three", "n" * 300])
-def test_a_model_that_the_device_does_not_have_is_named(
+def test_a_missing_model_is_named(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--set", f'models.directories=["{folder / "bundle"}"]']
@@ -106,7 +106,7 @@ def _right(folder: Path) -> None:
     path.write_text(json.dumps(said))
 
 
-def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_path: Path) -> None:
+def test_the_front_is_marked_and_drawn_for_two_machines(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     _right(own)
@@ -126,7 +126,7 @@ def test_the_front_is_marked_and_drawn_with_another_machines(folder: Path, tmp_p
     assert b"board" not in one and b"board" in both
 
 
-def test_a_picture_without_points_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
+def test_an_impossible_picture_is_refused_before_measuring(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "bundle", tmp_path / "bundle")
     _right(tmp_path)
     options = ["--batches", "8", "--draw", str(tmp_path / "front.svg")]
@@ -135,7 +135,7 @@ def test_a_picture_without_points_is_refused_before_anything_is_measured(folder:
     assert not (tmp_path / "profiles").exists()
 
 
-def test_what_was_measured_is_printed_whatever_becomes_of_the_picture(
+def test_the_profile_is_printed_even_if_drawing_fails(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own"
@@ -152,7 +152,7 @@ def test_what_was_measured_is_printed_whatever_becomes_of_the_picture(
     assert "95.00 % +" in found.stdout and "Written: " in found.stdout
 
 
-def test_right_answers_are_counted_on_labelled_images_where_the_manifest_says_nothing(tmp_path: Path) -> None:
+def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(DIGITS / "bundle", bundle)
     said = json.loads((bundle / "manifest.json").read_text())
@@ -169,7 +169,7 @@ def test_right_answers_are_counted_on_labelled_images_where_the_manifest_says_no
     assert (tmp_path / "front.svg").read_bytes().count(b"<svg") == 1
 
 
-def test_a_model_that_does_not_load_here_has_no_accuracy(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_has_no_accuracy(tmp_path: Path) -> None:
     shutil.copytree(DIGITS / "bundle", tmp_path / "bundle")
     bundle = open_bundle(tmp_path / "bundle")
     first = bundle.manifest.edge[0]
@@ -194,7 +194,7 @@ def test_a_model_that_does_not_load_here_has_no_accuracy(tmp_path: Path) -> None
         (["--draw", "front.svg", "--beside", "missing.json"], "There is no profile at missing.json"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(folder: Path, options: list[str], said: str) -> None:
+def test_an_impossible_picture_is_refused(folder: Path, options: list[str], said: str) -> None:
     known = ["--threads", "1", "--batches", "1", "--machine", "bench"]
     found = CliRunner().invoke(app, ["profile", str(folder / "bundle"), *known, *options])
     assert found.exit_code == 2

@@ -25,12 +25,12 @@ def test_names_are_spread_in_their_order_and_stay_within(places: list[float]) ->
 
 
 @given(st.floats(0, 1))
-def test_a_name_that_is_in_nobodys_way_stays(place: float) -> None:
+def test_a_name_with_room_stays(place: float) -> None:
     assert spread([place], 0.05) == [place]
 
 
 @pytest.mark.parametrize("machines", [1, 2, 3])
-def test_no_name_lies_over_another(machines: int) -> None:
+def test_names_do_not_overlap(machines: int) -> None:
     """Models that are nearly as good as each other, on machines that are nearly as quick."""
     accuracy = {letter * 64: 0.9 + 0.001 * number for number, letter in enumerate("abcdef")}
     points = [

@@ -36,7 +36,7 @@ def all_of(database: Database, **wanted: str) -> list[ProfileEntry]:
         return records.page(connection, ("", 0, ""), 100, **wanted)
 
 
-def test_the_newest_of_a_bundle_version_and_machine_is_kept(database: Database) -> None:
+def test_the_newest_profile_of_a_place_is_kept(database: Database) -> None:
     put(database, 1.0)
     put(database, 1.0, 2.0)
     put(database, 1.0, machine="cam")
@@ -49,7 +49,7 @@ def test_the_newest_of_a_bundle_version_and_machine_is_kept(database: Database) 
         assert records.find(connection, ("digits", 2, "bench")) is None
 
 
-def test_pages_go_by_bundle_version_and_machine(database: Database) -> None:
+def test_pages_are_sorted_by_bundle_version_and_machine(database: Database) -> None:
     for version in (9, 10):
         for machine in ("cam", "bench"):
             put(database, 1.0, version=version, machine=machine)
@@ -64,7 +64,7 @@ def test_pages_go_by_bundle_version_and_machine(database: Database) -> None:
     assert len(all_of(database, machine="cam")) == 2
 
 
-def test_a_machine_has_so_many_versions_of_a_bundle(database: Database) -> None:
+def test_versions_of_a_machine_are_limited(database: Database) -> None:
     put(database, 1.0, version=1, machine="cam", kept_s=0.0)
     for version in range(1, MACHINE_VERSIONS + 2):
         put(database, 1.0, version=version, kept_s=float(version))
@@ -74,7 +74,7 @@ def test_a_machine_has_so_many_versions_of_a_bundle(database: Database) -> None:
     assert [one.version for one in found if one.machine == "cam"] == [1]
 
 
-def test_what_a_device_said_goes_with_it(database: Database) -> None:
+def test_a_deleted_device_loses_its_profiles(database: Database) -> None:
     put(database, 1.0, machine="cam", by="device:cam")
     put(database, 1.0, machine="cam", version=2)
     put(database, 1.0, machine="press", by="device:press")
@@ -86,7 +86,7 @@ def test_what_a_device_said_goes_with_it(database: Database) -> None:
     ]
 
 
-def test_of_this_hardware_the_latest_counts_that_a_person_brought_and_that_has_the_model(database: Database) -> None:
+def test_the_latest_profile_by_a_person_counts_for_this_hardware(database: Database) -> None:
     put(database, 1.0, kept_s=1.0)
     put(database, 2.0, machine="twin", kept_s=2.0)
     put(database, 3.0, machine="cam", kept_s=3.0, by="device:cam")  # its word would steer this gateway's work

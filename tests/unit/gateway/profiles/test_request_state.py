@@ -60,18 +60,18 @@ def said(state: ProfilingState, *, revision: int = 4, **fields: int | str) -> Re
         (replace(CAM, reported=said(ProfilingState.DONE, revision=3, version=2)), "done", ""),
     ],
 )
-def test_what_people_are_told(device: Device, state: str, message: str) -> None:
+def test_states_and_messages_of_requests(device: Device, state: str, message: str) -> None:
     found = request_of(device, ASKED, NOW_S)
     assert (found.state.value, found.message) == (state, message)
 
 
-def test_what_was_said_of_another_request_is_not_taken_for_this_ones() -> None:
+def test_reports_of_another_request_are_ignored() -> None:
     other = replace(ASKED, wanted=replace(ASKED.wanted, id="2"))
     device = replace(CAM, reported=said(ProfilingState.DONE, revision=3))
     assert request_of(device, other, NOW_S).state is ProfilingState.SENT
 
 
-def test_what_was_brought_is_done_whatever_the_device_has_said_since() -> None:
+def test_an_uploaded_request_is_done() -> None:
     """Its answer may have been lost, and the time may be over."""
     brought = replace(ASKED, version=2, brought_s=NOW_S - 5, until_s=NOW_S - 1)
     found = request_of(replace(CAM, reported=said(ProfilingState.UPLOADING, message="Away.")), brought, NOW_S)
@@ -93,7 +93,7 @@ def test_what_was_brought_is_done_whatever_the_device_has_said_since() -> None:
         (CAM, ""),
     ],
 )
-def test_what_is_over_says_since_when_and_why(device: Device, why: str) -> None:
+def test_an_expired_request_states_when_and_why(device: Device, why: str) -> None:
     over = replace(ASKED, until_s=NOW_S)
     said = f"The request of 2027-01-14 08:00 UTC ended on 2027-01-15 08:00 UTC; ask again. {why}".rstrip()
     assert request_of(device, ASKED, NOW_S).state is not ProfilingState.EXPIRED

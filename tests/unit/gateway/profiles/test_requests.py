@@ -78,7 +78,7 @@ def bench(store_settings: Store) -> Iterator[Bench]:
     found.close()
 
 
-async def test_one_request_is_fulfilled_once_and_the_same_again_changes_nothing(bench: Bench) -> None:
+async def test_a_request_is_fulfilled_once(bench: Bench) -> None:
     asked = await bench.ask()
     first = await bench.bring(1.0)
     await bench.clock.advance(60)
@@ -95,7 +95,7 @@ async def test_one_request_is_fulfilled_once_and_the_same_again_changes_nothing(
     assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
 
 
-async def test_who_is_asked_again_may_bring_another(bench: Bench) -> None:
+async def test_a_new_request_permits_another_upload(bench: Bench) -> None:
     before = await bench.ask()
     await bench.bring(1.0)
     again = await bench.ask()
@@ -105,7 +105,7 @@ async def test_who_is_asked_again_may_bring_another(bench: Bench) -> None:
         await bench.bring(1.0)  # not even what it had brought before
 
 
-async def test_what_was_removed_meanwhile_does_not_come_back_by_itself(bench: Bench) -> None:
+async def test_a_removed_profile_is_not_restored(bench: Bench) -> None:
     await bench.ask()
     await bench.bring(1.0)
     await bench.profiles.remove(("digits", 1, "cam"), BY)
@@ -113,7 +113,7 @@ async def test_what_was_removed_meanwhile_does_not_come_back_by_itself(bench: Be
     assert not (await bench.profiles.page(("", 0, ""), 10)).profiles
 
 
-async def test_a_version_that_was_asked_for_is_the_only_one(bench: Bench) -> None:
+async def test_only_the_requested_version_is_permitted(bench: Bench) -> None:
     await bench.ask(version=2)
     with pytest.raises(ConflictError, match="cam is not asked for a profile of digits version 1"):
         await bench.bring(1.0)
@@ -121,7 +121,7 @@ async def test_a_version_that_was_asked_for_is_the_only_one(bench: Bench) -> Non
     assert (await bench.bring(1.0, version=2)).version == 2
 
 
-async def test_after_its_time_a_request_is_no_permission_and_the_device_hears_it(bench: Bench) -> None:
+async def test_an_expired_request_permits_no_upload(bench: Bench) -> None:
     asked = await bench.ask()
     assert asked.until_s == asked.asked_s + 7 * DAY_S
     assert (asked.by, bench.told) == (BY, 1)
@@ -143,7 +143,7 @@ async def test_after_its_time_a_request_is_no_permission_and_the_device_hears_it
     assert await bench.requests.expire() == 0 and bench.told == 2
 
 
-async def test_what_is_over_makes_room_and_is_asked_for_anew(bench: Bench) -> None:
+async def test_an_expired_request_makes_room_for_a_new_one(bench: Bench) -> None:
     for number in range(8):
         await bench.ask(f"b{number}")
     with pytest.raises(ConflictError, match="has 8 profiles to measure"):
@@ -157,7 +157,7 @@ async def test_what_is_over_makes_room_and_is_asked_for_anew(bench: Bench) -> No
     assert [one.desired.bundle for one in (await bench.requests.of("cam")).requests][-3:] == ["b6", "b8", "b7"]
 
 
-async def test_what_was_brought_stays_with_the_device_when_its_time_is_over(bench: Bench) -> None:
+async def test_a_fulfilled_request_stays_after_its_expiry(bench: Bench) -> None:
     """Else it would lose what it says of it, and hear of a change that is none."""
     await bench.ask()
     await bench.bring(1.0)
@@ -167,7 +167,7 @@ async def test_what_was_brought_stays_with_the_device_when_its_time_is_over(benc
     await bench.bring(1.0)  # even now its answer may be asked for again
 
 
-async def test_what_is_over_can_be_taken_back_and_goes_with_its_device(bench: Bench) -> None:
+async def test_an_expired_request_can_be_cancelled(bench: Bench) -> None:
     await bench.ask()
     await bench.clock.advance(8 * DAY_S)
     await bench.requests.cancel("cam", "digits", BY)

@@ -87,7 +87,7 @@ def _images(count: int, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(0, 1, (count, 3, 8, 8)).astype(np.float32)
 
 
-def test_the_parts_have_nothing_in_common() -> None:
+def test_the_parts_of_the_data_are_disjoint() -> None:
     dataset = open_dataset(_HELDOUT)
     parts = split_data(dataset, 3)
     files = [{sample.file for sample in part.samples} for part in (parts.make, parts.judge, parts.certify)]
@@ -99,7 +99,7 @@ def test_the_parts_have_nothing_in_common() -> None:
         split_data(open_dataset(_HELDOUT, 60))
 
 
-def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> None:
+def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
     names = [*(f"{number}.png" for number in range(120)), "./7.png"]
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{name},0\n" for name in names))
     (tmp_path / "images").mkdir()
@@ -107,7 +107,7 @@ def test_an_image_that_is_named_twice_would_be_in_two_parts(tmp_path: Path) -> N
         split_data(open_dataset(tmp_path))
 
 
-def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_path: Path) -> None:
+def test_a_copy_of_an_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "labels.csv").write_text("file,label\n" + "".join(f"{at}.png,0\n" for at in range(120)))
     for at in range(120):
@@ -120,7 +120,7 @@ def test_a_copy_under_another_name_would_be_in_two_parts_or_prove_as_two(tmp_pat
     assert len(split_data(open_dataset(tmp_path)).make) == 60
 
 
-def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
+def test_every_format_gives_nearly_the_same_answers(tmp_path: Path) -> None:
     source, ready = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx"
     nodes = onnx_techniques.prepared(source, ready)
     assert len(nodes) == len(set(nodes)) == 4
@@ -143,7 +143,7 @@ def test_every_format_says_nearly_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool) -> None:
+def test_models_of_old_exporters_are_quantised(tmp_path: Path, listed: bool) -> None:
     source, ready, made = _residual(tmp_path / "m.onnx"), tmp_path / "ready.onnx", tmp_path / "made.onnx"
     model = onnx.load(source)
     model.opset_import[0].version = 11
@@ -162,7 +162,7 @@ def test_models_of_old_exporters_are_quantised_too(tmp_path: Path, listed: bool)
     assert len(nodes) == 4
 
 
-def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
+def test_the_most_sensitive_operator_stays_in_fp32(tmp_path: Path) -> None:
     said = _said(_residual(tmp_path / "m.onnx"), _images(80))
     model = onnx.load(tmp_path / "m.onnx")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -183,7 +183,7 @@ def test_the_operator_that_suffers_is_left_out(tmp_path: Path) -> None:
     assert told[-1] == (4, 4)
 
 
-def test_variants_stand_in_the_order_of_what_they_keep() -> None:
+def test_variants_are_ordered_by_kept_share() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     new = msgspec.structs.replace(there[0], id="new")
     kept = dict(zip((*(model.id for model in there), "new"), (0.8, 0.7, 0.6, 0.75), strict=True))
@@ -208,7 +208,7 @@ def test_variants_stand_in_the_order_of_what_they_keep() -> None:
         ("energy", {"energy_mj": Modelled(1.0, "stated")}),
     ],
 )
-def test_variants_stand_in_the_order_that_is_asked_for(prefer: str, better: dict[str, Any]) -> None:
+def test_variants_are_ordered_by_the_preferred_figure(prefer: str, better: dict[str, Any]) -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     new = msgspec.structs.replace(there[0], id="new")
     figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
@@ -219,7 +219,7 @@ def test_variants_stand_in_the_order_that_is_asked_for(prefer: str, better: dict
     assert ordered_variants(there, [new], one_better)[-1].id == "new"
 
 
-def test_what_did_not_run_on_the_target_stands_behind_what_did() -> None:
+def test_a_variant_unmeasured_on_the_target_comes_last() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
     new = msgspec.structs.replace(there[0], id="new")
     figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
@@ -230,7 +230,7 @@ def test_what_did_not_run_on_the_target_stands_behind_what_did() -> None:
     )
 
 
-def test_what_is_not_certified_stands_behind_what_is() -> None:
+def test_an_uncertified_variant_comes_after_certified_ones() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     assert all(model.certificate is not None for model in there)
     new = msgspec.structs.replace(there[0], id="new", certificate=None)
@@ -239,7 +239,7 @@ def test_what_is_not_certified_stands_behind_what_is() -> None:
     assert ordered_variants(there, [new], figures)[-1].id == "new"
 
 
-def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
+def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     out = tmp_path / "next"
     found = msgspec.json.decode(
         _run(
@@ -290,7 +290,7 @@ def test_what_is_better_becomes_the_next_version(tmp_path: Path) -> None:
         )
 
 
-def test_a_loss_that_so_few_images_cannot_rule_out_is_refused_where_proof_is_asked_for() -> None:
+def test_a_required_confidence_refuses_unproved_losses() -> None:
     asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--confidence")
     text = " ".join(_run(*asked, 0.9).stdout.split())
     assert "at most, with confidence 90 % for all candidates together; the most decides." in text
@@ -299,7 +299,7 @@ def test_a_loss_that_so_few_images_cannot_rule_out_is_refused_where_proof_is_ask
     assert "confidence is 95, but must be above 0 and below 1" in _run(*asked, 95, code=2).output
 
 
-def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path: Path) -> None:
+def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> None:
     out = tmp_path / "next"
     text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
     assert "certified on 179: at most 1.5 % disagreement, with confidence 90 %" in text
@@ -328,12 +328,12 @@ def test_a_promise_that_the_data_cannot_prove_anew_is_kept_by_refusing(tmp_path:
         (("--limit", "50"), "give 100 or more"),
     ],
 )
-def test_what_makes_no_sense_is_said(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_refused(arguments: tuple[str, ...], says: str) -> None:
     assert says in _run(_DIGITS / "bundle", "--data", _HELDOUT, *arguments, code=2).output
 
 
 @pytest.mark.parametrize("out", ["afile/next", "afile/more/next", "/proc/none/next"])
-def test_where_nothing_can_be_written_is_said_before_the_work(
+def test_an_unwritable_folder_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     monkeypatch.setattr("firstline.cli.compress.compress", lambda *_, **__: pytest.fail("it worked for nothing"))
@@ -372,7 +372,7 @@ def _with_edge(folder: Path, nodes: list[Any], weights: list[Any]) -> Path:
     return folder
 
 
-def test_where_there_is_nothing_to_quantise_no_candidate_is_called_by_it(tmp_path: Path) -> None:
+def test_a_model_without_weights_has_no_candidates(tmp_path: Path) -> None:
     bounds = [
         numpy_helper.from_array(np.array([each], np.int64), name) for name, each in (("a", 0), ("b", 10), ("c", 1))
     ]
@@ -388,7 +388,7 @@ def test_where_there_is_nothing_to_quantise_no_candidate_is_called_by_it(tmp_pat
     assert "int8-weights is not made: 'edge-onnx' has no operator that it takes.\n" in text
 
 
-def test_weights_that_are_nodes_are_quantised_as_others_are(tmp_path: Path) -> None:
+def test_constant_nodes_are_quantised(tmp_path: Path) -> None:
     known = onnx.load(_DIGITS / "bundle/edge-onnx.onnx").graph
     constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
     bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
@@ -397,7 +397,7 @@ def test_weights_that_are_nodes_are_quantised_as_others_are(tmp_path: Path) -> N
     assert all(one["figures"] for one in found["candidates"])
 
 
-def test_a_candidate_takes_no_name_and_no_file_of_the_bundle() -> None:
+def test_a_candidate_gets_an_unused_name() -> None:
     bundle = open_bundle(_DIGITS / "bundle")
     source = bundle.manifest.edge[0]
     file = msgspec.structs.replace(source.artefact, file="edge-onnx-fp16.onnx")

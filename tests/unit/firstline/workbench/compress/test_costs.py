@@ -52,7 +52,7 @@ def _points(bundle: Bundle, **ms: float) -> list[Point]:
     return [point(ms.get(model.id, 1.0), variant=model.id, digest=model.digest) for model in bundle.manifest.models]
 
 
-def test_another_machines_profile_has_to_know_the_models_and_some_candidate(bundle: Bundle) -> None:
+def test_the_profile_of_another_machine_needs_a_candidate(bundle: Bundle) -> None:
     own, candidate = _points(bundle), point(0.5, digest="c" * 64)
     with pytest.raises(ConfigError, match=r"--force and --out DIR.* no model but the bundle's own"):
         target_of(_profile(*own), bundle.manifest, Tree())
@@ -66,7 +66,7 @@ def test_another_machines_profile_has_to_know_the_models_and_some_candidate(bund
     assert target_of(_profile(*own, fingerprint=here), bundle.manifest, Tree()).here
 
 
-def test_of_another_machine_the_best_measured_way_counts(bundle: Bundle) -> None:
+def test_the_best_measured_way_counts_on_another_machine(bundle: Bundle) -> None:
     first, second = bundle.manifest.edge[:2]
     said = Measured(7.0, "a rail")
     points = [
@@ -80,7 +80,7 @@ def test_of_another_machine_the_best_measured_way_counts(bundle: Bundle) -> None
     assert "never ran on 'board'" in found.unknown[second.id]
 
 
-def test_here_the_choice_of_a_way_is_not_what_is_judged(bundle: Bundle) -> None:
+def test_the_round_that_chooses_a_way_does_not_count(bundle: Bundle) -> None:
     model = bundle.manifest.edge[0]
     times = {1: iter([3.0, 2.0, 2.2, 2.1]), 2: iter([5.0])}
     asked: list[Job] = []
@@ -101,7 +101,7 @@ def test_here_the_choice_of_a_way_is_not_what_is_judged(bundle: Bundle) -> None:
     assert told[-1] == (5, 5)
 
 
-def test_of_another_machine_what_was_measured_at_rest_counts(bundle: Bundle) -> None:
+def test_undisturbed_points_count_on_another_machine(bundle: Bundle) -> None:
     model = bundle.manifest.edge[0]
     disturbed = replace(point(1.0, variant=model.id, digest=model.digest), waited_share=0.3)
     calm = point(1.5, variant=model.id, digest=model.digest, threads=2)
@@ -124,7 +124,7 @@ def _measured_while(bundle: Bundle, waited: Iterator[float]) -> tuple[Cost, int]
     return found.known[model.id], asked
 
 
-def test_what_other_work_disturbed_is_measured_once_more(bundle: Bundle) -> None:
+def test_a_disturbed_measurement_is_repeated(bundle: Bundle) -> None:
     assert _measured_while(bundle, repeat(0.01)) == (Cost(1.1, ANY, "CPU, 1 thread", 0.01), 3)
     once = _measured_while(bundle, chain([0.4, 0.02], repeat(0.02)))
     assert once == (Cost(1.2, ANY, "CPU, 1 thread", 0.02), 4)
@@ -134,7 +134,7 @@ def test_what_other_work_disturbed_is_measured_once_more(bundle: Bundle) -> None
     assert least == (Cost(4.0, ANY, "CPU, 1 thread", 0.3), 3 * TRIES)
 
 
-def test_what_does_not_run_here_is_said(bundle: Bundle) -> None:
+def test_a_model_that_does_not_run_has_a_reason(bundle: Bundle) -> None:
     model = bundle.manifest.edge[0]
     found = measured_costs(
         bundle, [model], _profile(point(1.0)), measure=lambda job: Refused(job.key, "onnxruntime", "No such provider.")
@@ -151,7 +151,7 @@ def test_real_models_are_measured_in_processes_of_their_own(bundle: Bundle) -> N
     assert all(isinstance(found.known[model.id].energy_mj, Absent | Measured) for model in models)
 
 
-def test_of_this_machine_all_are_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_models_are_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "measured_costs", partial(measured_costs, rounds=1, seconds=0.05))
     path, here = tmp_path / "here.json", describe_device(Tree(), tmp_path).fingerprint
     path.write_bytes(encode(_profile(point(1.0, threads=1), fingerprint=here)))
@@ -162,7 +162,7 @@ def test_of_this_machine_all_are_measured_now(tmp_path: Path, monkeypatch: pytes
     assert dict(ways)["edge-onnx-static-int8"] == "CPU"
 
 
-def test_candidates_that_ran_on_the_target_are_judged_by_its_figures(tmp_path: Path) -> None:
+def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path) -> None:
     out, path = tmp_path / "all", tmp_path / "board.json"
     _run(*_ARGUMENTS, "--out", out, "--force")
     everything = open_bundle(out)
@@ -198,7 +198,7 @@ def test_candidates_that_ran_on_the_target_are_judged_by_its_figures(tmp_path: P
     assert "fp16 is not judged: it never ran on 'board'" in text
 
 
-def test_a_machine_too_small_for_the_bundle_judges_by_what_ran_there(tmp_path: Path) -> None:
+def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path) -> None:
     out, path = tmp_path / "all", tmp_path / "board.json"
     _run(*_ARGUMENTS, "--out", out, "--force")
     made = {model.id: model for model in open_bundle(out).manifest.edge}
@@ -228,7 +228,7 @@ def test_a_machine_too_small_for_the_bundle_judges_by_what_ran_there(tmp_path: P
     assert "edge-onnx-fp16 is accepted: nothing that is there is as accurate and runs there." in text
 
 
-def test_the_order_follows_what_is_preferred(tmp_path: Path) -> None:
+def test_the_order_follows_the_preference(tmp_path: Path) -> None:
     behind = "edge-onnx-int8-weights stands behind "
     kept = _run(*_ARGUMENTS).stdout
     assert "a device takes the first that it can load, and the others only if it adapts. The order is by kept" in kept
@@ -239,7 +239,7 @@ def test_the_order_follows_what_is_preferred(tmp_path: Path) -> None:
     assert open_bundle(out).manifest.edge[0].id == "edge-onnx-int8-weights"
 
 
-def test_a_profile_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
     assert "There is no profile at" in _run(*_ARGUMENTS, "--for", tmp_path / "none.json", code=2).output
     (tmp_path / "bad.json").write_text("{")
     assert "is no profile" in _run(*_ARGUMENTS, "--for", tmp_path / "bad.json", code=2).output

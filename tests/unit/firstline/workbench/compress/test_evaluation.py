@@ -35,7 +35,7 @@ def _evidence(random: np.random.Generator) -> Evidence:
     return Evidence(model, probabilities, None, np.full(_ROWS, 0.9), full, full)
 
 
-def test_no_certificate_of_several_is_wrong_with_the_confidence_of_one() -> None:
+def test_several_certificates_share_one_confidence() -> None:
     bundle, random = open_bundle(_DIGITS), np.random.default_rng(0)
     trials = 150
     broken = {1: 0, _AMONG: 0}
@@ -48,7 +48,7 @@ def test_no_certificate_of_several_is_wrong_with_the_confidence_of_one() -> None
     assert broken[1] > 1.5 * _DELTA * trials  # each by itself: one of them is too often wrong
 
 
-def test_a_certificate_says_the_confidence_that_holds_for_all() -> None:
+def test_a_certificate_states_the_joint_confidence() -> None:
     evidence = _evidence(np.random.default_rng(1))
     sure = Evidence(
         evidence.variant, evidence.probabilities, None, evidence.scores, np.zeros(_ROWS, np.int64), evidence.truth
@@ -78,7 +78,7 @@ def _rows(bundle: Bundle, dataset: Dataset, limit: int | None = None) -> np.ndar
         model.close()
 
 
-def test_an_image_that_does_not_fit_is_named(tmp_path: Path) -> None:
+def test_an_unfitting_image_is_named(tmp_path: Path) -> None:
     good, larger = encode(solid(0)), encode(solid(0, 8))
     resized = colour_bundle(tmp_path)
     with pytest.raises(ConfigError, match=r"'1\.png' of .* does not fit the bundle: .*neither JPEG nor PNG"):
@@ -91,14 +91,14 @@ def test_an_image_that_does_not_fit_is_named(tmp_path: Path) -> None:
         _rows(free, _data(tmp_path / "other", good, larger))
 
 
-def test_only_images_that_are_wanted_are_read(tmp_path: Path) -> None:
+def test_only_selected_images_are_read(tmp_path: Path) -> None:
     bundle = colour_bundle(tmp_path)
     dataset = _data(tmp_path / "data", encode(solid(0)), b"no image", encode(solid(2)), b"no image")
     found = _rows(bundle, dataset, 2)
     assert [COLOURS[row.mean(axis=(1, 2)).argmax()] for row in found] == ["red", "blue"]
 
 
-def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
+def test_mapped_rows_use_little_memory(tmp_path: Path) -> None:
     bundle = colour_bundle(tmp_path, size="side", resize=False)
     dataset = _data(tmp_path / "data", *(encode(solid(at % 3, 64)) for at in range(60)))
     shutil.make_archive(str(tmp_path / "data/images"), "zip", tmp_path / "data/images")
@@ -120,7 +120,7 @@ def test_rows_in_a_file_are_no_load_on_the_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, as Linux has it")
-def test_a_full_disk_is_an_error_and_no_end_of_the_process(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     bundle = colour_bundle(tmp_path)
     model = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     try:
@@ -137,7 +137,7 @@ def test_a_bundle_of_numbers_cannot_be_compressed_with_images(tmp_path: Path) ->
         _rows(number_bundle(tmp_path), _data(tmp_path / "data", encode(solid(0))))
 
 
-def test_a_narrower_promise_is_not_exchanged_for_another_without_a_word() -> None:
+def test_a_stream_promise_is_not_replaced_silently() -> None:
     manifest = open_bundle(_DIGITS).manifest
     assert promise_of(manifest, None, None).epsilon == 0.015
     first = manifest.edge[0]

@@ -26,7 +26,7 @@ def candidate(**fields: float | Reading | None) -> Figures:
         (candidate(latency_ms=5.5, energy_mj=Measured(3.0, "a rail"), size_bytes=2000), "worse in size"),
     ],
 )
-def test_what_is_refused_and_why(made: Figures, says: str) -> None:
+def test_refused_candidates_have_reasons(made: Figures, says: str) -> None:
     found = judge(made, SOURCE, [SOURCE], 0.02)
     assert not found.accepted
     assert any(says in reason for reason in found.reasons), found.reasons
@@ -41,13 +41,13 @@ def test_what_is_refused_and_why(made: Figures, says: str) -> None:
         candidate(latency_ms=9.0, kept=0.73),
     ],
 )
-def test_what_is_taken(made: Figures) -> None:
+def test_better_candidates_are_accepted(made: Figures) -> None:
     found = judge(made, SOURCE, [SOURCE], 0.02)
     assert found.accepted, found.reasons
     assert found.reasons[0].endswith("against source")
 
 
-def test_energy_counts_where_both_have_it() -> None:
+def test_energy_counts_if_both_sides_have_it() -> None:
     spends = msgspec.structs.replace(SOURCE, energy_mj=Measured(10.0, "a rail"))
     found = judge(candidate(energy_mj=Measured(5.0, "a rail")), spends, [spends], 0.02)
     assert found.accepted
@@ -58,7 +58,7 @@ def test_energy_counts_where_both_have_it() -> None:
     assert not judge(candidate(energy_mj=Absent("No sensor.")), absent, [absent], 0.02).accepted
 
 
-def test_it_has_to_stand_against_everything_that_is_as_accurate() -> None:
+def test_a_candidate_competes_with_all_equally_accurate_models() -> None:
     small = Figures("small", accuracy=0.885, latency_ms=4.0, size_bytes=400, kept=0.8)
     worse = msgspec.structs.replace(small, id="worse", accuracy=0.8)
     made = candidate(latency_ms=6.0, size_bytes=600)
@@ -69,7 +69,7 @@ def test_it_has_to_stand_against_everything_that_is_as_accurate() -> None:
     assert "against small" in refused.reasons[0]
 
 
-def test_a_promise_that_was_given_is_not_ended() -> None:
+def test_a_certified_bundle_needs_certified_candidates() -> None:
     unproved = [msgspec.structs.replace(SOURCE, kept=0.0)]
     made = candidate(latency_ms=5.0, kept=0.0)
     assert judge(made, unproved[0], unproved, 0.02).accepted
@@ -79,7 +79,7 @@ def test_a_promise_that_was_given_is_not_ended() -> None:
     )
 
 
-def test_a_loss_is_proved_where_that_is_asked_for() -> None:
+def test_a_required_proof_decides_about_the_loss() -> None:
     made = candidate(latency_ms=5.0, accuracy=0.895)
     wide = msgspec.structs.replace(made, loss=Loss(12, 7, 1000, 0.005, 0.0213, 0.05))
     assert judge(wide, SOURCE, [SOURCE], 0.02).accepted
@@ -94,7 +94,7 @@ def test_a_loss_is_proved_where_that_is_asked_for() -> None:
     assert "loses 3.00 points" in judge(seen, SOURCE, [SOURCE], 0.02, proved=True).reasons[0]
 
 
-def test_how_many_times_better_is_told_as_numbers_too() -> None:
+def test_verdicts_have_ratios_to_each_model() -> None:
     small = Figures("small", accuracy=0.5, latency_ms=4.0, size_bytes=400, kept=0.8)
     refused = judge(candidate(latency_ms=12.5, size_bytes=800), SOURCE, [SOURCE, small], 0.02)
     assert not refused.accepted
@@ -106,7 +106,7 @@ def test_how_many_times_better_is_told_as_numbers_too() -> None:
 
 @pytest.mark.parametrize("disturbed", ["source", "new"])
 @pytest.mark.parametrize("latency_ms", [1.0, 100.0])
-def test_a_latency_that_other_work_disturbed_neither_accepts_nor_refuses(disturbed: str, latency_ms: float) -> None:
+def test_a_disturbed_latency_does_not_count(disturbed: str, latency_ms: float) -> None:
     def waited(one: Figures) -> Figures:
         return msgspec.structs.replace(one, waited_share=0.49 if one.id == disturbed else 0.0)
 
@@ -121,7 +121,7 @@ def test_a_latency_that_other_work_disturbed_neither_accepts_nor_refuses(disturb
     assert ("against source" in alike.reasons[-1]) == (disturbed == "source")
 
 
-def test_what_the_source_takes_does_not_matter_where_it_does_not_run() -> None:
+def test_an_unmeasured_source_is_not_compared() -> None:
     source = msgspec.structs.replace(SOURCE, latency_ms=None)
     other = Figures("other", accuracy=0.9, latency_ms=4.0, size_bytes=400, kept=0.8)
     assert judge(candidate(latency_ms=2.0, size_bytes=200), source, [other], 0.02).accepted
@@ -130,7 +130,7 @@ def test_what_the_source_takes_does_not_matter_where_it_does_not_run() -> None:
     assert judge(candidate(), source, [], 0.02).accepted
 
 
-def test_of_two_that_are_accepted_one_may_do_all_that_the_other_does() -> None:
+def test_a_dominated_candidate_is_refused() -> None:
     best = candidate(latency_ms=5.0, size_bytes=500)
     worse = msgspec.structs.replace(best, id="worse", latency_ms=6.0)
     assert outdone([worse, best]) == {
@@ -149,7 +149,7 @@ positive = st.floats(0.1, 1000)
 
 
 @given(positive, positive, st.floats(0, 0.92), st.integers(1, 10**6))
-def test_what_is_taken_is_better_by_a_tenth_and_harms_little(
+def test_accepted_candidates_are_a_tenth_better(
     latency_ms: float, there_ms: float, accuracy: float, size_bytes: int
 ) -> None:
     there = msgspec.structs.replace(SOURCE, latency_ms=there_ms)
@@ -175,7 +175,7 @@ some = st.builds(
 
 
 @given(st.lists(some, min_size=1, max_size=5))
-def test_somebody_is_left_and_stands_for_all_that_went(made: list[Figures]) -> None:
+def test_a_dominating_candidate_remains(made: list[Figures]) -> None:
     named = [msgspec.structs.replace(one, id=str(at)) for at, one in enumerate(made)]
     gone = outdone(named)
     left = [one for one in named if one.id not in gone]

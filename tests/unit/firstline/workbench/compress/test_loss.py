@@ -36,11 +36,11 @@ def _missing(rows: int, loses: float, wins: float) -> float:
 
 
 @given(st.sampled_from([1, 6, 14]), st.floats(0, 1), st.floats(0, 1))
-def test_the_true_loss_lies_above_the_bound_as_rarely_as_it_says(rows: int, loses: float, share: float) -> None:
+def test_the_bound_fails_as_rarely_as_stated(rows: int, loses: float, share: float) -> None:
     assert _missing(rows, loses, share * (1 - loses)) <= _LEVEL + 1e-9
 
 
-def test_what_was_seen_alone_would_lie_below_the_true_loss_half_of_the_time() -> None:
+def test_the_observed_loss_alone_is_too_low_half_of_the_time() -> None:
     random = np.random.default_rng(0)
     counts = random.multinomial(1000, [0.03, 0.02, 0.95], 60)
     truth = 0.01
@@ -54,7 +54,7 @@ def test_what_was_seen_alone_would_lie_below_the_true_loss_half_of_the_time() ->
 @given(
     st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, 3), min_size=n, max_size=n)))
 )
-def test_only_rows_that_one_of_them_knows_count(drawn: tuple[int, list[int]]) -> None:
+def test_only_rows_with_one_right_model_count(drawn: tuple[int, list[int]]) -> None:
     rows, kinds = drawn
     each = np.array(kinds)
     found = loss((each & 1) > 0, (each & 2) > 0, delta=0.05)
@@ -63,7 +63,7 @@ def test_only_rows_that_one_of_them_knows_count(drawn: tuple[int, list[int]]) ->
     assert found.seen <= found.at_most <= 1
 
 
-def test_the_bound_falls_with_more_rows_and_rises_with_more_candidates() -> None:
+def test_the_bound_falls_with_rows_and_rises_with_candidates() -> None:
     same = {rows: np.ones(rows, bool) for rows in (100, 1000)}
     few, many = (loss(right, right, delta=0.05) for right in same.values())
     assert (few.seen, many.seen) == (0, 0)

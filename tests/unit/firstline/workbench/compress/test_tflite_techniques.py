@@ -38,7 +38,7 @@ def _made(source: Path, rows: Array, folder: Path) -> dict[str, Path]:
     return made
 
 
-def test_every_format_says_nearly_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_format_gives_nearly_the_same_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = _DIGITS / "bundle/edge-tflite-float.tflite"
     rows = np.random.default_rng(0).uniform(0, 1, (40, 8, 8, 1)).astype(np.float32)
     wanted = _said(source, rows)
@@ -47,7 +47,7 @@ def test_every_format_says_nearly_the_same(tmp_path: Path, capfd: pytest.Capture
     assert "Calibration" not in capfd.readouterr().err  # the quantiser's own bar
 
 
-def test_what_was_seen_last_or_rarely_calibrates_as_much_as_all_else(tmp_path: Path) -> None:
+def test_rare_rows_count_for_calibration(tmp_path: Path) -> None:
     source = _DIGITS / "bundle/edge-tflite-float.tflite"
     rows = np.random.default_rng(0).uniform(0, 0.2, (60, 8, 8, 1)).astype(np.float32)
     rows[10] *= 5  # by a moving average of ranges it would be forgotten, and clipped
@@ -56,7 +56,7 @@ def test_what_was_seen_last_or_rarely_calibrates_as_much_as_all_else(tmp_path: P
 
 
 @pytest.mark.shared_data
-def test_a_model_without_signatures_is_given_one(shared_data: Path, tmp_path: Path) -> None:
+def test_a_model_without_signatures_gets_one(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "cifar10-cascade/models/mlperf_resnet8_float.tflite"
     rows = np.random.default_rng(0).uniform(0, 255, (30, 32, 32, 3)).astype(np.float32)
     wanted = _said(source, rows).argmax(axis=1)
@@ -65,13 +65,13 @@ def test_a_model_without_signatures_is_given_one(shared_data: Path, tmp_path: Pa
         assert file.stat().st_size < 0.35 * source.stat().st_size
 
 
-def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+def test_a_malformed_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "m.tflite").write_bytes(b"nothing of the kind")
     with pytest.raises(ConfigError, match=r"m\.tflite cannot be made ready"):
         tflite_techniques.prepared(tmp_path / "m.tflite", tmp_path / "ready.tflite")
 
 
-def test_the_next_version_has_the_tflite_variants_that_are_better(tmp_path: Path) -> None:
+def test_the_next_version_has_tflite_variants(tmp_path: Path) -> None:
     out = tmp_path / "next"
     arguments = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--of", "edge-tflite-float", "--out", out)
     promise = ("--epsilon", 0.1, "--delta", 0.1, "--force", "-o", "json")

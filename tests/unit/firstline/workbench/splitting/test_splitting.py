@@ -37,12 +37,12 @@ def _residual(path: Path) -> Path:
     return write_graph(path, nodes, ports[:1], ports[1:], weights)
 
 
-def test_a_model_is_cut_where_one_tensor_alone_crosses(tmp_path: Path) -> None:
+def test_cuts_are_where_one_tensor_crosses(tmp_path: Path) -> None:
     content = _residual(tmp_path / "model.onnx").read_bytes()
     assert onnx_points(content, "x", "y") == ["a", "c"]
 
 
-def test_the_halves_together_are_the_model(tmp_path: Path) -> None:
+def test_both_halves_together_equal_the_model(tmp_path: Path) -> None:
     path, rows = _residual(tmp_path / "model.onnx"), np.array([[0.5, -1.0, 2.0]], np.float32)
     whole = load_runtime(path, "onnx", RuntimeOptions()).run({"x": rows})["y"]
     for tensor in ("a", "c"):
@@ -54,7 +54,7 @@ def test_the_halves_together_are_the_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, whole)
 
 
-def test_what_two_tensors_cross_is_no_cut() -> None:
+def test_two_crossing_tensors_are_not_a_cut() -> None:
     operators = [
         (["x"], ["a"]),
         (["x"], ["b"]),
@@ -66,11 +66,11 @@ def test_what_two_tensors_cross_is_no_cut() -> None:
     assert lone_tensors(operators, "x", ["y"]) == ["d", "e"]
 
 
-def test_a_tensor_that_nobody_needs_is_in_nobodys_way() -> None:
+def test_an_unused_tensor_does_not_prevent_a_cut() -> None:
     assert lone_tensors([(["x"], ["a", "unused"]), (["a"], ["y"])], "x", ["y"]) == ["a"]
 
 
-def test_the_halves_of_a_quantised_model_are_the_model(tmp_path: Path) -> None:
+def test_both_halves_of_a_quantised_model_equal_it(tmp_path: Path) -> None:
     content = _QUANTISED.read_bytes()
     whole = LiteRtRuntime(_QUANTISED, threads=1)
     rows = np.random.default_rng(7).random((5, *whole.inputs[0].shape[1:]), np.float32)
@@ -89,17 +89,17 @@ def test_the_halves_of_a_quantised_model_are_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [tflite_points, lambda content: onnx_points(content, "x", "y")])
-def test_what_is_no_model_is_refused(call: object) -> None:
+def test_a_malformed_model_is_refused(call: object) -> None:
     assert callable(call)
     with pytest.raises(ConfigError, match="This is no"):
         call(b"\x08\x00\x00\x00 no model at all")
 
 
-def test_an_earlier_cut_that_sends_no_more_is_the_better_one() -> None:
+def test_auto_keeps_cuts_narrower_than_all_before() -> None:
     assert narrowest({"a": 1000, "b": 990, "c": 500, "d": 2000, "e": 100}) == ["a", "c", "e"]
 
 
-def test_what_is_measured_of_the_digits() -> None:
+def test_the_digits_model_is_measured() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
     told: list[tuple[int, int]] = []
     found = measure_splits(bundle, dataset, progress=lambda done, total: told.append((done, total)))
@@ -116,7 +116,7 @@ def test_what_is_measured_of_the_digits() -> None:
     assert min(found.model_ms, cut.head_ms, cut.tail_ms, exact.pack_ms) > 0
 
 
-def test_a_coarse_checkpoint_shows_as_disagreement() -> None:
+def test_a_coarse_checkpoint_causes_disagreement() -> None:
     """The digits' 4,490 distances in 256 steps tell the classes apart no more; written down as they are, they do."""
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 40)
     found = measure_splits(bundle, dataset, at="minus_gamma_distances")
@@ -130,7 +130,7 @@ def test_a_coarse_checkpoint_shows_as_disagreement() -> None:
     assert coarse.disagreement > 0
 
 
-def test_split_says_which_way_wins(tmp_path: Path) -> None:
+def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
     arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "20"]
     out = tmp_path / "cuts"
     told = CliRunner().invoke(app, [*arguments, "--device-slowdown", "0.001", "--out", str(out)])
@@ -142,14 +142,14 @@ def test_split_says_which_way_wins(tmp_path: Path) -> None:
     assert again.exit_code == 2 or "exists" in str(again.exception)
 
 
-def test_split_speaks_json() -> None:
+def test_split_prints_json() -> None:
     arguments = ["split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "5", "-o", "json"]
     found = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert found["bundle"] == "digits"
     assert found["cuts"][0]["forms"][0]["name"] == "fp32"
 
 
-def test_a_tensor_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_an_unknown_tensor_is_refused_with_the_known_ones() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 1)
     with pytest.raises(ConfigError, match="cannot be cut at 'nowhere', but at: pixels"):
         measure_splits(bundle, dataset, at="nowhere")
