@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import EngineReport
+from firstline_gateway.executors.base import ExecutionReport
 from firstline_gateway.models.repository import ServedModel
 
 
@@ -21,8 +21,8 @@ class ExecutorWithoutFiles:
     def slots(self) -> int:
         return self._slots
 
-    def report(self) -> EngineReport:
-        return EngineReport()
+    def report(self) -> ExecutionReport:
+        return ExecutionReport()
 
     async def start(self) -> None:
         pass

@@ -30,7 +30,7 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.engine import check_engine, open_engine
+from firstline_gateway.executors.factory import check_executors, open_executors
 from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity import identity
@@ -39,9 +39,9 @@ from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import load_full, load_repository, named
+from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.models.residency.memory import Load
-from firstline_gateway.models.residency.residency import Residency
+from firstline_gateway.models.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles.profiles import Profiles, priors_in
@@ -408,7 +408,7 @@ def open_gateway(settings: Settings) -> Gateway:
     load = partial(load_full, options=options) if here else None
     if settings.executors:
         open_database(settings.store).close()  # so that it has its schema when it is asked for profiles
-    engine = open_engine(settings, repository, options, priors_in(settings.store))
+    engine = open_executors(settings, repository, options, priors_in(settings.store))
     gateway = Gateway(settings, repository, engine, load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)
@@ -502,7 +502,7 @@ def check_files(settings: Settings) -> None:
         ConfigError: the token file, the broker's password or certificate, the topics, or what the engine needs are no
             good.
     """
-    check_engine(settings)
+    check_executors(settings)
     identity.check_files(settings)
     if settings.mqtt.enabled and not settings.broker.directory:  # else what it reads is made with the gateway
         mqtt.check(settings.mqtt)

@@ -296,12 +296,12 @@ async def test_a_full_queue_says_when_to_come_back(gated: tuple[Gateway, GatedEx
         executor.release()
 
 
+def _metrics(gateway: Gateway) -> list[str]:
+    return gateway.metrics.render()[0].decode().splitlines()
+
+
 def _depth(gateway: Gateway) -> int:
-    line = next(
-        text
-        for text in gateway.metrics.render()[0].decode().splitlines()
-        if text.startswith("firstline_gateway_queue_depth ")
-    )
+    line = next(text for text in _metrics(gateway) if text.startswith("firstline_gateway_queue_depth "))
     return int(float(line.split()[1]))
 
 
@@ -314,9 +314,11 @@ async def test_a_client_that_leaves_frees_its_place(gated: tuple[Gateway, GatedE
         await until(lambda: _depth(gateway) == 1)
         second.cancel()
         await until(lambda: _depth(gateway) == 0)
+        await until(lambda: 'firstline_gateway_errors_total{code="link_down"} 1.0' in _metrics(gateway))
         executor.release()
         assert (await first).status_code == 200
         assert len(executor.batches) == 1
+        gateway.bodies.take("another", gateway.settings.api.bodies_limit_bytes // 2)  # all room is free again
 
 
 def _json_pixels() -> bytes:

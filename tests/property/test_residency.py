@@ -27,9 +27,9 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.types import ModelKey
+from firstline_gateway.models.memory import Place
 from firstline_gateway.models.repository import Repository, ServedModel
-from firstline_gateway.models.residency.memory import Place
-from firstline_gateway.models.residency.residency import Residency
+from firstline_gateway.models.residency import Residency
 
 NAMES = [f"m{number}" for number in range(6)]
 SIZE_BYTES = 1 << 20

@@ -14,8 +14,7 @@ from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS
 from firstline_gateway.serving.deliveries import records
-from firstline_gateway.serving.deliveries.records import DeliveryKey
-from firstline_gateway.serving.deliveries.tables import DELIVERIES
+from firstline_gateway.serving.deliveries.records import DELIVERIES, DeliveryKey
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import open_database
 

@@ -19,7 +19,7 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.types import ModelKey
 from firstline_gateway.app import runtime_options
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.engine import open_engine
+from firstline_gateway.executors.factory import open_executors
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
@@ -95,7 +95,7 @@ async def engine(found: Site, names: Sequence[str]) -> AsyncIterator[Dispatcher]
     )
     options = runtime_options(settings)
     repository = load_repository(found.bundle, options if settings.loads_here else None)
-    opened = open_engine(settings, repository, options)
+    opened = open_executors(settings, repository, options)
     assert isinstance(opened, Dispatcher)
     await opened.start()
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ Outcome = Probabilities | FirstlineError
 
 
 @dataclass(frozen=True, slots=True)
-class OnExecutor:
+class ModelOnExecutor:
     """The state of one model on one of several executors.
 
     Args:
@@ -49,7 +50,7 @@ class ExecutorReport:
         problem: why it gets no batches at all, as a sentence, or "".
         slots: batches that it is worth giving at the same moment.
         under_way: batches that it has.
-        batches: by outcome; see `EngineReport.batches`.
+        batches: by outcome; see `ExecutionReport.batches`.
         models: that it runs.
         energy_j: of its batches, as far as it is known.
     """
@@ -59,7 +60,7 @@ class ExecutorReport:
     slots: int
     under_way: int
     batches: Mapping[str, int]
-    models: Mapping[ModelKey, OnExecutor]
+    models: Mapping[ModelKey, ModelOnExecutor]
     energy_j: float
 
     @property
@@ -69,7 +70,7 @@ class ExecutorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReport:
+class ExecutionReport:
     """The counts of executors and their servers, for the metrics.
 
     Args:
@@ -107,7 +108,7 @@ class Executor(Protocol):
         """Returns why a model cannot run at the moment, as a sentence, or "" if it can."""
         ...
 
-    def report(self) -> EngineReport:
+    def report(self) -> ExecutionReport:
         """Returns the state of its servers; empty if it has none."""
         ...
 
@@ -164,3 +165,35 @@ class InProcess(Protocol):
     def loop_times(self, key: ModelKey) -> LoopTimes:
         """Returns what batches of a model take on the event loop."""
         ...
+
+
+class InFlight:
+    """Counts the work within its `with`, and waits for its end when the gateway closes. Belongs to one event loop.
+
+    Attributes:
+        count: of the work in flight.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._none: asyncio.Event | None = None
+
+    def __enter__(self) -> Self:
+        self.count += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count and self._none is not None:
+            self._none.set()
+
+    async def end(self, timeout_s: float | None = None) -> None:
+        """Returns when there is none, or after the timeout."""
+        self._none = self._none or asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.count:
+                    self._none.clear()
+                    await self._none.wait()
+        except TimeoutError:
+            pass

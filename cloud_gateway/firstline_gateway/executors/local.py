@@ -19,7 +19,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
+from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
 from firstline_gateway.executors.rows import run_batch
 from firstline_gateway.models.repository import ServedModel
 
@@ -62,8 +62,8 @@ class LocalExecutor:
     def trouble(self, key: ModelKey) -> str:
         return ""
 
-    def report(self) -> EngineReport:
-        return EngineReport(apart=self._apart)
+    def report(self) -> ExecutionReport:
+        return ExecutionReport(apart=self._apart)
 
     def run(
         self, key: ModelKey, inputs: Sequence[Tensor], deadlines_s: Sequence[float | None]

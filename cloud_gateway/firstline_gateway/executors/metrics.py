@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.executors.base import EngineReport
+from firstline_gateway.executors.base import ExecutionReport
 
 
-def register(metrics: RequestMetrics, report: Callable[[], EngineReport]) -> None:
+def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> None:
     """Registers the metrics of the executors.
 
     Args:

@@ -27,7 +27,7 @@ from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.models.fetched_bundles import FetchedBundles
 from firstline_gateway.models.folder import read_bundle
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.models.residency.orders import Orders
+from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition, Subject

@@ -38,12 +38,10 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway import __version__
-from firstline_gateway.executors.base import Probabilities
-from firstline_gateway.executors.under_way import UnderWay
+from firstline_gateway.executors.base import InFlight, Probabilities
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
-from firstline_gateway.models.residency.orders import UNLOADING
-from firstline_gateway.models.residency.residency import Residency
+from firstline_gateway.models.residency import UNLOADING, Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -117,7 +115,7 @@ class GatewayDataPlane:
         self._looks_after_fleet = looks_after_fleet
         self.limits = limits
         self.draining = False
-        self.under_way = UnderWay()
+        self.under_way = InFlight()
 
     # Inference.
 

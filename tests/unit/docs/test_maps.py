@@ -36,7 +36,6 @@ MAPPED = (
     "firstline_gateway.serving.scheduling",
     "firstline_gateway.fleet",
     "firstline_gateway.models",
-    "firstline_gateway.models.residency",
     "firstline_gateway.profiles",
     "firstline_gateway.registry",
     "firstline_gateway.rollouts",

@@ -19,7 +19,7 @@ from firstline_core.runtime.loop_times import LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import EngineReport, Executor, ExecutorReport, OnExecutor, Outcome
+from firstline_gateway.executors.base import ExecutionReport, Executor, ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
 from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
@@ -224,7 +224,7 @@ class Dispatcher:
 
     # Reports.
 
-    def report(self) -> EngineReport:
+    def report(self) -> ExecutionReport:
         """Returns the counts of all executors and servers, and the state of each executor by its name."""
         apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         up: dict[tuple[str, ...], float] = {}
@@ -239,7 +239,7 @@ class Dispatcher:
         named = tuple(self._report_of(member) for member in self.members if member.name)
         if named:
             repeats.update({(f"executor_{why}",): float(count) for why, count in self._attempts.repeated.items()})
-        return EngineReport(up, batches, repeats, apart, named)
+        return ExecutionReport(up, batches, repeats, apart, named)
 
     def _report_of(self, member: Member) -> ExecutorReport:
         now_s = self._clock.monotonic_s()
@@ -266,12 +266,12 @@ def single(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = 
     return Dispatcher([member], clock=clock)
 
 
-def _on(member: Member, key: ModelKey, now_s: float) -> OnExecutor:
+def _on(member: Member, key: ModelKey, now_s: float) -> ModelOnExecutor:
     placed = member.models[key]
     problem = member.trouble(key)
     if not problem and not placed.health.trusted:
         problem = f"It failed; it is tried again in {placed.health.left_s(now_s):.1f} s."
-    return OnExecutor(
+    return ModelOnExecutor(
         pace=placed.forecast.pace,
         problem=problem,
         energy_source=placed.costs.source,

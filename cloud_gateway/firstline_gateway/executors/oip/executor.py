@@ -24,14 +24,12 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import EngineReport, Outcome, Probabilities
-from firstline_gateway.executors.oip.calls import Calls, Spent, Transport, Work
+from firstline_gateway.executors.base import ExecutionReport, InFlight, Outcome, Probabilities
+from firstline_gateway.executors.oip.calls import Calls, Hedging, Spent, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
-from firstline_gateway.executors.oip.hedging import Hedging
 from firstline_gateway.executors.oip.probing import Probing
 from firstline_gateway.executors.rows import Group, Prepared, joined, prepare_batch, shared_out
-from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.settings.settings import Oip
 
@@ -75,7 +73,7 @@ class OipExecutor:
         )
         self._probing = Probing(self._transports, self._models, clock)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
         self._apart: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
 
     @property
@@ -88,8 +86,8 @@ class OipExecutor:
     def trouble(self, key: ModelKey) -> str:
         return self.endpoints.trouble(key)
 
-    def report(self) -> EngineReport:
-        return EngineReport(
+    def report(self) -> ExecutionReport:
+        return ExecutionReport(
             up={(each.url,): float(self.endpoints.usable(each)) for each in self.endpoints.all},
             batches={
                 (each.url, outcome): float(count)

@@ -21,9 +21,8 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import EngineReport, Outcome
+from firstline_gateway.executors.base import ExecutionReport, InFlight, Outcome
 from firstline_gateway.executors.ray.deployment import Cluster, Deployment
-from firstline_gateway.executors.under_way import UnderWay
 from firstline_gateway.models.repository import ServedModel
 
 _EVERY_S = 2.0
@@ -80,7 +79,7 @@ class RayExecutor:
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._retries = 0
         self._calls: dict[str, set[asyncio.Task[list[Outcome]]]] = defaultdict(set)
-        self._under_way = UnderWay()
+        self._under_way = InFlight()
 
     @property
     def slots(self) -> int:
@@ -104,8 +103,8 @@ class RayExecutor:
             return ""
         return self._troubles.get(name, "") or f"Ray runs no replica of {name} yet."
 
-    def report(self) -> EngineReport:
-        return EngineReport(
+    def report(self) -> ExecutionReport:
+        return ExecutionReport(
             up={(each.name,): float(self._replicas.get(each.name, 0)) for each in self._models.values()},
             batches={labels: float(count) for labels, count in self._outcomes.items()},
             repeats={("retry",): float(self._retries)},

@@ -12,15 +12,28 @@ from typing import NamedTuple
 
 import orjson
 from msgspec.structs import replace
-from sqlalchemy import ColumnElement, Connection, delete, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    Text,
+    UniqueConstraint,
+    delete,
+    select,
+    update,
+)
 
 from firstline_core.errors import FirstlineError, IntegrityError
 from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.storage.seals import ChecksumSeal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_gateway.serving.deliveries.tables import DELIVERIES
-from firstline_gateway.store.schema import insert
+from firstline_gateway.store.schema import METADATA, SEQUENCE, insert
 
 log = logger(__name__)
 
@@ -28,6 +41,20 @@ ANSWER_LIMIT_BYTES = 64 * 1024
 """A longer answer is not recorded: a repeat runs again, and is not recorded again."""
 
 _SEAL = ChecksumSeal()
+
+DELIVERIES = Table(
+    "deliveries",
+    METADATA,
+    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    Column("device", Text, nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("service_s", Double, nullable=False),
+    Column("answer", LargeBinary),  # sealed
+    Column("answer_header", Integer),
+    UniqueConstraint("device", "request_id"),
+    Index(None, "service_s"),
+)
 
 
 class DeliveryKey(NamedTuple):

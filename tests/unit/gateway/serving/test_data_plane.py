@@ -39,7 +39,7 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors.dispatch.dispatcher import single
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
-from firstline_gateway.models.residency.residency import Residency
+from firstline_gateway.models.residency import Residency
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.scheduling.admission import Bounds

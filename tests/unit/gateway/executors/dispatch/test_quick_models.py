@@ -16,7 +16,7 @@ from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
 from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import OnExecutor, Outcome, Probabilities
+from firstline_gateway.executors.base import ModelOnExecutor, Outcome, Probabilities
 from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
@@ -102,7 +102,7 @@ class Site:
         return next(dict(each.batches) for each in self.dispatcher.report().executors if each.name == name)
 
     @property
-    def here(self) -> OnExecutor:
+    def here(self) -> ModelOnExecutor:
         return self.dispatcher.report().executors[0].models[M]
 
 

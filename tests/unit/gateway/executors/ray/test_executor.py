@@ -270,9 +270,9 @@ def test_settings_that_make_no_sense(overrides: dict[str, object], words: str) -
 def test_without_ray_a_sentence_says_what_to_install() -> None:
     import importlib.util
 
-    from firstline_gateway.executors.engine import check_engine
+    from firstline_gateway.executors.factory import check_executors
 
     if importlib.util.find_spec("ray") is not None:
         pytest.skip("Ray is installed here")
     with pytest.raises(ConfigError, match=r"install firstline\[gateway,ray\]"):
-        check_engine(load(None, environ={}, overrides={"execution.engine": "ray"}))
+        check_executors(load(None, environ={}, overrides={"execution.engine": "ray"}))

@@ -17,8 +17,7 @@ from firstline_core.errors import InferenceError, ReusedRequestIdError, StoreUna
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, ContractNotice, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
-from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, content_of
-from firstline_gateway.serving.deliveries.tables import DELIVERIES
+from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, DELIVERIES, content_of
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.service_clock import ServiceClock
 

@@ -34,6 +34,7 @@ from firstline_gateway.executors.base import Outcome, Probabilities
 from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -424,6 +425,79 @@ async def test_what_runs_nowhere_is_told_though_others_wait() -> None:
     gone = await bench.submit(2.0, FRUGAL)
     assert isinstance(gone.exception(), EngineUnavailableError)
     await bench.until(*running)
+
+
+class Counted:
+    """Counts the calls of one method."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.calls = 0
+        real = getattr(owner, name)
+
+        def counted(*args: object, **named: object) -> object:
+            self.calls += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+async def test_a_backlog_for_a_busy_executor_is_placed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[1].displace(SERVED.key)
+    tasks = [await bench.submit() for _ in range(50)]
+    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    other = await bench.submit(2.0, FRUGAL)
+    assert placed.calls < 10
+    await bench.until(other)
+    assert bench.clock.monotonic_s() < 0.02
+    await bench.until(*tasks)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_backlog_next_to_a_slow_idle_executor_is_not_placed_batch_by_batch(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New requests are due last or first; the slow executor takes as long as 200 requests on the fast one."""
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    now_s = bench.clock.monotonic_s()
+    tasks = [
+        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
+        for number in range(40)
+    ]
+    assert placed.calls < 10 * 40
+    assert bench.batcher.depth == 39
+    await bench.until(*tasks)
+    assert sum(bench.executors[0].batches) == 42
+
+
+async def test_a_new_request_behind_all_others_costs_a_few_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 0.005, rows=1)
+    await bench.until(await bench.submit())
+    while bench.members[1].running:
+        await bench.clock.advance(0.1)
+    tasks = [await bench.submit() for _ in range(10)]
+    placed = Counted(monkeypatch, ExecutorSnapshot, "place")
+    tasks += [await bench.submit() for _ in range(100)]
+    assert placed.calls <= 3 * 100
+    tasks += [await bench.submit() for _ in range(100)]
+    assert sum(bench.executors[1].batches) == 2  # now the slow executor completes earlier
+    await bench.until(*tasks)
+
+
+async def test_admission_cost_does_not_grow_with_models_that_nothing_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(1.0, 0.5)
+    for number in range(100):
+        for member in bench.members:
+            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
+    tasks = [await bench.submit() for _ in range(3)]
+    asked = Counted(monkeypatch, Member, "trouble")
+    tasks.append(await bench.submit())
+    assert asked.calls < 30
+    await bench.until(*tasks)
 
 
 async def test_a_backlog_sends_others_to_who_is_free_as_far_as_it_is_due_before_them() -> None:

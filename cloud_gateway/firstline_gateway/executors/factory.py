@@ -1,4 +1,4 @@
-"""The engine that the configuration names (`execution.engine`), or several of them (`executors`)."""
+"""Opens the executors that the configuration names: one (`execution.engine`), or several (`executors`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import assert_never
 
 import msgspec
 
@@ -41,7 +42,7 @@ from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
 log = logger(__name__)
 
 
-def open_engine(
+def open_executors(
     settings: Settings, repository: Repository, options: RuntimeOptions, priors: Priors = no_priors
 ) -> Dispatcher:
     """Opens the executors for the models of a repository, which is loaded where `settings.loads_here` says so.
@@ -134,15 +135,24 @@ def _fingerprint() -> str:
 def _open_one(
     settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
 ) -> Executor:
-    if found.engine == "local":
-        return LocalExecutor(
-            {served.key: served.loaded for served in models if served.loaded is not None},
-            sessions=found.sessions or settings.sessions,
-            max_batch_rows=settings.execution.max_batch_rows,
-        )
-    if found.engine == "ray":
-        return _open_ray(settings, models)
+    match found.engine:
+        case "local":
+            return LocalExecutor(
+                {served.key: served.loaded for served in models if served.loaded is not None},
+                sessions=found.sessions or settings.sessions,
+                max_batch_rows=settings.execution.max_batch_rows,
+            )
+        case "oip":
+            return _open_oip(settings, found, models, options)
+        case "ray":
+            return _open_ray(settings, models)
+        case _:
+            assert_never(found.engine)
 
+
+def _open_oip(
+    settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
+) -> Executor:
     def far(served: ServedModel) -> FarModel:
         if settings.oip.processing == "there":
             return FirstlineModel(served, settings.limits)
@@ -175,7 +185,7 @@ def _open_ray(settings: Settings, models: Sequence[ServedModel]) -> Executor:
     )
 
 
-def check_engine(settings: Settings) -> None:
+def check_executors(settings: Settings) -> None:
     """Checks the files and libraries that the executors need, except the models.
 
     Raises:

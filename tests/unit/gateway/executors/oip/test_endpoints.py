@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.oip.hedging import Hedging
-from firstline_gateway.executors.oip.outliers import OutlierDetector, OutlierSettings
+from firstline_gateway.executors.oip.calls import Hedging
+from firstline_gateway.executors.oip.endpoints import OutlierDetector, OutlierSettings
 
 M = ModelKey("m", 1)
 

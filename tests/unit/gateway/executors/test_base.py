@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
-from firstline_gateway.executors.under_way import UnderWay
+from firstline_gateway.executors.base import InFlight
 
 
 async def test_the_end_waits_for_all_work() -> None:
-    under_way = UnderWay()
+    under_way = InFlight()
     with under_way:
         with under_way:
             ended = asyncio.create_task(under_way.end())
@@ -17,7 +17,7 @@ async def test_the_end_waits_for_all_work() -> None:
 
 
 async def test_the_end_waits_for_later_work_too() -> None:
-    under_way = UnderWay()
+    under_way = InFlight()
     with under_way:
         ended = asyncio.create_task(under_way.end())
         await asyncio.sleep(0)
@@ -29,7 +29,7 @@ async def test_the_end_waits_for_later_work_too() -> None:
 
 
 async def test_the_end_waits_no_longer_than_the_timeout() -> None:
-    under_way = UnderWay()
+    under_way = InFlight()
     await asyncio.wait_for(under_way.end(), 5.0)
     with under_way:
         await asyncio.wait_for(under_way.end(0.0), 5.0)

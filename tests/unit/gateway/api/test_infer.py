@@ -1,0 +1,46 @@
+"""Inference over HTTP, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.gateway import DIGITS, GatedExecutor, gateway_of
+
+from firstline_core.protocol.http_server import RequestInfo
+from firstline_core.runtime.select import RuntimeOptions
+from firstline_gateway.api.infer import InferenceApp
+from firstline_gateway.models.folder import load_repository
+from firstline_gateway.settings.load import load
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_a_client_that_leaves_during_its_answer_ends_quietly(has_left: bool) -> None:
+    settings = load(None, environ={}, overrides={"auth.mode": "off", "models.directory": str(DIGITS)})
+    gateway = gateway_of(settings, load_repository(DIGITS, RuntimeOptions()), GatedExecutor())
+    info = RequestInfo(0.0)
+    info.whole = True
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v2/models/absent/infer",
+        "headers": [],
+        "query_string": b"",
+        "state": {"firstline": info},
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(_message: object) -> None:
+        info.disconnected = has_left
+        raise asyncio.CancelledError
+
+    async def control_plane(*_: object) -> None:
+        raise NotImplementedError
+
+    answering = asyncio.create_task(InferenceApp(control_plane, gateway)(scope, receive, send))
+    await asyncio.wait([answering])
+    assert answering.cancelled() is not has_left
+    await gateway.close()
