@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-import msgspec
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from bench.fleet.population import BUNDLE, NEW, DeviceReport
@@ -97,7 +96,7 @@ class Driven:
         """Puts down what all devices say in a few statements: how single words are taken is measured elsewhere."""
         with self.database.begin() as connection:
             rows = connection.execute(select(DEVICES.c.name, DEVICES.c.desired)).all()
-        desired = {row.name: msgspec.json.decode(row.desired, type=Desired) for row in rows}
+        desired = {row.name: row.desired for row in rows}
         now_s = self.clock.wall_s()
         reports = self.fleet.pass_time(hours, desired, now_s)
         with self.database.begin() as connection:
@@ -128,8 +127,8 @@ class Driven:
             "device": device.name,
             "session": telemetry.session,
             "sequence": telemetry.sequence,
-            "latest": msgspec.json.encode(telemetry).decode(),
-            "totals": msgspec.json.encode(after).decode(),
+            "latest": telemetry,
+            "totals": after,
             "at_s": now_s,
         }
 
@@ -152,7 +151,7 @@ def _words(report: DeviceReport, now_s: float) -> dict[str, Any]:
         "last_seen_s": now_s,
         "online": True,
         "sequence": report.reported.sequence,
-        "reported": msgspec.json.encode(report.reported).decode(),
+        "reported": report.reported,
     }
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -22,7 +22,6 @@ from sqlalchemy import (
     Select,
     String,
     Table,
-    Text,
     bindparam,
     delete,
     insert,
@@ -36,22 +35,22 @@ from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
 from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, batched
+from firstline_gateway.store.schema import METADATA, Document, batched
 
 DEVICES = Table(
     "fleet_devices",
     METADATA,
     Column("name", String(64), primary_key=True),
-    Column("tags", Text, nullable=False),  # an object of strings
+    Column("tags", Document(dict[str, str]), nullable=False),
     Column("accepted_s", Double),  # NULL while it is not accepted
     Column("first_seen_s", Double),
     Column("last_seen_s", Double),  # NULL before the first message
     Column("online", Boolean, nullable=False),
     Column("session", String(64), nullable=False),
-    Column("earlier_sessions", Text, nullable=False),  # an array, the latest last
+    Column("earlier_sessions", Document(list[str]), nullable=False),  # the latest last
     Column("sequence", BigInteger, nullable=False),  # of `reported`
-    Column("reported", Text),
-    Column("desired", Text, nullable=False),
+    Column("reported", Document(Reported)),
+    Column("desired", Document(Desired), nullable=False),
     Column("revision", BigInteger, nullable=False),  # of `desired`
     Column("published", BigInteger, nullable=False),  # the revision at the broker; -1 for none
     Index(None, "last_seen_s"),
@@ -60,7 +59,7 @@ BRAKE = Table(
     "fleet_brake",
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("brake", Text, nullable=False),
+    Column("brake", Document(Brake), nullable=False),
     Column("by", String(128), nullable=False),
     Column("since_s", Double, nullable=False),
 )
@@ -70,7 +69,6 @@ _REVISION_LIMIT = 2**52  # a device that reports more would leave no room for fu
 _EARLIER = 8  # sessions whose late messages are recognised
 _AT_ONCE = 500  # rows that are read for a page of which most may not match
 _C = DEVICES.c
-_EMPTY = msgspec.json.encode(Desired(0)).decode()
 
 
 class Device(Struct, frozen=True):
@@ -111,7 +109,7 @@ def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, 
     held = connection.execute(
         select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
-    earlier = msgspec.json.decode(held.earlier_sessions, type=list[str])
+    earlier = held.earlier_sessions
     if session in earlier:
         return False
     values: dict[str, Any] = {"last_seen_s": now_s, "online": True}
@@ -119,7 +117,7 @@ def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, 
         values["first_seen_s"] = now_s
     if session and session != held.session:
         earlier = [*earlier, held.session][-_EARLIER:] if held.session else earlier
-        values |= {"session": session, "sequence": -1, "earlier_sessions": msgspec.json.encode(earlier).decode()}
+        values |= {"session": session, "sequence": -1, "earlier_sessions": earlier}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
 
@@ -140,7 +138,7 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
     if not mark_seen(connection, name, reported.session, now_s, accept=accept):
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
-    values = {"sequence": reported.sequence, "reported": msgspec.json.encode(reported).decode()}
+    values = {"sequence": reported.sequence, "reported": reported}
     if connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
     differs = or_(_C.revision < reported.revision, _C.published > reported.revision)
@@ -149,9 +147,8 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
         return True
     values = {"published": -1}
     if held.revision < reported.revision:
-        desired = msgspec.json.decode(held.desired, type=Desired)
-        desired = msgspec.structs.replace(desired, revision=reported.revision + 1)
-        values |= {"revision": desired.revision, "desired": msgspec.json.encode(desired).decode()}
+        desired = replace(held.desired, revision=reported.revision + 1)
+        values |= {"revision": desired.revision, "desired": desired}
     connection.execute(update(DEVICES).where(_C.name == name).values(**values))
     return True
 
@@ -182,12 +179,11 @@ def desire(
             _ensure(connection, some, now_s)
         query = select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
         for held in connection.execute(query.with_for_update()):
-            before = msgspec.json.decode(held.desired, type=Desired)
-            after = msgspec.structs.replace(change(held.name, before), revision=before.revision)
+            before: Desired = held.desired
+            after = replace(change(held.name, before), revision=before.revision)
             if after != before:
-                after = msgspec.structs.replace(after, revision=held.revision + 1)
-                document = msgspec.json.encode(after).decode()
-                changed.append({"one": held.name, "document": document, "number": after.revision})
+                after = replace(after, revision=held.revision + 1)
+                changed.append({"one": held.name, "document": after, "number": after.revision})
     if changed:
         mine = update(DEVICES).where(_C.name == bindparam("one"))
         connection.execute(mine.values(desired=bindparam("document"), revision=bindparam("number")), changed)
@@ -242,15 +238,15 @@ def _runs(device: Device, model: str, version: int | None) -> bool:
 def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
     """Returns names and tags of all accepted devices."""
     rows = connection.execute(select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
-    return [(row.name, msgspec.json.decode(row.tags, type=dict[str, str])) for row in rows]
+    return [(row.name, row.tags) for row in rows]
 
 
 def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
     """Sets tags of a known device, removes those that are None, and returns its tags."""
     held = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
-    after = {**msgspec.json.decode(held, type=dict[str, Any]), **tags}
+    after = {**held, **tags}
     after = {key: value for key, value in after.items() if value is not None}
-    connection.execute(update(DEVICES).where(_C.name == name).values(tags=msgspec.json.encode(after).decode()))
+    connection.execute(update(DEVICES).where(_C.name == name).values(tags=after))
     return after
 
 
@@ -272,7 +268,7 @@ def unpublished(connection: Connection, limit: int) -> list[tuple[str, Desired]]
     """Returns the desired documents of accepted devices that are not at the broker yet."""
     due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
     rows = connection.execute(select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
-    return [(row.name, msgspec.json.decode(row.desired, type=Desired)) for row in rows]
+    return [(row.name, row.desired) for row in rows]
 
 
 def mark_published(connection: Connection, revisions: Mapping[str, int]) -> None:
@@ -285,15 +281,14 @@ def mark_published(connection: Connection, revisions: Mapping[str, int]) -> None
 
 def brake(connection: Connection) -> Brake | None:
     """Returns the limits on all devices' escalations; None if there are no limits."""
-    row = connection.execute(select(BRAKE.c.brake)).first()
-    return msgspec.json.decode(row.brake, type=Brake) if row is not None else None
+    return connection.execute(select(BRAKE.c.brake)).scalar_one_or_none()
 
 
 def set_brake(connection: Connection, wanted: Brake | None, by: str, now_s: float) -> None:
     """Sets or lifts the brake; `desire` informs the devices."""
     connection.execute(delete(BRAKE))
     if wanted is not None:
-        row = {"id": 1, "brake": msgspec.json.encode(wanted).decode(), "by": by, "since_s": now_s}
+        row = {"id": 1, "brake": wanted, "by": by, "since_s": now_s}
         connection.execute(insert(BRAKE).values(row))
 
 
@@ -303,19 +298,19 @@ def names(connection: Connection) -> list[str]:
 
 
 def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | None) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "tags": "{}",
+            "tags": {},
             "accepted_s": accepted_s,
             "first_seen_s": None,
             "last_seen_s": None,
             "online": False,
             "session": "",
-            "earlier_sessions": "[]",
+            "earlier_sessions": [],
             "sequence": -1,
             "reported": None,
-            "desired": _EMPTY,
+            "desired": Desired(0),
             "revision": 0,
             "published": -1,
         }
@@ -329,14 +324,4 @@ def _query() -> Select[Any]:
 
 
 def _device(row: Row[Any]) -> Device:
-    return Device(
-        name=row.name,
-        tags=msgspec.json.decode(row.tags, type=dict[str, str]),
-        accepted_s=row.accepted_s,
-        first_seen_s=row.first_seen_s,
-        last_seen_s=row.last_seen_s,
-        online=row.online,
-        session=row.session,
-        reported=msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None,
-        desired=msgspec.json.decode(row.desired, type=Desired),
-    )
+    return Device(**row._asdict())

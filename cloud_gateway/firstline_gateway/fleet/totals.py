@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from functools import reduce
 from itertools import islice
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, delete, func, select
+from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, delete, func, select
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, Document
 
 _HOUR_S = 3600.0
 # Limits on what a device can report, so that sums stay readable and stored data stays bounded.
@@ -23,27 +22,6 @@ _MODELS = 128
 _COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "disagreed")
 KEPT_HOURS = 48
 """Length of the history."""
-
-COUNTS = Table(
-    "fleet_counts",
-    METADATA,
-    Column("device", String(64), primary_key=True),
-    Column("session", String(64), nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("latest", Text, nullable=False),  # the report, whose counts are the session's
-    Column("totals", Text, nullable=False),  # of all sessions
-    Column("at_s", Double, nullable=False),
-)
-"""What devices counted, over all their processes."""
-HISTORY = Table(
-    "fleet_history",
-    METADATA,
-    Column("device", String(64), primary_key=True),
-    Column("hour", Integer, primary_key=True),  # since 1970
-    Column("at_s", Double, nullable=False),
-    Column("totals", Text, nullable=False),
-)
-"""One copy of the totals per hour, for the time before a rollout."""
 
 
 class Totals(Struct, frozen=True):
@@ -58,6 +36,28 @@ class Totals(Struct, frozen=True):
     models: tuple[ModelCounts, ...] = ()
     service_s: float = 0.0
     unclean: int = 0
+
+
+COUNTS = Table(
+    "fleet_counts",
+    METADATA,
+    Column("device", String(64), primary_key=True),
+    Column("session", String(64), nullable=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("latest", Document(Telemetry), nullable=False),  # the report, whose counts are the session's
+    Column("totals", Document(Totals), nullable=False),  # of all sessions
+    Column("at_s", Double, nullable=False),
+)
+"""What devices counted, over all their processes."""
+HISTORY = Table(
+    "fleet_history",
+    METADATA,
+    Column("device", String(64), primary_key=True),
+    Column("hour", Integer, primary_key=True),  # since 1970
+    Column("at_s", Double, nullable=False),
+    Column("totals", Document(Totals), nullable=False),
+)
+"""One copy of the totals per hour, for the time before a rollout."""
 
 
 class Counted(Struct, frozen=True):
@@ -149,23 +149,23 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
     held = connection.execute(select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
     before, totals = None, Totals()
     if held is not None:
-        totals = msgspec.json.decode(held.totals, type=Totals)
+        totals = held.totals
         if held.session == report.session:
             if report.sequence <= held.sequence:
                 return None
-            before = msgspec.json.decode(held.latest, type=Telemetry)
+            before = held.latest
     after = added(totals, before, report)
     row = {
         "device": device,
         "session": report.session,
         "sequence": report.sequence,
-        "latest": msgspec.json.encode(report).decode(),
-        "totals": msgspec.json.encode(after).decode(),
+        "latest": report,
+        "totals": after,
         "at_s": now_s,
     }
     inserted = schema.insert(connection, COUNTS).values(row)
     connection.execute(inserted.on_conflict_do_update(index_elements=["device"], set_=row))
-    past = {"device": device, "hour": int(now_s // _HOUR_S), "at_s": now_s, "totals": row["totals"]}
+    past = {"device": device, "hour": int(now_s // _HOUR_S), "at_s": now_s, "totals": after}
     connection.execute(schema.insert(connection, HISTORY).values(past).on_conflict_do_nothing())
     return Counted(totals, after)
 
@@ -173,7 +173,7 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
 def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Totals]:
     """Returns the counts of these devices so far; devices without a report are left out."""
     query = select(COUNTS.c.device, COUNTS.c.totals).where(COUNTS.c.device.in_(list(devices)))
-    return {row.device: msgspec.json.decode(row.totals, type=Totals) for row in connection.execute(query)}
+    return {row.device: row.totals for row in connection.execute(query)}
 
 
 def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
@@ -184,7 +184,7 @@ def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -
     query = select(HISTORY.c.device, HISTORY.c.totals).join(
         latest, (HISTORY.c.device == latest.c.device) & (HISTORY.c.hour == latest.c.hour)
     )
-    return {row.device: msgspec.json.decode(row.totals, type=Totals) for row in connection.execute(query)}
+    return {row.device: row.totals for row in connection.execute(query)}
 
 
 def forget(connection: Connection, now_s: float) -> None:

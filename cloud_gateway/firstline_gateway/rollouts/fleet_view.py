@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, Text, select, type_coerce
 
-from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, Update
+from firstline_core.fleet.twin import DesiredVersion, Update
 from firstline_gateway.fleet import totals
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import Totals
@@ -58,7 +58,8 @@ class FleetCache:
 
     def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
         """Returns the current devices of the fleet."""
-        columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
+        tags = type_coerce(_C.tags, Text).label("tags")  # decoded once for all devices with the same tags
+        columns = _C.name, tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
         rows: Sequence[Any] = connection.execute(select(*columns).where(_C.accepted_s.is_not(None))).all()
         cached = self._documents
         changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
@@ -72,7 +73,11 @@ class FleetCache:
         cached, current = self._assigned, dict[str, tuple[str, Assignment]]()
         for name, text in records.assignment_texts(connection, rollout_id):
             before = cached.get(name)
-            current[name] = before if before is not None and before[0] == text else (text, records.assignment(text))
+            current[name] = (
+                before
+                if before is not None and before[0] == text
+                else (text, msgspec.json.decode(text, type=Assignment))
+            )
         self._assigned = current
         return {name: assignment for name, (_, assignment) in current.items()}
 
@@ -81,8 +86,7 @@ class FleetCache:
     ) -> Iterable[tuple[str, _Documents]]:
         query = select(_C.name, _C.reported, _C.desired).where(_C.name.in_(names))
         for row in connection.execute(query):
-            reported = msgspec.json.decode(row.reported, type=Reported) if row.reported is not None else None
-            desired = msgspec.json.decode(row.desired, type=Desired)
+            reported, desired = row.reported, row.desired
             yield (
                 row.name,
                 _Documents(

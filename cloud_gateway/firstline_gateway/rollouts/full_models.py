@@ -9,12 +9,10 @@ fetched nor retired.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from functools import partial
 
-import msgspec
 from msgspec import Struct
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, type_coerce
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock
@@ -32,6 +30,7 @@ from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.definition import Definition, Subject
 from firstline_gateway.store.readers import Readers
+from firstline_gateway.store.schema import Document
 
 _INTERVAL_S = 10.0
 # How long the start of a rollout waits for its full model before the caller is asked to retry.
@@ -220,7 +219,7 @@ class _ReportedModel(Struct):
     undone: bool = False
 
 
-class _Document(Struct):
+class _Models(Struct):
     """The models in a device's reported or desired document."""
 
     models: tuple[_ReportedModel, ...] = ()
@@ -233,17 +232,18 @@ def needed(connection: Connection, since_s: float) -> set[ModelKey]:
         connection: a snapshot of the store.
         since_s: wall time; a device that was last seen before needs nothing until it comes back.
     """
-    query = select(DEVICES.c.reported, DEVICES.c.desired).where(DEVICES.c.last_seen_s >= since_s)
-    found: set[ModelKey] = set()
-    for row in connection.execute(query):
-        found |= _models_in(text for text in (row.reported, row.desired) if text is not None)
+    documents = (type_coerce(column, Document(_Models)) for column in (DEVICES.c.reported, DEVICES.c.desired))
+    query = select(*documents).where(DEVICES.c.last_seen_s >= since_s)
+    models = (
+        model
+        for row in connection.execute(query)
+        for document in row
+        if document is not None
+        for model in document.models
+    )
+    found = {ModelKey(model.name, model.version) for model in models if not model.undone}
     for rollout_id in records.active(connection):
         rollout = records.find(connection, rollout_id)
         if rollout is not None and rollout.definition.what is Subject.MODEL:
             found.add(ModelKey(rollout.definition.bundle, rollout.definition.version))
     return found
-
-
-def _models_in(documents: Iterable[str]) -> set[ModelKey]:
-    models = (model for text in documents for model in msgspec.json.decode(text, type=_Document).models)
-    return {ModelKey(model.name, model.version) for model in models if not model.undone}

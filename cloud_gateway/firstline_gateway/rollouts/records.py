@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -13,7 +12,6 @@ from sqlalchemy import (
     Connection,
     Double,
     Integer,
-    Select,
     String,
     Table,
     Text,
@@ -23,6 +21,7 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    type_coerce,
     update,
 )
 
@@ -35,7 +34,7 @@ from firstline_gateway.rollouts.device_progress import with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.state import LIVE, Assignment, Rollout, RolloutState
 from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, batched
+from firstline_gateway.store.schema import METADATA, Document, batched
 
 ROLLOUTS = Table(
     "rollouts",
@@ -46,7 +45,7 @@ ROLLOUTS = Table(
     Column("active", Boolean, nullable=False, index=True),  # whether the engine has anything to do
     Column("revision", BigInteger, nullable=False),
     Column("idempotency", String(64), unique=True),  # hash of the creator and the key; NULL without a key
-    Column("record", Text, nullable=False),
+    Column("record", Document(Rollout), nullable=False),
 )
 ASSIGNMENTS = Table(
     "rollout_devices",
@@ -54,9 +53,9 @@ ASSIGNMENTS = Table(
     Column("rollout", String(64), primary_key=True),
     Column("device", String(64), primary_key=True),
     Column("state", String(16), nullable=False),
-    Column("record", Text, nullable=False),
-    Column("before", Text),  # a period before the stage, for the judgement
-    Column("start", Text),  # counts at the start of the observation
+    Column("record", Document(Assignment), nullable=False),
+    Column("before", Document(Period)),  # a period before the stage, for the judgement
+    Column("start", Document(Totals)),  # counts at the start of the observation
 )
 LOOKS = Table(
     "rollout_looks",
@@ -65,7 +64,7 @@ LOOKS = Table(
     Column("stage", Integer, primary_key=True, autoincrement=False),
     Column("look", Integer, primary_key=True, autoincrement=False),
     Column("at_s", Double, nullable=False),
-    Column("verdict", Text, nullable=False),
+    Column("verdict", Document(Look), nullable=False),
 )
 LEASE = Table(
     "rollout_lease",
@@ -88,19 +87,19 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
         "active": False,
         "revision": rollout.revision,
         "idempotency": idempotency,
-        "record": msgspec.json.encode(rollout).decode(),
+        "record": rollout,
     }
     connection.execute(schema.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
     if idempotency is None:
         return rollout
-    return _rollout(connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one())
+    stored: Rollout = connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
+    return stored
 
 
 def find(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
     """Returns one rollout; with `lock`, it stays locked until this transaction ends."""
     query = select(_R.record).where(_R.id == rollout_id)
-    record = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
-    return _rollout(record) if record is not None else None
+    return connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
 
 
 def page(connection: Connection, after: str, limit: int, bundle: str = "") -> list[Rollout]:
@@ -110,7 +109,7 @@ def page(connection: Connection, after: str, limit: int, bundle: str = "") -> li
         query = query.where(_R.id < after)
     if bundle:
         query = query.where(_R.bundle == bundle)
-    return _rollouts(connection, query)
+    return list(connection.execute(query).scalars())
 
 
 def active(connection: Connection) -> list[str]:
@@ -126,20 +125,20 @@ def active(connection: Connection) -> list[str]:
 def live(connection: Connection) -> list[Rollout]:
     """Returns the rollouts that may still change the desired state of devices."""
     query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
-    return [rollout for rollout in _rollouts(connection, query) if rollout.state in LIVE]
+    return [rollout for rollout in connection.execute(query).scalars() if rollout.state in LIVE]
 
 
 def completed(connection: Connection) -> list[Rollout]:
     """Returns rollouts that were completed and not rolled back since."""
     query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
-    return _rollouts(connection, query)
+    return list(connection.execute(query).scalars())
 
 
 def ended(connection: Connection) -> list[Rollout]:
     """Returns the rollouts that were aborted or rolled back and change no desired state any more."""
     states = [RolloutState.ABORTED, RolloutState.ROLLED_BACK]
     query = select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
-    return _rollouts(connection, query)
+    return list(connection.execute(query).scalars())
 
 
 def lock(connection: Connection) -> None:
@@ -149,12 +148,12 @@ def lock(connection: Connection) -> None:
 
 def put(connection: Connection, rollout: Rollout) -> Rollout:
     """Stores the state of a rollout as a new revision."""
-    changed = msgspec.structs.replace(rollout, revision=rollout.revision + 1)
+    changed = replace(rollout, revision=rollout.revision + 1)
     values = {
         "state": changed.state.value,
         "active": changed.state in LIVE or changed.unsettled,
         "revision": changed.revision,
-        "record": msgspec.json.encode(changed).decode(),
+        "record": changed,
     }
     connection.execute(update(ROLLOUTS).where(_R.id == rollout.id).values(values))
     return changed
@@ -162,18 +161,15 @@ def put(connection: Connection, rollout: Rollout) -> Rollout:
 
 def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment]:
     """Returns the devices of a rollout so far, by name."""
-    return {name: assignment(text) for name, text in assignment_texts(connection, rollout_id)}
+    query = select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
+    return {row.device: row.record for row in connection.execute(query)}
 
 
 def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
     """Yields the devices of a rollout with their encoded assignments."""
-    query = select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
-    return ((row.device, row.record) for row in connection.execute(query))
-
-
-def assignment(text: str) -> Assignment:
-    """Decodes a stored assignment."""
-    return msgspec.json.decode(text, type=Assignment)
+    text = type_coerce(_A.record, Text).label("text")
+    query = select(_A.device, text).where(_A.rollout == rollout_id).order_by(_A.device)
+    return ((row.device, row.text) for row in connection.execute(query))
 
 
 def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
@@ -206,7 +202,7 @@ def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment
             "rollout": rollout_id,
             "device": each.device,
             "state": each.state.value,
-            "record": msgspec.json.encode(each).decode(),
+            "record": each,
         }
         for each in changed
     ]
@@ -226,26 +222,17 @@ def set_baselines(
     """Stores the periods before a stage, which restarts these devices, and the counts at the start of observation."""
     mine = (_A.rollout == rollout_id) & (_A.device == bindparam("one"))
     if before:
-        periods = [
-            {"one": device, "period": msgspec.json.encode(period).decode() if period is not None else None}
-            for device, period in sorted(before.items())
-        ]
+        periods = [{"one": device, "period": period} for device, period in sorted(before.items())]
         connection.execute(update(ASSIGNMENTS).where(mine).values(before=bindparam("period"), start=None), periods)
     if start:
-        totals = [{"one": device, "totals": msgspec.json.encode(one).decode()} for device, one in sorted(start.items())]
+        totals = [{"one": device, "totals": one} for device, one in sorted(start.items())]
         connection.execute(update(ASSIGNMENTS).where(mine).values(start=bindparam("totals")), totals)
 
 
 def baselines(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
     """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
     query = select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
-    return {
-        row.device: (
-            msgspec.json.decode(row.before, type=Period) if row.before is not None else None,
-            msgspec.json.decode(row.start, type=Totals),
-        )
-        for row in connection.execute(query)
-    }
+    return {row.device: (row.before, row.start) for row in connection.execute(query)}
 
 
 def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
@@ -255,7 +242,7 @@ def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
         "stage": look.stage,
         "look": look.look,
         "at_s": look.at_s,
-        "verdict": msgspec.json.encode(look).decode(),
+        "verdict": look,
     }
     connection.execute(insert(LOOKS).values(row))
 
@@ -265,8 +252,7 @@ def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit
     stage, look = after
     behind = or_(LOOKS.c.stage > stage, and_(LOOKS.c.stage == stage, LOOKS.c.look > look))
     query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id, behind)
-    rows = connection.execute(query.order_by(LOOKS.c.stage, LOOKS.c.look).limit(limit)).scalars()
-    return [msgspec.json.decode(verdict, type=Look) for verdict in rows]
+    return list(connection.execute(query.order_by(LOOKS.c.stage, LOOKS.c.look).limit(limit)).scalars())
 
 
 def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
@@ -322,11 +308,3 @@ def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: flo
             connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details
         )
     return put(connection, changes.rollout) if changes.rollout != before else current
-
-
-def _rollout(record: str) -> Rollout:
-    return msgspec.json.decode(record, type=Rollout)
-
-
-def _rollouts(connection: Connection, query: Select[Any]) -> list[Rollout]:
-    return [_rollout(record) for record in connection.execute(query).scalars()]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import BigInteger, Connection, Integer, MetaData, Table
+import msgspec
+from sqlalchemy import BigInteger, Connection, Dialect, Integer, MetaData, Table, Text, TypeDecorator
 from sqlalchemy.dialects import postgresql, sqlite
 
 METADATA = MetaData(
@@ -29,6 +30,27 @@ SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 _MANY = 5000  # names in one statement: databases take some tens of thousands
 
 _T = TypeVar("_T")
+
+
+class Document(TypeDecorator[Any]):
+    """The type of a column that stores a value as JSON text; None is NULL.
+
+    Args:
+        kind: type of the value.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return msgspec.json.encode(value).decode() if value is not None else None
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return msgspec.json.decode(value, type=self.kind) if value is not None else None
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert:
