@@ -17,8 +17,8 @@ from rich.text import Text
 
 from firstline.cli.command import EXIT_FAILED, Report
 from firstline.cli.output import table
-from firstline.demo import assets, scenario
-from firstline.demo.summary import KINDS, Record, accuracy, percentiles_ms
+from firstline.demo.scenario import KINDS, Record, accuracy, percentiles_ms, run
+from firstline.demo.site import digits_folder
 
 _REFRESH_S = 0.1
 
@@ -29,7 +29,7 @@ def demo() -> Report:
     Exits with 1 if a request or a promised correction was lost. SIGINT and SIGTERM stop everything that it started.
     """
     with _Screen() as screen:
-        summary = asyncio.run(_until_signalled(scenario.run(assets.digits(), show=screen.show)))
+        summary = asyncio.run(_until_signalled(run(digits_folder(), show=screen.show)))
     return Report(summary, (_summary_table(summary), _sentences(summary)), EXIT_FAILED if summary["lost"] else 0)
 
 

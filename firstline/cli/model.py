@@ -1,4 +1,4 @@
-"""`firstline model`: pushes bundles to a gateway's registry and fetches them."""
+"""`firstline model`: pushes bundles to a gateway's registry, fetches them, and names their versions by aliases."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from firstline.cli import alias, stored_profiles
+from firstline.cli import stored_profiles
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import BundleArgument, GatewayOptions, KeysFolder, SigningKeys, require_bundle
-from firstline.cli.output import bytes_progress, size, table
+from firstline.cli.output import bytes_progress, date, size, table
 from firstline.release.publishing import push_bundle, remove_bundle
 from firstline.release.pulling import pull_bundle
 from firstline.release.registry import Registry
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, NotFoundError
-from firstline_core.fleet.registry import BundleEntry
+from firstline_core.fleet.registry import AliasChange, BundleEntry
 from firstline_core.fleet.target import ExtraNeeds
 from firstline_core.telemetry.wording import counted
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 
 app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
-app.add_typer(alias.app, name="alias")
+alias_app = command_group("Name versions: champion, canary, and so on.")
+app.add_typer(alias_app, name="alias")
 app.add_typer(stored_profiles.app, name="profile")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
+AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example champion.")]
 
 
 @command(app, "push")
@@ -148,6 +150,68 @@ def remove(
     return Report(
         {"removed": {"model": model, "version": version}}, f"{model} version {version} is no longer signed for."
     )
+
+
+@command(alias_app, "set")
+def set_alias(
+    model: ModelArgument,
+    alias: AliasArgument,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1)],
+    gateway: GatewayOptions,
+) -> Report:
+    """Point an alias to a version."""
+    with gateway.registry() as registry:
+        return _alias_report(registry.set_alias(model, alias, version))
+
+
+@command(alias_app, "revert")
+def revert_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
+    """Point an alias back to the version before its last change."""
+    with gateway.registry() as registry:
+        return _alias_report(registry.revert_alias(model, alias))
+
+
+@command(alias_app, "rm")
+def remove_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
+    """Delete an alias; its history is kept."""
+    with gateway.registry() as registry:
+        return _alias_report(registry.remove_alias(model, alias))
+
+
+@command(alias_app, "ls")
+def list_aliases(
+    gateway: GatewayOptions,
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only aliases of this model.")] = "",
+) -> Report:
+    """List aliases and their versions."""
+    with gateway.registry() as registry:
+        return _aliases_report(registry.aliases(model))
+
+
+@command(alias_app, "history")
+def alias_history(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
+    """Show the versions of an alias and who changed it, the newest first."""
+    with gateway.registry() as registry:
+        return _aliases_report(registry.alias_history(model, alias))
+
+
+def _alias_report(change: AliasChange) -> Report:
+    version = f"version {change.version}" if change.version is not None else "nothing"
+    return Report(change, f"{change.model} {change.alias} stands for {version}.")
+
+
+def _aliases_report(changes: Sequence[AliasChange]) -> Report:
+    rows = (
+        (
+            change.model,
+            change.alias,
+            str(change.version) if change.version is not None else "-",
+            date(change.at_s),
+            change.by,
+        )
+        for change in changes
+    )
+    return Report(changes, table("model", "alias", ">version", "since", "by", rows=rows))
 
 
 def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:

@@ -1,4 +1,4 @@
-"""The demo's scenario: requests online, the link cut, requests offline, the link restored, corrections."""
+"""The demo's scenario and summary: requests online, the link cut, requests offline, the link restored, corrections."""
 
 from __future__ import annotations
 
@@ -6,20 +6,127 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from firstline.demo import processes
-from firstline.demo.site import Device, open_site
-from firstline.demo.summary import Promise, Record, summarise
+import numpy as np
+
+from firstline.demo.site import Device, mosquitto, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Variant, evaluate
 from firstline_core.bundle.manifest import Manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import FirstlineError
-from firstline_core.types import Status
+from firstline_core.types import Status, Tier
+
+KINDS = ("edge", "cache", "cloud", "provisional")
+
+
+class CertifiedResult(NamedTuple):
+    """The certificate of the device's model, and the result on the demo's images.
+
+    Attributes:
+        promise: the certificate in words; "" without one.
+        accepted: number of images whose edge answer is accepted.
+        disagreeing: number of these for which the full model gives another label.
+    """
+
+    promise: str
+    accepted: int
+    disagreeing: int
+
+
+@dataclass(slots=True)
+class Record:
+    """One request as its caller saw it.
+
+    Attributes:
+        truth: the label of the image.
+        offline: it was sent while the link was cut.
+        label: of the first answer, or None where none came.
+        ms: time to the first answer, measured at the caller.
+        last_label: of the correction, once it came.
+        settled: nothing better will come: the first answer was final, or its correction arrived.
+        certified: the first answer was.
+        last_certified: the last one is.
+    """
+
+    truth: str
+    offline: bool
+    label: str | None = None
+    tier: Tier | None = None
+    status: Status | None = None
+    request_id: str = ""
+    ms: float = 0.0
+    last_label: str | None = None
+    settled: bool = False
+    certified: bool = False
+    last_certified: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The tier of the first answer: one of `KINDS`, or "lost"."""
+        if self.tier is None:
+            return "lost"
+        return "provisional" if self.status is Status.PROVISIONAL else self.tier.value
+
+
+def percentiles_ms(times_ms: Iterable[float]) -> dict[str, float | None]:
+    """p50 and p99 in milliseconds; None where there is nothing to measure."""
+    times = np.fromiter(times_ms, dtype=np.float64)
+    if not times.size:
+        return {"p50": None, "p99": None}
+    p50, p99 = np.percentile(times, [50, 99])
+    return {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
+
+
+def accuracy(records: Iterable[Record]) -> float:
+    """Share of requests whose last answer is the image's label; an unanswered one counts as wrong."""
+    right = [(record.last_label or record.label) == record.truth for record in records]
+    return sum(right) / len(right) if right else 0.0
+
+
+def summarise(
+    records: list[Record], *, edge_only: float, cloud_only: float, certified: CertifiedResult, bytes_sent: int
+) -> dict[str, Any]:
+    """The summary, also the demo's JSON.
+
+    Args:
+        records: every request.
+        edge_only: accuracy of the edge model alone, measured on the same images.
+        cloud_only: accuracy of the full model alone, likewise.
+        certified: the certificate and its result.
+        bytes_sent: bytes that the device sent over the link.
+
+    Returns:
+        `lost` counts requests without any answer, and promised corrections that did not come.
+    """
+    provisional = [record for record in records if record.kind == "provisional"]
+    return {
+        "requests": len(records),
+        "answers": {kind: sum(record.kind == kind for record in records) for kind in KINDS},
+        "accuracy": {
+            "edge_only": round(edge_only, 4),
+            "cloud_only": round(cloud_only, 4),
+            "tiered": round(accuracy(records), 4),
+        },
+        "latency_ms": {kind: percentiles_ms(record.ms for record in records if record.kind == kind) for kind in KINDS},
+        "certified": {
+            "at_first": sum(record.certified for record in records),
+            "at_last": sum(record.last_certified for record in records),
+            "promise": certified.promise,
+            "images": {"kept": certified.accepted, "disagreeing": certified.disagreeing},
+        },
+        "bytes_sent": bytes_sent,
+        "offline": {
+            "answered": sum(record.offline and record.tier is not None for record in records),
+            "corrected": sum(record.offline and record.settled for record in provisional),
+        },
+        "lost": sum(not record.settled for record in records),
+    }
+
 
 SEED = 20
 OFFLINE_SHARE = 0.25
@@ -68,7 +175,7 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
     show("measuring both models alone", records)
     alone = await asyncio.to_thread(evaluate, bundle, dataset)
     with tempfile.TemporaryDirectory(prefix="firstline-demo-") as scratch:
-        async with open_site(Path(scratch), bundle.path, mosquitto=processes.mosquitto() is not None) as running:
+        async with open_site(Path(scratch), bundle.path, mosquitto=mosquitto() is not None) as running:
             for transport in running.transports:
                 async with running.device(transport) as device:
                     await _visit(device, job, records, show)
@@ -78,19 +185,19 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
         records,
         edge_only=edge.edge.accuracy,
         cloud_only=alone.full.accuracy if alone.full is not None else 0.0,
-        promise=_promise(bundle.manifest, edge),
+        certified=_certified(bundle.manifest, edge),
         bytes_sent=bytes_sent,
     )
 
 
-def _promise(manifest: Manifest, variant: Variant) -> Promise:
+def _certified(manifest: Manifest, variant: Variant) -> CertifiedResult:
     """Returns the variant's certificate, and its result on the images."""
     model = next(model for model in manifest.edge if model.id == variant.edge.id)
     certificate, tiered = valid_certificate(manifest, model), variant.tiered
     if tiered is None:
-        return Promise("", 0, 0)
+        return CertifiedResult("", 0, 0)
     disagreeing = round((tiered.disagreement or 0) * tiered.kept)
-    return Promise(certificate.promise if certificate is not None else "", tiered.kept, disagreeing)
+    return CertifiedResult(certificate.promise if certificate is not None else "", tiered.kept, disagreeing)
 
 
 async def _visit(device: Device, job: Job, records: list[Record], show: Show) -> None:
@@ -118,7 +225,7 @@ async def _send(
     images: Sequence[Image],
     model: str,
     records: list[Record],
-    tell: Callable[[], None],
+    report: Callable[[], None],
     *,
     offline: bool = False,
 ) -> None:
@@ -130,17 +237,17 @@ async def _send(
             record = Record(image.truth, offline)
             start_s = time.perf_counter()
             try:
-                said = await device.client.infer_file(model, image.content)
+                prediction = await device.client.infer_file(model, image.content)
             except FirstlineError:
                 records.append(record)  # without an answer: lost, and counted
                 continue
             record.ms = (time.perf_counter() - start_s) * 1000
-            record.label, record.request_id = said.label, said.answer.request_id
-            record.tier, record.status = said.answer.tier, said.answer.status
+            record.label, record.request_id = prediction.label, prediction.answer.request_id
+            record.tier, record.status = prediction.answer.tier, prediction.answer.status
             record.settled = record.status is Status.FINAL
-            record.certified = record.last_certified = said.answer.certified
+            record.certified = record.last_certified = prediction.answer.certified
             records.append(record)
-            tell()
+            report()
 
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
 

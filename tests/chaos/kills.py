@@ -22,7 +22,7 @@ import httpx
 from support.proxy import FINE, drawn
 
 from chaos.victims import DEVICE, MODEL, Tier, Victims, victims
-from firstline.demo import assets
+from firstline.demo.site import digits_folder
 from firstline.workbench.dataset import open_dataset
 from firstline_core.protocol import envelope
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings
@@ -213,7 +213,7 @@ async def _heard(house: Victims, seen: Campaign) -> AsyncIterator[None]:
 
 def scans(seed: int) -> Iterator[bytes]:
     """Pictures that no cache has seen: a PNG's readers stop at its end, a digest does not."""
-    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 50).read()]
+    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 50).read()]
     for number, content in enumerate(itertools.cycle(contents)):
         yield content + b"%d %d" % (seed, number)
 

@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
-from firstline.demo import assets
-from firstline.demo.site import Device, Site, open_site
+from firstline.demo.site import Device, Site, digits_folder, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.types import Answer, Reason
@@ -45,7 +44,7 @@ escalations_per_hour = 0.0
 def promised(tmp_path: Path) -> Path:
     """The digits, certified by hand: 5 % at a score of 0.5, which holds for the scans that they were made for."""
     bundle = tmp_path / "digits"
-    shutil.copytree(assets.digits() / "bundle", bundle)
+    shutil.copytree(digits_folder() / "bundle", bundle)
     manifest = parse_manifest((bundle / MANIFEST_NAME).read_bytes())
     edge = (with_certificate(manifest.edge[0], manifest, THRESHOLD), *manifest.edge[1:])
     (bundle / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, edge=edge)))
@@ -53,7 +52,7 @@ def promised(tmp_path: Path) -> Path:
 
 
 def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
-    for content, _ in open_dataset(assets.digits() / "heldout", count).read():
+    for content, _ in open_dataset(digits_folder() / "heldout", count).read():
         if not inverted:
             yield content
             continue

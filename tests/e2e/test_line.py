@@ -15,8 +15,7 @@ import pytest_asyncio
 from PIL import Image
 
 from firstline.client.async_client import AsyncClient
-from firstline.demo import assets
-from firstline.demo.site import Device, Site, Transport, open_site
+from firstline.demo.site import Device, Site, Transport, digits_folder, open_site
 from firstline.workbench.dataset import open_dataset
 from firstline_core.bundle.loading import load_edge, load_model, load_scorer
 from firstline_core.bundle.store import open_bundle
@@ -43,12 +42,12 @@ class Scans:
 
 @pytest.fixture(scope="module")
 def scans() -> Scans:
-    bundle = open_bundle(assets.digits() / "bundle")
+    bundle = open_bundle(digits_folder() / "bundle")
     options = RuntimeOptions()
     assert bundle.manifest.full is not None
     edge, full = load_edge(bundle, options), load_model(bundle, bundle.manifest.full, options)
     score = load_scorer(bundle, options)
-    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 150).read()]
+    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 150).read()]
     said = {content: edge.predict(tensor_of(content)) for content in contents}
     sure = [content for content in contents if score(said[content])[0] >= bundle.manifest.policy.threshold]
     return Scans(
@@ -76,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, transport: Transport) -> Pa
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_site(folder: Path, transport: Transport) -> AsyncIterator[Site]:
-    async with open_site(folder, assets.digits() / "bundle", mosquitto=transport == "mqtt") as running:
+    async with open_site(folder, digits_folder() / "bundle", mosquitto=transport == "mqtt") as running:
         yield running
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from bench.support.line import line
 from firstline.client.sync_client import Client
-from firstline.demo import assets
-from firstline.demo.site import Transport
+from firstline.demo.site import Transport, digits_folder
 from firstline.workbench.dataset import open_dataset
 from firstline_core.telemetry import decisions
 from firstline_core.types import Answer, InferResponse, Status
@@ -34,7 +33,7 @@ def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("transport", ["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
 def test_a_trace_is_the_same_in_the_lines_of_both_tiers(tmp_path: Path, transport: Transport) -> None:
     escalated, kept, private = (f"{number:032x}" for number in range(1, 4))
-    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 150).read()]
+    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 150).read()]
     with (
         line(tmp_path, transport=transport, environ=JSON) as running,
         Client(running.agent.url, timeout_s=60) as client,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.agent import edge_settings, serving_agent
 
-from firstline.demo import assets
+from firstline.demo.site import digits_folder
 from firstline.workbench.dataset import open_dataset
 from firstline_core.runtime import base
 
@@ -20,7 +20,7 @@ Answer = tuple[int, dict[str, str], dict[str, object], float]
 
 
 async def burst(folder: Path, timeout_s: float) -> list[Answer]:
-    contents = [content for content, _ in open_dataset(assets.digits() / "heldout", 50).read()]
+    contents = [content for content, _ in open_dataset(digits_folder() / "heldout", 50).read()]
     async with serving_agent(edge_settings(folder)) as (agent, url):
         port = int(url.rpartition(":")[2])
         asking = [ask(port, contents[number % 50] + b"%d" % number, timeout_s) for number in range(BURST)]

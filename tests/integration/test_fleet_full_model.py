@@ -24,7 +24,7 @@ from support.registry_site import RegistrySite, digits_bundle, registry_site
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.demo import assets
+from firstline.demo.site import digits_folder
 from firstline.release import publishing
 from firstline.release.publishing import push_bundle
 from firstline.release.registry import Registry
@@ -135,7 +135,7 @@ class Traffic:
 
     def __init__(self, agents: dict[str, EdgeAgent]) -> None:
         self._agents = agents
-        self._scans = [content for content, _ in open_dataset(assets.digits() / "heldout", 50).read()]
+        self._scans = [content for content, _ in open_dataset(digits_folder() / "heldout", 50).read()]
         self._over = asyncio.Event()
         self.said: list[Answered] = []
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from firstline.demo.summary import KINDS, Promise, Record, percentiles_ms, summarise
+from firstline.demo.scenario import KINDS, CertifiedResult, Record, percentiles_ms, summarise
 from firstline_core.types import Status, Tier
 
-PROMISE = Promise("at most 2 % of kept answers disagree", 2, 1)
+CERTIFIED = CertifiedResult("at most 2 % of kept answers disagree", 2, 1)
 
 
 def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = False) -> Record:
@@ -26,7 +26,7 @@ def test_the_summary_counts_first_answers_and_judges_last_ones() -> None:
     corrected = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL, ms=3.0)
     corrected.last_label, corrected.settled, corrected.last_certified = "7", True, True
     records = [answered(Tier.EDGE, ms=1.0), answered(Tier.EDGE, "9", ms=2.0), answered(Tier.CLOUD), corrected]
-    summary = summarise(records, edge_only=0.5, cloud_only=1.0, promise=PROMISE, bytes_sent=99)
+    summary = summarise(records, edge_only=0.5, cloud_only=1.0, certified=CERTIFIED, bytes_sent=99)
     assert summary["requests"] == sum(summary["answers"].values()) == 4
     assert summary["answers"] == {"edge": 2, "cache": 0, "cloud": 1, "provisional": 1}
     assert summary["accuracy"]["tiered"] == 0.75
@@ -36,14 +36,14 @@ def test_the_summary_counts_first_answers_and_judges_last_ones() -> None:
     assert summary["lost"] == 0
     assert set(summary["latency_ms"]) == set(KINDS)
     assert summary["certified"] == {
-        "at_first": 3, "at_last": 4, "promise": PROMISE.says, "images": {"kept": 2, "disagreeing": 1},
+        "at_first": 3, "at_last": 4, "promise": CERTIFIED.promise, "images": {"kept": 2, "disagreeing": 1},
     }  # fmt: skip
 
 
 def test_an_unanswered_request_and_a_broken_promise_are_lost() -> None:
     unanswered = Record("7", True)
     broken = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL)
-    summary = summarise([unanswered, broken], edge_only=0, cloud_only=0, promise=PROMISE, bytes_sent=0)
+    summary = summarise([unanswered, broken], edge_only=0, cloud_only=0, certified=CERTIFIED, bytes_sent=0)
     assert summary["lost"] == 2
     assert summary["accuracy"]["tiered"] == 0
     assert summary["offline"] == {"answered": 1, "corrected": 0}
