@@ -23,10 +23,11 @@ from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, UpdateError
-from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle
+from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.artefact import SignedFile
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet.report import running_models
 from firstline_edge.fleet.start import note_start
@@ -51,7 +52,7 @@ _HARDWARE = Hardware(frozenset({"onnx"}), "aarch64", 3792, 8 << 30)
 
 
 class Line:
-    """One device's way to the registry: slow, and cut now and then. A `Catalogue` and a `ByteSource`."""
+    """One device's way to the registry: slow, and cut now and then. A `Registry`."""
 
     def __init__(self, shelf: Shelf, folder: Path, clock: LoopClock, rng: random.Random) -> None:
         self._shelf = shelf
@@ -59,13 +60,13 @@ class Line:
         self._rng = rng
         self._trust = Trust(folder, shelf.repository, anchor=shelf.anchor, now_s=clock.wall_s, clock=clock)
 
-    async def listed(self, name: str, version: int) -> ListedBundle:
-        """See `Catalogue`."""
+    async def files(self) -> dict[str, SignedFile]:
+        """See `Registry`."""
         await self._trip()
-        return find_bundle(self._trust.refresh(), name, version)
+        return self._trust.refresh()
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """See `ByteSource`."""
+        """See `Registry`."""
         await self._trip()
         content = self._shelf.blobs.get(sha256)
         if content is None:
@@ -172,7 +173,6 @@ class Agent:
         )
         return UpdateServices(
             self.store,
-            self._line,
             self._line,
             serving,
             clock=self._clock,

@@ -16,7 +16,7 @@ from firstline_core.errors import LinkError, ProtocolError
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.installation import RateLimit, download
-from firstline_edge.fleet.updates.registry import RegistryBytes
+from firstline_edge.fleet.updates.registry import GatewayRegistry
 from firstline_edge.settings.settings import LinkSection
 
 CUTS = 100
@@ -61,12 +61,12 @@ class CuttingServer:
 
 
 @asynccontextmanager
-async def served(server: CuttingServer) -> AsyncIterator[FleetHttp]:
+async def served(server: CuttingServer) -> AsyncIterator[GatewayRegistry]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
     try:
-        yield http
+        yield GatewayRegistry(http, Path("unused"), "", SYSTEM_CLOCK.wall_s)
     finally:
         await http.close()
         listening.close()
@@ -85,10 +85,10 @@ async def test_a_hundred_cuts_cost_a_twentieth(tmp_path: Path, seed: int) -> Non
         nonlocal came
         came += size_bytes
 
-    async with served(server) as http:
+    async with served(server) as registry:
         for _ in range(2 * CUTS):
             try:
-                await download(RegistryBytes(http), file, path, RateLimit(0, SYSTEM_CLOCK), note)
+                await download(registry, file, path, RateLimit(0, SYSTEM_CLOCK), note)
                 break
             except LinkError:
                 continue
@@ -104,8 +104,8 @@ async def test_a_server_without_ranges_is_borne_with(tmp_path: Path) -> None:
     server, path = CuttingServer(content, rng, ranges=False), tmp_path / "partial"
     server.cuts = CUTS
     path.write_bytes(content[:70_001])
-    async with served(server) as http:
-        await download(RegistryBytes(http), file, path, RateLimit(0, SYSTEM_CLOCK), lambda _: None)
+    async with served(server) as registry:
+        await download(registry, file, path, RateLimit(0, SYSTEM_CLOCK), lambda _: None)
     assert path.read_bytes() == content
 
 
@@ -119,9 +119,9 @@ async def test_a_page_that_asks_for_a_login_is_no_part_of_a_file(tmp_path: Path)
     server = CuttingServer(b"", random.Random(1))
     server.serve = portal  # type: ignore[method-assign]
     file = SignedFile("m/1/edge.onnx", 5, hashlib.sha256(b"model").hexdigest(), {})
-    async with served(server) as http:
+    async with served(server) as registry:
         with pytest.raises(ProtocolError, match="login"):
-            await download(RegistryBytes(http), file, tmp_path / "partial", RateLimit(0, SYSTEM_CLOCK), lambda _: None)
+            await download(registry, file, tmp_path / "partial", RateLimit(0, SYSTEM_CLOCK), lambda _: None)
     assert (tmp_path / "partial").read_bytes() == b""
 
 
@@ -132,8 +132,6 @@ async def test_it_comes_no_faster_than_it_may(tmp_path: Path) -> None:
     server = CuttingServer(content, rng)
     server.cuts = CUTS
     begun_s = SYSTEM_CLOCK.monotonic_s()
-    async with served(server) as http:
-        await download(
-            RegistryBytes(http), file, tmp_path / "partial", RateLimit(200_000, SYSTEM_CLOCK), lambda _: None
-        )
+    async with served(server) as registry:
+        await download(registry, file, tmp_path / "partial", RateLimit(200_000, SYSTEM_CLOCK), lambda _: None)
     assert SYSTEM_CLOCK.monotonic_s() - begun_s >= 0.5

@@ -23,7 +23,7 @@ from firstline_core.bundle.manifest import Manifest, Model, encode_manifest
 from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, IntegrityError, LinkDownError, NotFoundError, SelfTestError
-from firstline_core.fleet.target import Hardware, ListedBundle, find_bundle, target_fields, target_path
+from firstline_core.fleet.target import Hardware, target_fields, target_path
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.storage.artefact import SignedFile
@@ -51,13 +51,13 @@ class Registry:
     Attributes:
         cuts: how likely a read breaks off before each part.
         cut_off_after: no more than so many bytes ever come; None for all.
-        never: models whose metadata never comes.
+        never: digests of files that never arrive.
         pause_s: passes before each read.
     """
 
     def __init__(self, rng: random.Random, clock: HastyClock | None = None) -> None:
         self.clock = clock
-        self.files: dict[str, SignedFile] = {}
+        self.signed: dict[str, SignedFile] = {}
         self.blobs: dict[str, bytes] = {}
         self.rng = rng
         self.cuts = 0.0
@@ -74,31 +74,31 @@ class Registry:
             content = (folder / inside).read_bytes()
             sha256 = hashlib.sha256(content).hexdigest()
             path = target_path(manifest.name, manifest.version, inside)
-            self.files[path] = SignedFile(path, len(content), sha256, to_builtins(custom))
+            self.signed[path] = SignedFile(path, len(content), sha256, to_builtins(custom))
             self.blobs[sha256] = content
-        sha256 = self.files[target_path(manifest.name, manifest.version, "manifest.json")].sha256
+        sha256 = self.signed[target_path(manifest.name, manifest.version, "manifest.json")].sha256
         return DesiredModel(manifest.name, manifest.version, sha256, rollout)
 
     def relabelled(self, wanted: DesiredModel, name: str, version: int) -> DesiredModel:
         """The same files, signed as another bundle; what a fleet would desire."""
         folder = target_path(wanted.name, wanted.version, "")
-        for path, file in list(self.files.items()):
+        for path, file in list(self.signed.items()):
             inside = path.removeprefix(folder)
             custom = dict(file.custom)
             if inside == "manifest.json":
                 custom |= {"bundle": name, "version": version}
             moved = target_path(name, version, inside)
-            self.files[moved] = file._replace(path=moved, custom=custom)
+            self.signed[moved] = file._replace(path=moved, custom=custom)
         return replace(wanted, name=name, version=version)
 
-    async def listed(self, name: str, version: int) -> ListedBundle:
-        if name in self.never:
-            await asyncio.Event().wait()
+    async def files(self) -> dict[str, SignedFile]:
         if self.error is not None:
             raise self.error
-        return find_bundle(self.files, name, version)
+        return self.signed
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        if sha256 in self.never:
+            await asyncio.Event().wait()
         content = self.blobs.get(sha256)
         if content is None:
             raise NotFoundError("There is no such file.")
@@ -195,7 +195,6 @@ class Device:
                     store.roll_back(NAME, "damaged", error.message, self.clock.wall_s())
         services = UpdateServices(
             store,
-            self.registry,
             self.registry,
             self.serving,
             clock=self.clock,

@@ -37,7 +37,7 @@ from firstline_edge.fleet.start import FleetStart, note_end
 from firstline_edge.fleet.transports import HttpTransport, MqttTransport, TwinTransport
 from firstline_edge.fleet.twin import Twin
 from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
-from firstline_edge.fleet.updates.registry import HTTP_REQUIRED, NoRegistry, RegistryBytes, SignedCatalogue
+from firstline_edge.fleet.updates.registry import GatewayRegistry
 from firstline_edge.fleet.updates.state_machine import TrialLimits
 from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.hardware.sampler import Sampler
@@ -117,7 +117,7 @@ class FleetMember:
         self._surveyor = surveyor
         self._capabilities = capabilities(device_hardware(state.path))
         self._http = FleetHttp(section, credentials) if section is not None else None
-        catalogue, source = _registry(self._http, state.path / "metadata", settings, now_s)
+        registry = GatewayRegistry(self._http, state.path / "metadata", settings.fleet.root_file, now_s)
         serving = AgentServing(
             reloading,
             hold,
@@ -128,8 +128,7 @@ class FleetMember:
         limits = TrialLimits(settings.fleet.trial_tries, settings.fleet.trial_s)
         services = UpdateServices(
             start.store,
-            catalogue,
-            source,
+            registry,
             serving,
             clock=clock,
             now_s=now_s,
@@ -143,8 +142,7 @@ class FleetMember:
         self.configurator = Configurator(
             start.configuration,
             start.own,
-            catalogue,
-            source,
+            registry,
             adopt=adoption.adopt,
             failed=adoption.failed,
             clock=clock,
@@ -271,17 +269,6 @@ class FleetMember:
             unclean=self._start.starts.unclean,
             outbox_items=self._outbox.depth,
         )
-
-
-def _registry(
-    http: FleetHttp | None, folder: Path, settings: EdgeSettings, now_s: Callable[[], float]
-) -> tuple[SignedCatalogue | NoRegistry, RegistryBytes | NoRegistry]:
-    """Returns the signed catalogue and the source of files; both refuse without an HTTP link."""
-    if http is None:
-        log.warning("the fleet cannot send models or configurations", why=HTTP_REQUIRED)
-        return NoRegistry(), NoRegistry()
-    root = Path(settings.fleet.root_file) if settings.fleet.root_file else None
-    return SignedCatalogue(folder, http, root, now_s), RegistryBytes(http)
 
 
 def _transport(

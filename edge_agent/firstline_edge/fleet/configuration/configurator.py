@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -25,7 +24,7 @@ from firstline_edge.fleet.configuration.configuration_store import (
     SignedConfiguration,
     settings_with,
 )
-from firstline_edge.fleet.updates.installation import ByteSource
+from firstline_edge.fleet.updates.installation import Registry
 from firstline_edge.fleet.updates.state_machine import Record, TrialLimits, UpdateStateMachine
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -34,27 +33,13 @@ log = logger(__name__)
 _S = UpdateState
 
 
-class SignedFiles(Protocol):
-    """The signed files of a registry, as `SignedCatalogue` lists them."""
-
-    async def files(self) -> dict[str, SignedFile]:
-        """Returns all signed files by path.
-
-        Raises:
-            UpdateError: the metadata is not trusted.
-            LinkError: the metadata is not available now.
-        """
-        ...
-
-
 class Configurator(UpdateStateMachine[DesiredConfiguration]):
     """All updates of one device's configuration.
 
     Args:
         store: the configuration that runs, and the state of the latest update.
         own: the device's settings, which limit a configuration.
-        catalogue: the signed files.
-        source: of bytes.
+        registry: of the signed files.
         adopt: applies settings to the agent at once.
         failed: returns whether the agent has failed so often since then that the settings must be rolled back.
         clock: for durations and windows.
@@ -67,8 +52,7 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         self,
         store: ConfigurationStore,
         own: EdgeSettings,
-        catalogue: SignedFiles,
-        source: ByteSource,
+        registry: Registry,
         *,
         adopt: Callable[[EdgeSettings], None],
         failed: Callable[[], bool],
@@ -80,8 +64,7 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         super().__init__("configuration", clock=clock, now_s=clock.wall_s, rng=rng, limits=limits)
         self._store = store
         self._own = own
-        self._catalogue = catalogue
-        self._source = source
+        self._registry = registry
         self._adopt = adopt
         self._failed = failed
         self._jitter_s = jitter_s
@@ -109,11 +92,11 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         """Fetches and stores it, verified, and allowed by this device's own settings."""
         if record.state is _S.OFFERED and self._jitter_s:
             await self._inbox.while_desired(self._clock.sleep(self._rng.uniform(0, self._jitter_s)), desired)
-        file = await self._inbox.while_desired(find_file(self._catalogue, desired), desired)
+        file = await self._inbox.while_desired(find_file(self._registry, desired), desired)
         if record.state is _S.OFFERED:
             record = record.after(_S.DOWNLOADING, self._now_s())
             await self._write(record)
-        staged = await self._inbox.while_desired(fetch(self._source, file, desired), desired)
+        staged = await self._inbox.while_desired(fetch(self._registry, file, desired), desired)
         settings_with(self._own, staged)
         now_s = self._now_s()
         record = record.after(_S.VERIFIED, now_s).after(_S.STAGED, now_s)
@@ -159,16 +142,16 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         return False  # a configuration is small: the update waits until the disk accepts it
 
 
-async def find_file(catalogue: SignedFiles, desired: DesiredConfiguration) -> SignedFile:
+async def find_file(registry: Registry, desired: DesiredConfiguration) -> SignedFile:
     """Returns the signed file of the desired configuration.
 
     Raises:
         NotFoundError: it is not listed.
         IntegrityError: it is signed with another digest.
-        FirstlineError: see `SignedFiles.files`.
+        FirstlineError: see `Registry.files`.
     """
     name, version = desired.name, desired.version
-    file = (await catalogue.files()).get(configuration_path(name, version))
+    file = (await registry.files()).get(configuration_path(name, version))
     if file is None:
         raise NotFoundError(
             f"The signed targets list no configuration {name} version {version}; `firstline config ls` shows them."
@@ -181,7 +164,7 @@ async def find_file(catalogue: SignedFiles, desired: DesiredConfiguration) -> Si
     return file
 
 
-async def fetch(source: ByteSource, file: SignedFile, desired: DesiredConfiguration) -> SignedConfiguration:
+async def fetch(registry: Registry, file: SignedFile, desired: DesiredConfiguration) -> SignedConfiguration:
     """Downloads a configuration.
 
     Raises:
@@ -190,7 +173,7 @@ async def fetch(source: ByteSource, file: SignedFile, desired: DesiredConfigurat
         FirstlineError: it is not available now.
     """
     content = b""
-    async for part in source.read(file.sha256, 0, file.size_bytes):
+    async for part in registry.read(file.sha256, 0, file.size_bytes):
         content += part
         if len(content) > file.size_bytes:
             break

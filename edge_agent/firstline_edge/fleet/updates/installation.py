@@ -34,8 +34,17 @@ _RESERVE_BYTES = 16 << 20
 _MISMATCH_LIMIT = 2
 
 
-class ByteSource(Protocol):
-    """A source of files by their digest; `registry` and simulations implement it."""
+class Registry(Protocol):
+    """The signed files of a fleet; `GatewayRegistry` and simulations implement it."""
+
+    async def files(self) -> dict[str, SignedFile]:
+        """Returns all signed files by path.
+
+        Raises:
+            UpdateError: the metadata is not trusted.
+            LinkError: the metadata is not available now.
+        """
+        ...
 
     def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         """Yields the rest of a file of that size, in parts as they arrive.
@@ -69,12 +78,12 @@ class RateLimit:
 
 
 async def download(
-    source: ByteSource, file: SignedFile, path: Path, rate: RateLimit, on_bytes: Callable[[int], None]
+    registry: Registry, file: SignedFile, path: Path, rate: RateLimit, on_bytes: Callable[[int], None]
 ) -> None:
     """Downloads a file to its full size; the caller verifies its content.
 
     Args:
-        source: of the bytes.
+        registry: of the file.
         file: the expected file.
         path: the file on disk; bytes that it has are not downloaded again.
         rate: limits the speed.
@@ -91,7 +100,7 @@ async def download(
             have_bytes = 0
         if have_bytes == file.size_bytes:
             return
-        async for part in source.read(file.sha256, have_bytes, file.size_bytes):
+        async for part in registry.read(file.sha256, have_bytes, file.size_bytes):
             have_bytes += len(part)
             if have_bytes > file.size_bytes:
                 stream.truncate(0)
@@ -251,7 +260,7 @@ class Installation:
         slots: of the model.
         slot: to be filled; nothing else relies on it.
         required: the files that belong in it.
-        source: of bytes.
+        registry: of the files.
         elsewhere: bundles on this device, whose files may be copied.
         free_bytes: on the disk; None if unknown.
         rate: limits the speed of downloads.
@@ -270,7 +279,7 @@ class Installation:
         slots: SlotFiles,
         slot: Slot,
         required: RequiredFiles,
-        source: ByteSource,
+        registry: Registry,
         *,
         elsewhere: list[Path],
         free_bytes: int | None,
@@ -283,7 +292,7 @@ class Installation:
         self._slots = slots
         self._slot = slot
         self._required = required
-        self._source = source
+        self._registry = registry
         self._elsewhere = elsewhere
         self._free_bytes = free_bytes
         self._rate = rate
@@ -339,7 +348,7 @@ class Installation:
         while True:
             before_bytes = self.received_bytes
             try:
-                await download(self._source, file, self._slots.partial(file.sha256), self._rate, self._count)
+                await download(self._registry, file, self._slots.partial(file.sha256), self._rate, self._count)
                 await self._off_loop(self._slots.place, self._slot, inside, file)
                 self.problem = ""
                 return

@@ -11,20 +11,20 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, UnknownModelError
-from firstline_core.fleet.target import ListedBundle
+from firstline_core.fleet.target import find_bundle
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installation import (
-    ByteSource,
     Installation,
     RateLimit,
+    Registry,
     SlotFiles,
     manifest_sha256,
     required_files,
@@ -39,28 +39,13 @@ _S = UpdateState
 _COMPLETE = (_S.VERIFIED, _S.STAGED)
 
 
-class Catalogue(Protocol):
-    """The signed bundles; `registry` and simulations implement it."""
-
-    async def listed(self, name: str, version: int) -> ListedBundle:
-        """Returns a bundle as signed metadata lists it now.
-
-        Raises:
-            NotFoundError: it is not listed.
-            UpdateError: the metadata is not trusted.
-            LinkError: the metadata is not available now.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class UpdateServices:
     """The collaborators of all model updates of a device.
 
     Args:
         store: the installed models.
-        catalogue: the signed bundles.
-        source: of bytes.
+        registry: of the signed bundles.
         serving: the models that answer.
         clock: for durations.
         now_s: returns the wall time in seconds, for windows and expiry.
@@ -73,8 +58,7 @@ class UpdateServices:
     """
 
     store: ModelStore
-    catalogue: Catalogue
-    source: ByteSource
+    registry: Registry
     serving: Serving
     clock: Clock
     now_s: Callable[[], float]
@@ -134,9 +118,9 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
     async def _install(self, record: Record[DesiredModel], desired: DesiredModel) -> None:
         """Fills the spare slot and verifies it; stopped if the fleet desires something else meanwhile."""
         services, name = self._services, self._name
-        bundle = await self._inbox.while_desired(services.catalogue.listed(name, desired.version), desired)
+        files = await self._inbox.while_desired(services.registry.files(), desired)
         device = await services.serving.hardware()
-        required = required_files(bundle, desired, device)
+        required = required_files(find_bundle(files, name, desired.version), desired, device)
         pointer = self._store.pointer(name)
         slot = pointer.spare
         if pointer.cleared() != pointer:
@@ -149,7 +133,7 @@ class ModelUpdates(UpdateStateMachine[DesiredModel]):
             self._files,
             slot,
             required,
-            services.source,
+            services.registry,
             elsewhere=[path for path in elsewhere if path is not None],
             free_bytes=device.free_bytes,
             rate=services.rate,

@@ -17,9 +17,9 @@ from msgspec import Struct
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, ProtocolError, SignatureError
 from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
-from firstline_core.fleet.target import ListedBundle, find_bundle
 from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
 
@@ -29,6 +29,8 @@ HTTP_REQUIRED = (
 )
 """Why a device without an HTTP link gets nothing from the fleet, and what to do."""
 
+log = logger(__name__)
+
 _ROOT_LIMIT_BYTES = 512_000
 _WHOLE, _PARTIAL = 200, 206
 _ANSWER_LIMIT_S = 120.0  # a slow device imports and verifies for seconds
@@ -36,55 +38,51 @@ _VERIFIER = (sys.executable, "-m", "firstline_edge.fleet.updates.verifier")
 _OWN_VARIABLES = "FIRSTLINE_"
 
 
-class SignedCatalogue:
-    """A `Catalogue` of the targets in The Update Framework's metadata.
+class GatewayRegistry:
+    """A `Registry`: signed metadata and files of the gateway.
 
     Args:
+        http: to the gateway; None on a device without an HTTP link, for which nothing is available.
         folder: stores verified metadata.
-        http: to the registry.
-        root: file with the root metadata that the device trusts; None if it trusts none.
+        root: file with the root metadata that the device trusts; "" if it trusts none.
         now_s: returns the time for checks of expiry.
     """
 
-    def __init__(self, folder: Path, http: FleetHttp, root: Path | None, now_s: Callable[[], float]) -> None:
+    def __init__(self, http: FleetHttp | None, folder: Path, root: str, now_s: Callable[[], float]) -> None:
+        self._optional_http = http
         self._folder = folder
-        self._http = http
         self._root = root
         self._now_s = now_s
         self._lock = threading.Lock()  # one verification at a time, also if the caller of the previous one left
+        if http is None:
+            log.warning("the fleet cannot send models or configurations", why=HTTP_REQUIRED)
 
-    async def listed(self, name: str, version: int) -> ListedBundle:
-        """See `Catalogue`."""
-        return find_bundle(await self.files(), name, version)
+    @property
+    def _http(self) -> FleetHttp:
+        if self._optional_http is None:
+            raise LinkDownError(HTTP_REQUIRED)
+        return self._optional_http
 
     async def files(self) -> dict[str, SignedFile]:
-        """Returns all signed files by path; raises as `find_bundle` does."""
+        """See `Registry`."""
         return await in_daemon_thread(self._files)  # a slow registry does not delay the end of the process
 
     def _files(self) -> dict[str, SignedFile]:
         with self._lock, self._http.blocking_client() as client:
-            return verified_files(
-                self._folder, HttpMetadata(client, METADATA_PATH), anchor=self._anchor(), now_s=self._now_s()
-            )
+            source = HttpMetadata(client, METADATA_PATH)
+            return verified_files(self._folder, source, anchor=self._anchor(), now_s=self._now_s())
 
     def _anchor(self) -> bytes:
-        if self._root is None:
+        if not self._root:
             raise SignatureError("This device does not know whose signatures count; set fleet.root_file.")
         try:
-            with self._root.open("rb") as stream:
+            with Path(self._root).open("rb") as stream:
                 return stream.read(_ROOT_LIMIT_BYTES)
         except OSError as error:
             raise SignatureError(f"fleet.root_file {self._root} cannot be read: {error.strerror}.") from error
 
-
-class RegistryBytes:
-    """A `ByteSource`: files of the registry by digest, from any offset."""
-
-    def __init__(self, http: FleetHttp) -> None:
-        self._http = http
-
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """See `ByteSource`."""
+        """See `Registry`."""
         headers = {"Range": f"bytes={offset}-{size_bytes - 1}"} if offset else {}
         async with self._http.streaming("GET", f"{BLOBS_PATH}/{sha256}", headers) as response:
             if response.status_code not in (_WHOLE, _PARTIAL):
@@ -97,23 +95,6 @@ class RegistryBytes:
                 if skip_bytes < len(part):
                     yield part[skip_bytes:]
                 skip_bytes = max(0, skip_bytes - len(part))
-
-
-class NoRegistry:
-    """A `Catalogue` and a `ByteSource` of a device without a connection to a registry."""
-
-    async def listed(self, name: str, version: int) -> ListedBundle:
-        """See `Catalogue`."""
-        raise LinkDownError(HTTP_REQUIRED)
-
-    async def files(self) -> dict[str, SignedFile]:
-        """See `SignedCatalogue`."""
-        raise LinkDownError(HTTP_REQUIRED)
-
-    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """See `ByteSource`."""
-        raise LinkDownError(HTTP_REQUIRED)
-        yield b""
 
 
 class MetadataSource(Protocol):

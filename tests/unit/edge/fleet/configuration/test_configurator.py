@@ -72,7 +72,6 @@ class Device:
             self.store,
             self.own,
             self.registry,
-            self.registry,
             adopt=self.adopt,
             failed=lambda: self.fails,
             clock=self.clock,

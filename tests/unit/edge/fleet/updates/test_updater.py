@@ -111,7 +111,7 @@ async def test_what_must_not_run_never_answers(
     if spoil == "unsigned":
         registry.error = SignatureError("no")
     elif spoil == "unlisted":
-        registry.files.clear()
+        registry.signed.clear()
     elif spoil == "other manifest":
         wanted = replace(wanted, sha256="0" * 64)
     elif spoil == "tampered":

@@ -12,7 +12,7 @@ from bench.support.signed_repository import SignedRepository
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import LinkDownError
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.updates.registry import NoRegistry, SignedCatalogue
+from firstline_edge.fleet.updates.registry import GatewayRegistry
 from firstline_edge.settings.settings import LinkSection
 
 
@@ -22,17 +22,18 @@ async def test_a_token_that_is_being_exchanged_is_no_verdict(tmp_path: Path) -> 
     root.write_text("{}")
     http = FleetHttp(LinkSection(kind="http", url="http://127.0.0.1:9", token_file=str(token)), None)
     token.unlink()
-    catalogue = SignedCatalogue(tmp_path / "metadata", http, root, SYSTEM_CLOCK.wall_s)
+    registry = GatewayRegistry(http, tmp_path / "metadata", str(root), SYSTEM_CLOCK.wall_s)
     with pytest.raises(LinkDownError, match="token"):
-        await catalogue.listed("digits", 1)
+        await registry.files()
     await http.close()
 
 
-async def test_a_device_without_a_way_to_bytes_is_told_what_it_lacks() -> None:
+async def test_a_device_without_an_http_link_is_told_to_add_one(tmp_path: Path) -> None:
+    registry = GatewayRegistry(None, tmp_path, "", SYSTEM_CLOCK.wall_s)
     with pytest.raises(LinkDownError, match=r"kind = \"http\""):
-        await NoRegistry().listed("digits", 1)
+        await registry.files()
     with pytest.raises(LinkDownError, match=r"kind = \"http\""):
-        async for _ in NoRegistry().read("0" * 64, 0, 1):
+        async for _ in registry.read("0" * 64, 0, 1):
             pass
 
 
@@ -42,7 +43,7 @@ from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.settings.settings import LinkSection
-from firstline_edge.fleet.updates.registry import SignedCatalogue
+from firstline_edge.fleet.updates.registry import GatewayRegistry
 
 async def main():
     asked = asyncio.Event()
@@ -50,8 +51,8 @@ async def main():
     port = server.sockets[0].getsockname()[1]
     http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
     folder = Path(sys.argv[1])
-    catalogue = SignedCatalogue(folder, http, Path(sys.argv[2]), SYSTEM_CLOCK.wall_s)
-    looking = asyncio.create_task(catalogue.listed("digits", 1))
+    registry = GatewayRegistry(http, folder, sys.argv[2], SYSTEM_CLOCK.wall_s)
+    looking = asyncio.create_task(registry.files())
     await asked.wait()
     looking.cancel()
     print("ends", flush=True)
