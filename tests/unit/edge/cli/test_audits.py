@@ -33,7 +33,7 @@ CONTRACT: dict[str, Any] = {
 ALARMED = CONTRACT | {"alarm": True, "since": "2026-11-21T00:00:00Z", "escalations_per_hour": 360.0}
 
 
-def test_status_says_what_the_audits_found() -> None:
+def test_status_shows_the_audits() -> None:
     (line,) = _contract_lines(CONTRACT)
     assert line == "audits: 5 drawn, 3 agreed, 1 disagreed, 1 lost; evidence 0.312, alarm at 10"
     drifted = _contract_lines(CONTRACT | {"drift": {"index": 0.31, "word": "large"}})
@@ -48,12 +48,12 @@ def test_status_says_what_the_audits_found() -> None:
         ({}, "edge answers are accepted as before"),
     ],
 )
-def test_status_says_what_an_alarm_did(found: dict[str, Any], kept: str) -> None:
+def test_status_shows_the_effect_of_an_alarm(found: dict[str, Any], kept: str) -> None:
     said = _contract_lines(ALARMED | found)[-1]
     assert said.startswith(f"alarm since 2026-11-21T00:00:00Z: {kept}, at most 360 more escalations an hour")
 
 
-def test_explain_tells_how_an_audit_ended() -> None:
+def test_explain_shows_the_result_of_an_audit() -> None:
     line = {
         "at": 1_800_000_000.0, "event": "audited", "request_id": "r", "audit_id": "a", "model": "m", "version": "1",
         "row": 2, "score": 0.9, "propensity": 0.02, "outcome": "disagreed",
@@ -80,7 +80,7 @@ def run(tmp_path: Path, *arguments: str) -> int:
     return audits.command(parse(["audits", "--set", f"agent.state_dir={tmp_path}", *arguments]))
 
 
-def test_the_table_has_the_newest_certificates_rows_and_their_weights(
+def test_the_table_has_rows_and_weights_of_the_newest_certificate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path, sample(key="old"), sample(), sample(score=0.5, agree=0, kept=False))
@@ -95,7 +95,7 @@ def test_the_table_has_the_newest_certificates_rows_and_their_weights(
     assert (found["model"], len(found["rows"]), found["rows"][1]["kept"]) == ("m", 2, 0)
 
 
-def test_what_is_older_than_the_change_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_older_samples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, sample(at=1_800_000_000.0), sample(at=1_800_000_060.0, score=0.5))  # 2027-01-15, 08:00 and later
     for since in ("2027-01-15T08:00:30Z", "2027-01-15T08:00:30", "2027-01-15T09:00:30+01:00"):
         assert run(tmp_path, "--since", since, "-o", "json") == 0
@@ -107,7 +107,7 @@ def test_what_is_older_than_the_change_can_be_left_out(tmp_path: Path, capsys: p
     assert "'yesterday' is no time, such as" in capsys.readouterr().err
 
 
-def test_what_there_is_no_table_of_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_table_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == 1
     assert "No answer was audited" in capsys.readouterr().err
     written(tmp_path, sample(), sample(model="n"))
@@ -118,7 +118,7 @@ def test_what_there_is_no_table_of_is_said_in_a_sentence(tmp_path: Path, capsys:
     assert run(tmp_path, "--model", "n") == 0
 
 
-def test_a_spoilt_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_line_is_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(tmp_path, sample())
     with samples_path(tmp_path).open("a") as stream:
         stream.write('{"key": 3}\n{"cut\n')
@@ -128,7 +128,7 @@ def test_a_spoilt_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["score"] for row in json.loads(capsys.readouterr().out)["rows"]] == [0.9, 0.7]
 
 
-def test_doctor_tells_an_alarm_of_a_bundle_that_is_in_use(tmp_path: Path) -> None:
+def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     original = parse_manifest((Path(__file__).parents[4] / "models/digits/bundle" / MANIFEST_NAME).read_bytes())
     variant = with_certificate(original.edge[0], original)
     manifest = msgspec.structs.replace(original, edge=(variant,))

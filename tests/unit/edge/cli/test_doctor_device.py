@@ -29,9 +29,7 @@ from firstline_edge.cli.findings import State
         ("virtual-machine", 80.0, State.OK, "no thermal zone"),
     ],
 )
-def test_a_device_that_is_held_back_is_slow(
-    tmp_path: Path, name: str, limit_c: float, state: State, words: str
-) -> None:
+def test_a_throttled_device_is_slow(tmp_path: Path, name: str, limit_c: float, state: State, words: str) -> None:
     with board(name, tmp_path):
         found = sensor_finding(Sensors(Tree(tmp_path)).read(1.0), limit_c)
     assert found.state is state
@@ -39,7 +37,7 @@ def test_a_device_that_is_held_back_is_slow(
     assert bool(found.advice) is (state is State.SLOW)
 
 
-def test_a_configured_provider_that_did_not_work_is_named(tmp_path: Path) -> None:
+def test_a_failed_provider_is_named(tmp_path: Path) -> None:
     engines = (
         Engine("onnx", "CUDAExecutionProvider", False, "It ended its process with SIGSEGV."),
         Engine("onnx", "CPUExecutionProvider", True, "It ran the trial model."),
@@ -53,7 +51,7 @@ def test_a_configured_provider_that_did_not_work_is_named(tmp_path: Path) -> Non
     assert engine_findings(None, ("CUDAExecutionProvider",)) == []
 
 
-def test_a_provider_that_works_and_is_not_used_is_told(tmp_path: Path) -> None:
+def test_an_unused_working_provider_is_named(tmp_path: Path) -> None:
     engines = (
         Engine("onnx", "TensorrtExecutionProvider", True, "It ran the trial model."),
         Engine("tflite", "xnnpack", True, "It ran the trial model."),
@@ -66,7 +64,7 @@ def test_a_provider_that_works_and_is_not_used_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit_c", "told"), [(80.0, False), (99.0, True), (104.0, True)])
-def test_a_limit_at_which_the_kernel_throttles_already_is_too_high(tmp_path: Path, limit_c: float, told: bool) -> None:
+def test_a_heat_limit_above_the_kernels_is_too_high(tmp_path: Path, limit_c: float, told: bool) -> None:
     with board("jetson-orin-nano", tmp_path):
         tree = Tree(tmp_path)
         found = limit_findings(thermal_zones(tree), Sensors(tree).read(1.0), limit_c)
@@ -75,7 +73,7 @@ def test_a_limit_at_which_the_kernel_throttles_already_is_too_high(tmp_path: Pat
         assert (found[0].state, found[0].advice) == (State.SLOW, "set costs.heat_limit_c = 95, or less")
 
 
-def test_a_zones_own_limit_that_is_passed_all_the_time_means_nothing(tmp_path: Path) -> None:
+def test_a_zone_above_its_own_limit_is_ignored(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
         tree = Tree(tmp_path)
         zones = [ThermalZone("cpu-thermal", passive_c=40.0)]
@@ -85,14 +83,14 @@ def test_a_zones_own_limit_that_is_passed_all_the_time_means_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "words"), [("jetson-orin-nano", "9.2503 W"), ("raspberry-pi-5", "[costs] does not state")]
 )
-def test_what_the_device_takes_is_told_or_how_it_may_be_known(tmp_path: Path, name: str, words: str) -> None:
+def test_power_is_reported_or_how_to_measure_it(tmp_path: Path, name: str, words: str) -> None:
     with board(name, tmp_path / "root"):
         found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
     (power,) = (one for one in found if one.subject == "power")
     assert (power.state, words in power.detail) == (State.OK, True)
 
 
-def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, text = threading.Event(), Tree.text
 
     def hang(tree: Tree, path: str, limit_bytes: int = 4096) -> str | Absent:
@@ -114,7 +112,7 @@ def test_a_driver_that_hangs_is_a_finding_that_names_the_file(tmp_path: Path, mo
     ("there", "blind"),
     [((), "heat, throttling and battery, and of memory and load"), (("proc",), "heat, throttling and battery see")],
 )
-def test_a_root_without_the_kernels_files_is_told_with_the_guards_that_it_switches_off(
+def test_a_root_without_kernel_files_lists_the_disabled_guards(
     tmp_path: Path, there: tuple[str, ...], blind: str
 ) -> None:
     for folder in there:
@@ -124,7 +122,7 @@ def test_a_root_without_the_kernels_files_is_told_with_the_guards_that_it_switch
     assert blind in found.detail
 
 
-async def test_an_agent_whose_guards_see_nothing_says_so(tmp_path: Path) -> None:
+async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
     with captured_lines() as lines:
         async with serving_agent(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "hsot"))) as (
             agent,

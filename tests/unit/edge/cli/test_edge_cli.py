@@ -74,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return main()
 
 
-def test_explain_tells_a_story() -> None:
+def test_explain_describes_a_request() -> None:
     assert describe(LINE) == [
         "2027-01-15T08:00:00.000Z  digits 1: answered in 3.25 ms by this device's model, model aaaaaaaaaaaa.",
         "  this device's model answered after 0.5 ms",
@@ -107,26 +107,26 @@ def test_explain_names_a_refused_token() -> None:
     assert said[2].endswith("Why: The gateway refuses this device: The token is unknown.")
 
 
-def test_explain_knows_who_asked_not_to_wait() -> None:
+def test_explain_names_wait_first() -> None:
     said = describe(LINE | {"reason": "requested", "wait": "first"})
     assert "asked not to wait for it (`wait=first`)" in said[3]
     assert "`route` or `wait`" in describe(LINE | {"reason": "requested"})[3]
 
 
-def test_explain_speaks_of_no_certificate() -> None:
+def test_explain_of_a_full_models_answer_names_no_certificate() -> None:
     final = describe(LINE | {"status": "final", "durable": False, "tier": "cloud", "certified": True})
     assert final[-1] == "  The answer is final. It is the full model's own."
 
 
 @pytest.mark.parametrize("reason", [reason.value for reason in Reason])
-def test_every_reason_has_its_sentence(reason: str) -> None:
+def test_every_reason_has_a_sentence(reason: str) -> None:
     sentence = describe(LINE | {"reason": reason})[3].strip()
     assert sentence.endswith(".") and "{" not in sentence
     if reason == "uncertain":
         assert "(score 0.5000, accepted from 0.9700)" in sentence
 
 
-def test_explain_tells_what_a_kept_answer_is_certified_for() -> None:
+def test_explain_states_the_certificate_of_an_edge_answer() -> None:
     kept = LINE | {"reason": "confident", "status": "final", "durable": False, "confidence": 0.99}
     proved = kept | {"certified": True, "certificate": "at most 5 % disagree", "uncertified": ""}
     assert describe(proved)[-1] == "  The answer is final. It is certified: at most 5 % disagree."
@@ -145,7 +145,7 @@ def test_explain_of_an_unknown_request(
     assert "knows no request nobody" in capsys.readouterr().err
 
 
-def test_explain_plan_says_what_it_does_not_know(
+def test_explain_plan_lists_unknown_figures(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "explain", "plan", "digits", "--config", str(config)) == 0
@@ -158,7 +158,7 @@ def test_explain_plan_says_what_it_does_not_know(
     assert "no model 'cats'" in capsys.readouterr().err
 
 
-def test_explain_plan_takes_measured_splits(
+def test_explain_plan_uses_measured_splits(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = open_bundle(DIGITS).manifest.full_digest
@@ -206,7 +206,7 @@ class Stranger(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"ready": true}'])
-def test_status_of_something_else(
+def test_status_of_another_server_fails(
     body: bytes, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Stranger, "body", body)
@@ -217,7 +217,7 @@ def test_status_of_something_else(
     assert "is no edge agent" in capsys.readouterr().err
 
 
-def test_status_in_words() -> None:
+def test_status_as_text() -> None:
     timing = TimingReport(1000, 2500, 9.0, 30.0, 48.0, 18.0, 24.0, 12.0, 24.0)
     model: dict[str, Any] = {"name": "m", "version": "1", "edge": "e", "provider": "CPU", "row_ms": None}
     model |= {"threshold": 0.9, "problem": None, "passed_over": ["better: no such provider."]}
@@ -275,7 +275,7 @@ class TestDoctor:
         code = run(monkeypatch, "doctor", "-o", "json", "--config", str(config))
         return code, {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
 
-    def test_a_device_that_is_well(
+    def test_a_healthy_device(
         self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         code, found = self.findings(config, monkeypatch, capsys)
@@ -287,7 +287,7 @@ class TestDoctor:
         assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
         assert found["links"]["state"] == "slow"
 
-    def test_what_is_missing_is_said_with_what_to_type(
+    def test_missing_parts_come_with_advice(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         http, mqtt = free_port(), free_port()
@@ -307,7 +307,7 @@ class TestDoctor:
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
 
-    def test_what_run_refuses_is_missing(
+    def test_what_run_would_refuse_is_missing(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         tokens = tmp_path / "tokens"
@@ -327,7 +327,7 @@ class TestDoctor:
         ("number", "advice"),
         [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
     )
-    def test_a_disk_that_refuses_is_met_with_what_helps(
+    def test_a_refusing_disk_comes_with_advice(
         self,
         number: int,
         advice: str,
@@ -342,7 +342,7 @@ class TestDoctor:
         _, found = self.findings(config, monkeypatch, capsys)
         assert found["state directory"]["state"] == "missing" and advice in found["state directory"]["advice"]
 
-    def test_what_is_held_already_is_not_asked_for_again(
+    def test_stored_bytes_reduce_the_needed_space(
         self, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         outbox = tmp_path / "state" / "outbox"
@@ -363,14 +363,14 @@ class TestDoctor:
         _, found = self.findings(config, monkeypatch, capsys)
         assert str(aside) in found["outbox"]["detail"]
 
-    def test_a_32_bit_system_is_told_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_32_bit_system_is_reported_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor.struct, "calcsize", lambda _: 4)
         monkeypatch.setattr(doctor.platform, "machine", lambda: "armv7l")
         first = doctor.machine_findings()[0]
         assert (first.subject, first.state) == ("processor", State.SLOW)
         assert "armv7l, a 32-bit system" in first.detail and "64-bit" in first.advice
 
-    def test_it_runs_where_no_wheel_is_installed(self) -> None:
+    def test_doctor_runs_without_any_package(self) -> None:
         """The very case that doctor is for: numpy cannot be imported."""
         blocked = textwrap.dedent("""
             import sys
@@ -386,7 +386,7 @@ class TestDoctor:
         assert "missing  numpy: cannot be imported" in done.stdout
         assert "pip install 'firstline[edge-core]'" in done.stdout
 
-    def test_a_provider_that_is_absent_is_missing_even_where_a_tflite_variant_would_run(
+    def test_an_absent_provider_is_missing_despite_a_tflite_variant(
         self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')

@@ -19,11 +19,11 @@ def found(tmp_path: Path, links: list[dict[str, Any]], **fleet: Any) -> list[tup
     return [(finding.subject, finding.state) for finding in fleet_findings(settings)]
 
 
-def test_a_device_of_no_fleet_needs_nothing(tmp_path: Path) -> None:
+def test_a_device_without_a_fleet_has_no_findings(tmp_path: Path) -> None:
     assert found(tmp_path, [MQTT]) == []
 
 
-def test_a_device_that_can_get_no_bytes_is_told_what_to_add(tmp_path: Path) -> None:
+def test_a_device_without_an_http_link_gets_advice(tmp_path: Path) -> None:
     root = tmp_path / "root.json"
     root.write_text("{}")
     settings = edge_settings(tmp_path, links=[MQTT], fleet__enabled=True, fleet__root_file=str(root))
@@ -34,7 +34,7 @@ def test_a_device_that_can_get_no_bytes_is_told_what_to_add(tmp_path: Path) -> N
     assert found(tmp_path, [MQTT, HTTP], enabled=True, root_file=str(root)) == [("fleet.root_file", State.OK)]
 
 
-def test_whose_signatures_count_is_looked_for(tmp_path: Path) -> None:
+def test_the_root_metadata_is_checked(tmp_path: Path) -> None:
     assert found(tmp_path, [HTTP], enabled=True) == [("fleet.root_file", State.SLOW)]
     absent = str(tmp_path / "absent")
     assert found(tmp_path, [HTTP], enabled=True, root_file=absent) == [("fleet.root_file", State.MISSING)]

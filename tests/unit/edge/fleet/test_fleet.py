@@ -53,7 +53,7 @@ def passes(limiter: EscalationLimiter, rows: int = 1) -> bool:
         return False
 
 
-async def test_what_the_brake_forbids_is_refused_until_the_hour_is_over(tmp_path: Path) -> None:
+async def test_the_brake_refuses_until_the_hour_ends(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 1000 + 60)
     limiter = limiter_at(tmp_path, clock, 3)
     assert [passes(limiter, rows) for rows in (2, 2, 1, 1)] == [True, False, True, False]
@@ -89,13 +89,13 @@ def test_no_hour_has_more_than_the_brake_allows(asked: list[tuple[int, int]], pe
     assert all(rows <= per_hour for rows in used.values())
 
 
-def test_a_brake_that_is_off_costs_nothing_at_the_gate(tmp_path: Path) -> None:
+def test_no_brake_adds_nothing_to_the_gate(tmp_path: Path) -> None:
     entered = nullcontext()
     limiter = EscalationLimiter(tmp_path / "brake", SimulatedClock())
     assert limiter.before(lambda _request, _link: entered)(request(0.5), "http") is entered
 
 
-def test_starts_and_ends_without_a_word_are_remembered(tmp_path: Path) -> None:
+def test_starts_and_unclean_ends_are_counted(tmp_path: Path) -> None:
     folder = tmp_path / "fleet"
     first = note_start(folder)
     note_end(folder, first)
@@ -109,7 +109,7 @@ def test_starts_and_ends_without_a_word_are_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"revision": -1}', b'{"revision": 1, "format": 2}', b"\xff"])
-def test_what_was_desired_is_kept_and_never_guessed_at(tmp_path: Path, content: bytes) -> None:
+def test_the_desired_state_is_stored_and_damage_is_detected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "fleet" / "desired"
     assert read_desired(path) is None
     desired = Desired(7, brake=Brake(1.0, "why"))
@@ -119,7 +119,7 @@ def test_what_was_desired_is_kept_and_never_guessed_at(tmp_path: Path, content: 
     assert read_desired(path) is None
 
 
-async def test_rows_are_counted_by_who_had_the_last_word() -> None:
+async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     scene = Scene(certified=0.8)
     counts = FleetCounts(scene.models, lambda _: True)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
@@ -132,7 +132,7 @@ async def test_rows_are_counted_by_who_had_the_last_word() -> None:
     await scene.close()
 
 
-async def test_what_callers_do_wrong_is_held_against_no_model() -> None:
+async def test_client_errors_count_against_no_model() -> None:
     scene = Scene(certified=0.8)
     counts = FleetCounts(scene.models, lambda _: True)
     errors: tuple[FirstlineError, ...] = (
@@ -176,7 +176,7 @@ class FakeWay:
             raise LinkDownError("nobody")
 
 
-async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tmp_path: Path) -> None:
+async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
     clock, way, taken = SimulatedClock(), FakeWay(), []
     so = Reported("-", 0, agent_version="1")
 
@@ -227,7 +227,7 @@ async def test_a_twin_takes_up_what_is_desired_and_says_only_what_has_changed(tm
     assert twin().desired == Desired(4, brake=Brake(0.0, "")) and len(taken) == 2  # at once, from the disk
 
 
-async def test_a_clock_that_was_ahead_costs_one_hour_of_the_brake_and_not_all(tmp_path: Path) -> None:
+async def test_a_clock_that_was_ahead_blocks_only_one_hour(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=3600.0 * 9_000_000)
     limiter = limiter_at(tmp_path, clock, 1)
     assert passes(limiter)
@@ -237,7 +237,7 @@ async def test_a_clock_that_was_ahead_costs_one_hour_of_the_brake_and_not_all(tm
     assert passes(limiter)
 
 
-async def test_a_retained_word_that_is_older_than_what_is_known_is_not_heeded() -> None:
+async def test_an_outdated_retained_state_is_ignored() -> None:
     hear: list[Callable[[Message], None]] = []
 
     class Link:

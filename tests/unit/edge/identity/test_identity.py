@@ -77,7 +77,7 @@ class TestRejoining:
 
         return CredentialRenewal(credentials, adopt, clock, random.Random(1)), taken
 
-    async def test_a_certificate_of_the_same_second_is_taken_up_too(self, tmp_path: Path, authority: Authority) -> None:
+    async def test_a_certificate_of_the_same_second_is_taken_up(self, tmp_path: Path, authority: Authority) -> None:
         renewal, taken = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
         await renewal.check_files()
@@ -85,7 +85,7 @@ class TestRejoining:
         await renewal.check_files()
         assert taken == [again]
 
-    async def test_what_cannot_be_read_now_is_looked_at_again(self, tmp_path: Path, authority: Authority) -> None:
+    async def test_an_unreadable_identity_is_checked_again(self, tmp_path: Path, authority: Authority) -> None:
         renewal, taken = self.renewal(*joined(tmp_path, authority))
         _, again = joined(tmp_path, authority)
         whole = (tmp_path / "identity" / "identity.json").read_bytes()
@@ -97,7 +97,7 @@ class TestRejoining:
         assert taken == [again]
         assert renewal.rejoin_problem == ""
 
-    async def test_who_joins_right_after_a_renewal_is_taken_up(
+    async def test_a_join_right_after_a_renewal_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         renewal, taken = self.renewal(*joined(tmp_path, authority))
@@ -118,7 +118,7 @@ class TestRejoining:
         await renewal.check_files()
         assert taken[1:] == again == [renewal.credentials.identity]
 
-    async def test_who_joins_right_before_a_renewal_is_kept_is_not_overwritten(
+    async def test_a_join_right_before_a_renewal_is_not_overwritten(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         renewal, taken = self.renewal(*joined(tmp_path, authority))
@@ -139,7 +139,7 @@ class TestRejoining:
         await renewal.check_files()
         assert taken == again == [readable_identity(tmp_path)]
 
-    async def test_who_joins_while_the_agent_starts_is_taken_up(
+    async def test_a_join_during_the_start_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         joined(tmp_path, authority)
@@ -159,7 +159,7 @@ class TestRejoining:
         await CredentialRenewal(credentials, no_links, clock, random.Random(1)).check_files()
         assert [credentials.identity] == again
 
-    async def test_a_certificate_that_cannot_be_read_now_is_tried_again(
+    async def test_an_unreadable_certificate_is_loaded_later(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         renewal, taken = self.renewal(*joined(tmp_path, authority))
@@ -177,7 +177,7 @@ class TestRejoining:
         assert taken == [again, again]  # the links connect anew with it, once
         assert renewal.credentials.problem == ""
 
-    async def test_who_joined_somebody_elses_gateway_is_told_once(
+    async def test_another_gateway_needs_a_restart_and_is_logged_once(
         self, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         files, identity = joined(tmp_path, authority)
@@ -190,7 +190,7 @@ class TestRejoining:
         assert len([record for record in caplog.records if "joined as another one" in record.message]) == 1
 
 
-def test_while_one_process_writes_its_three_files_no_other_one_does(
+def test_only_one_process_writes_the_files(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, alone = IdentityFiles(tmp_path), []
@@ -211,7 +211,7 @@ def test_while_one_process_writes_its_three_files_no_other_one_does(
     assert alone == 2 * ["ca.pem", "device.pem", "identity.json"]
 
 
-def test_what_root_wrote_is_given_away_though_the_agent_renames_a_file_meanwhile(
+def test_files_of_root_are_given_to_the_owner(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
@@ -230,14 +230,14 @@ def test_what_root_wrote_is_given_away_though_the_agent_renames_a_file_meanwhile
     assert sorted(given) == ["ca.pem", "device.pem", "identity", "identity.json"]
 
 
-def test_what_was_kept_is_read_again(tmp_path: Path, authority: Authority) -> None:
+def test_a_stored_identity_is_read(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
     assert files.read() == readable_identity(tmp_path) == identity
     assert identity.not_after_s == pytest.approx(NOW_S + 90 * DAY_S, abs=2)
     assert identity.authority == authority.hash.hex()
 
 
-def test_every_flipped_bit_of_it_is_found(tmp_path: Path, authority: Authority) -> None:
+def test_every_flipped_bit_is_detected(tmp_path: Path, authority: Authority) -> None:
     files, _ = joined(tmp_path, authority)
     path = files.folder / "identity.json"
     whole = path.read_bytes()
@@ -266,7 +266,7 @@ def test_no_flipped_bit_of_a_certificate_or_key_stops_the_agent(tmp_path: Path, 
         path.write_bytes(whole)
 
 
-def test_the_agent_starts_without_the_library_that_joins(tmp_path: Path, authority: Authority) -> None:
+def test_the_agent_starts_without_loading_cryptography(tmp_path: Path, authority: Authority) -> None:
     joined(tmp_path, authority)
     script = (
         "import sys; from firstline_edge.settings.load import load; from firstline_core.clock import SYSTEM_CLOCK; "
@@ -306,9 +306,7 @@ def test_links_and_name_come_from_the_identity(tmp_path: Path, authority: Author
         ({"kind": "mqtt", "host": "b", "port": 8883, "tls_ca_file": "system"}, False),
     ],
 )
-def test_a_link_shows_the_certificate_where_it_has_tls_and_nothing_of_its_own(
-    link: dict[str, object], shows: bool
-) -> None:
+def test_a_tls_link_without_credentials_presents_the_certificate(link: dict[str, object], shows: bool) -> None:
     (found,) = load(None, environ={}, overrides={"links": [link]}).links
     assert found.shows_identity is shows
 
@@ -335,7 +333,7 @@ def test_an_answer_that_is_not_for_this_device_is_refused(authority: Authority) 
             accept(EnrolAnswer("press-7", good.certificate, rotten, None, NOW_S))
 
 
-def test_a_gateway_that_has_changed_over_to_another_authority_is_followed(authority: Authority) -> None:
+def test_a_new_authority_of_the_gateway_is_accepted(authority: Authority) -> None:
     after = Authority()
     key = enrolment.new_key()
     answer = after.answer(enrolment.signing_request(key))
@@ -349,13 +347,13 @@ def test_the_authority_with_the_token_s_hash_is_found_among_several(authority: A
     assert enrolment.authority_with("nothing", authority.hash) is None
 
 
-def test_a_broken_key_is_made_anew() -> None:
+def test_a_damaged_key_is_detected() -> None:
     assert enrolment.is_key(enrolment.new_key())
     for broken in ("", "rotten", enrolment.new_key()[:80]):
         assert not enrolment.is_key(broken)
 
 
-def test_a_disk_that_refuses_is_told_of(tmp_path: Path, authority: Authority) -> None:
+def test_a_refusing_disk_is_reported(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "identity").write_text("in the way")
     with pytest.raises(CapacityError, match="cannot be written"):
         joined(tmp_path, authority)
@@ -386,14 +384,14 @@ class Handshake:
 
 
 @pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
-def test_whatever_the_clock_says_a_good_server_is_believed(tmp_path: Path, authority: Authority, wall_s: float) -> None:
+def test_a_valid_server_is_trusted_with_any_clock(tmp_path: Path, authority: Authority, wall_s: float) -> None:
     files, identity = joined(tmp_path, authority)
     credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=wall_s))
     assert credentials.problem == ""
     Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
 
-def test_a_server_whose_certificate_has_ended_is_not_believed(tmp_path: Path, authority: Authority) -> None:
+def test_a_server_with_an_expired_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
     old = Handshake(authority, tmp_path, made_s=NOW_S - 200 * DAY_S)
     for wall_s in (0.0, NOW_S):
@@ -402,14 +400,14 @@ def test_a_server_whose_certificate_has_ended_is_not_believed(tmp_path: Path, au
             old.make(credentials.context)
 
 
-def test_a_clock_that_is_wrong_by_years_refuses_and_says_by_which_time(tmp_path: Path, authority: Authority) -> None:
+def test_a_clock_years_ahead_refuses_and_names_its_time(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
     credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
     with pytest.raises(ssl.SSLCertVerificationError, match="by this device's clock it is"):
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
 
-def test_a_certificate_that_begins_later_says_that_it_is_later(tmp_path: Path, authority: Authority) -> None:
+def test_a_later_certificate_raises_the_floor(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
     credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
     Handshake(authority, tmp_path, made_s=NOW_S + 300 * DAY_S).make(credentials.context)
@@ -427,7 +425,7 @@ def test_another_authority_and_another_name_are_refused(tmp_path: Path, authorit
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context, "elsewhere.example.com")
 
 
-def test_a_date_that_is_none_is_passed_over(tmp_path: Path, authority: Authority) -> None:
+def test_an_invalid_date_is_ignored(tmp_path: Path, authority: Authority) -> None:
     files, identity = joined(tmp_path, authority)
     credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
     before_s = credentials.floor.floor_s
@@ -462,7 +460,7 @@ class Renewing:
             await self.clock.advance(3600)
 
 
-async def test_it_renews_at_two_thirds_of_the_life_with_a_new_key(
+async def test_a_certificate_is_renewed_at_two_thirds_of_its_life(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewing = Renewing(tmp_path, authority, monkeypatch)
@@ -479,7 +477,7 @@ async def test_it_renews_at_two_thirds_of_the_life_with_a_new_key(
     assert renewing.renewal.renewal_problem == ""
 
 
-async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_old_one_goes_on(
+async def test_a_failed_renewal_is_retried_with_backoff(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewing = Renewing(tmp_path, authority, monkeypatch)
@@ -497,7 +495,7 @@ async def test_a_gateway_that_is_away_is_asked_again_ever_more_slowly_and_the_ol
     assert renewing.credentials.files.device.read_text() != before
 
 
-async def test_it_overwrites_nothing_that_was_joined_meanwhile(
+async def test_a_renewal_does_not_overwrite_a_new_identity(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewing = Renewing(tmp_path, authority, monkeypatch)

@@ -22,14 +22,14 @@ def floor(path: Path, wall_s: float, clock: SimulatedClock | None = None) -> Tim
     return TimeFloor(path, clock or SimulatedClock(wall_start_s=wall_s), least_s=JOINED_S, most_s=ENDS_S)
 
 
-def test_a_clock_that_may_be_right_is_believed(tmp_path: Path) -> None:
+def test_a_plausible_clock_is_trusted(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", JOINED_S + DAY_S)
     assert found.trusts_clock
     assert found.now_s() == JOINED_S + DAY_S
 
 
 @pytest.mark.parametrize("wall_s", [0.0, JOINED_S - DAY_S, YEAR_2100_S])
-def test_a_clock_that_cannot_be_right_gives_way_to_the_floor(tmp_path: Path, wall_s: float) -> None:
+def test_an_implausible_clock_is_replaced_by_the_floor(tmp_path: Path, wall_s: float) -> None:
     found = floor(tmp_path / "time", wall_s)
     assert not found.trusts_clock
     assert found.now_s() == JOINED_S
@@ -37,21 +37,21 @@ def test_a_clock_that_cannot_be_right_gives_way_to_the_floor(tmp_path: Path, wal
     assert found.now_s() == JOINED_S + 5 * DAY_S
 
 
-async def test_the_floor_goes_on_with_the_monotonic_clock(tmp_path: Path) -> None:
+async def test_the_floor_advances_with_the_monotonic_clock(tmp_path: Path) -> None:
     clock = SimulatedClock(wall_start_s=0.0)
     found = floor(tmp_path / "time", 0.0, clock)
     await clock.advance(DAY_S)
     assert found.now_s() == JOINED_S + DAY_S
 
 
-def test_a_restart_remembers_what_a_gateway_said(tmp_path: Path) -> None:
+def test_the_floor_survives_a_restart(tmp_path: Path) -> None:
     first = floor(tmp_path / "time", 0.0)
     first.observe(JOINED_S + 30 * DAY_S, ENDS_S)
     first.save()
     assert floor(tmp_path / "time", 0.0).now_s() == JOINED_S + 30 * DAY_S
 
 
-def test_flash_is_written_only_where_hours_have_gone_by(tmp_path: Path) -> None:
+def test_the_floor_is_written_only_after_hours(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", 0.0)
     found.save()
     before = (tmp_path / "time").stat().st_ino
@@ -60,20 +60,20 @@ def test_flash_is_written_only_where_hours_have_gone_by(tmp_path: Path) -> None:
     assert (tmp_path / "time").stat().st_ino == before
 
 
-def test_nobody_carries_the_floor_beyond_the_certificate_that_vouches_for_him(tmp_path: Path) -> None:
+def test_the_floor_never_exceeds_the_vouching_certificate(tmp_path: Path) -> None:
     found = floor(tmp_path / "time", 0.0)
     found.observe(YEAR_2100_S, JOINED_S + 60 * DAY_S)
     assert found.now_s() == JOINED_S + 60 * DAY_S
 
 
 @pytest.mark.parametrize("content", [b"", b"rotten", b"nan", b"inf", b"-1e400", b"1e300", b"\xff\xfe", b"0"])
-def test_a_damaged_file_costs_what_it_held_and_no_more(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_costs_only_its_content(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "time").write_bytes(content)
     found = floor(tmp_path / "time", 0.0)
     assert JOINED_S <= found.now_s() <= ENDS_S
 
 
-def test_a_disk_that_refuses_costs_what_a_restart_forgets(tmp_path: Path) -> None:
+def test_a_refusing_disk_only_forgets_at_a_restart(tmp_path: Path) -> None:
     found = floor(tmp_path / "missing" / "time", 0.0)
     found.save()
     assert found.now_s() == JOINED_S
@@ -83,9 +83,7 @@ def test_a_disk_that_refuses_costs_what_a_restart_forgets(tmp_path: Path) -> Non
     wall_s=st.floats(-1e12, 1e12),
     said=st.lists(st.tuples(st.floats(allow_nan=True), st.floats(allow_nan=True)), max_size=8),
 )
-def test_whatever_is_said_the_floor_never_falls_and_stays_within_the_authority(
-    wall_s: float, said: list[tuple[float, float]]
-) -> None:
+def test_the_floor_never_falls_or_exceeds_the_authority(wall_s: float, said: list[tuple[float, float]]) -> None:
     found = floor(Path("never-written"), wall_s)
     before_s = found.floor_s
     for now_s, until_s in said:
@@ -97,7 +95,7 @@ def test_whatever_is_said_the_floor_never_falls_and_stays_within_the_authority(
     assert JOINED_S <= found.now_s() <= ENDS_S
 
 
-def test_a_floor_that_the_disk_has_damaged_is_none(tmp_path: Path) -> None:
+def test_a_damaged_floor_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "time"
     floor = TimeFloor(path, SimulatedClock(), least_s=1_800_000_000.0, most_s=4_000_000_000.0)
     floor.observe(1_900_000_000.0, 4_000_000_000.0)

@@ -1,4 +1,4 @@
-"""A configuration comes to a device: fetched, verified, bounded, tried, kept or undone, whenever the power is cut."""
+"""Updates of the configuration: fetched, verified, bounded, tried, committed or rolled back, also after power cuts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.updates import Cut, HastyClock, cut_after, full_disk, here
 
-from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, RequestError
-from firstline_core.fleet.configuration import configuration_path
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    IntegrityError,
+    LinkDownError,
+    NotFoundError,
+    RequestError,
+)
+from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, read_state, start_configuration
-from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.configuration.configurator import Configurator, fetch, find_file
 from firstline_edge.fleet.updates.state_machine import TrialLimits
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -111,7 +118,7 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-async def test_it_is_tried_kept_and_there_after_a_restart(device: Device) -> None:
+async def test_a_configuration_is_tried_committed_and_survives_a_restart(device: Device) -> None:
     wanted = device.registry.add(1, 500)
     await device.run(wanted, frozenset({S.TRIAL}))
     assert device.bytes_per_day == 500
@@ -132,7 +139,7 @@ async def test_it_is_tried_kept_and_there_after_a_restart(device: Device) -> Non
         (lambda registry: registry.add(1, 2000), (S.REJECTED, "config")),
     ],
 )
-async def test_what_must_not_run_here_changes_nothing(device: Device, wanted, state) -> None:  # type: ignore[no-untyped-def]
+async def test_a_rejected_configuration_changes_nothing(device: Device, wanted, state) -> None:  # type: ignore[no-untyped-def]
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
     device.start()
     await device.run(wanted(device.registry))
@@ -142,14 +149,14 @@ async def test_what_must_not_run_here_changes_nothing(device: Device, wanted, st
     assert record is not None and record.message.endswith(".")
 
 
-async def test_bytes_that_were_not_signed_are_refused(device: Device) -> None:
+async def test_unsigned_bytes_are_rejected(device: Device) -> None:
     wanted = device.registry.add(1, 500)
     device.registry.blobs[wanted.sha256] = b"x" * len(device.registry.blobs[wanted.sha256])
     await device.run(wanted)
     assert device.state == (S.REJECTED, "integrity")
 
 
-async def test_a_gateway_that_is_away_is_asked_again(device: Device) -> None:
+async def test_an_absent_gateway_is_retried(device: Device) -> None:
     wanted = device.registry.add(1, 500)
     device.registry.error = LinkDownError("away")
     device.configurator.desire(wanted)
@@ -161,7 +168,7 @@ async def test_a_gateway_that_is_away_is_asked_again(device: Device) -> None:
     assert device.state == (S.COMMITTED, "")
 
 
-async def test_what_makes_the_agent_fail_is_undone_by_the_device(device: Device) -> None:
+async def test_a_failing_configuration_is_rolled_back(device: Device) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
     await device.run(wanted, frozenset({S.TRIAL}))
@@ -185,7 +192,7 @@ async def test_too_many_starts_end_a_trial(device: Device) -> None:
     assert device.state == (S.COMMITTED, "")
 
 
-async def test_what_the_devices_own_file_forbids_by_now_makes_way(device: Device) -> None:
+async def test_a_configuration_that_is_forbidden_now_is_rolled_back(device: Device) -> None:
     await device.run(device.registry.add(1, 300))
     await device.run(device.registry.add(2, 500))
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=400))
@@ -196,7 +203,7 @@ async def test_what_the_devices_own_file_forbids_by_now_makes_way(device: Device
     assert device.bytes_per_day == 200 and device.store.state.running is None
 
 
-async def test_the_fleet_takes_it_back(device: Device) -> None:
+async def test_an_undone_configuration_is_rolled_back(device: Device) -> None:
     await device.run(device.registry.add(1, 300))
     wanted = device.registry.add(2, 500)
     await device.run(wanted)
@@ -207,7 +214,7 @@ async def test_the_fleet_takes_it_back(device: Device) -> None:
     assert device.bytes_per_day == 300
 
 
-async def test_somebody_at_the_device_goes_back_once(device: Device) -> None:
+async def test_a_configuration_is_rolled_back_on_request_once(device: Device) -> None:
     with pytest.raises(RequestError):
         await device.roll_back()
     await device.run(device.registry.add(1, 300))
@@ -217,7 +224,7 @@ async def test_somebody_at_the_device_goes_back_once(device: Device) -> None:
         await device.roll_back()
 
 
-async def test_who_goes_back_while_another_one_comes_is_not_overruled_by_it(device: Device) -> None:
+async def test_a_rollback_during_a_download_cancels_the_configuration(device: Device) -> None:
     await device.run(device.registry.add(1, 300))
     wanted = device.registry.add(2, 400)
     content = device.registry.read
@@ -235,7 +242,7 @@ async def test_who_goes_back_while_another_one_comes_is_not_overruled_by_it(devi
     assert device.bytes_per_day == 0
 
 
-async def test_what_the_fleet_wants_no_more_is_not_tried(device: Device) -> None:
+async def test_a_superseded_configuration_is_not_tried(device: Device) -> None:
     wanted, newer = device.registry.add(1, 300), device.registry.add(2, 400)
     adopted: list[int] = []
     device.adopt = lambda settings: adopted.append(settings.budget.bytes_per_day)  # type: ignore[method-assign]
@@ -254,7 +261,7 @@ async def test_what_the_fleet_wants_no_more_is_not_tried(device: Device) -> None
     assert adopted == [400] and device.state == (S.COMMITTED, "")
 
 
-async def test_a_process_that_has_not_heard_the_fleet_yet_gives_nothing_up(device: Device) -> None:
+async def test_nothing_is_cancelled_before_the_desired_state_arrives(device: Device) -> None:
     wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100)
     device.configurator.desire(wanted)
     await device.configurator.step()
@@ -266,7 +273,7 @@ async def test_a_process_that_has_not_heard_the_fleet_yet_gives_nothing_up(devic
     assert device.state == (S.CANCELLED, "superseded")
 
 
-async def test_it_waits_for_its_window_and_ends_with_its_time(device: Device) -> None:
+async def test_a_configuration_waits_for_its_window_and_expires(device: Device) -> None:
     wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 100, window=Window(0, 10_080))
     device.configurator.desire(wanted)
     await device.configurator.step()
@@ -278,7 +285,7 @@ async def test_it_waits_for_its_window_and_ends_with_its_time(device: Device) ->
     assert device.bytes_per_day == 300
 
 
-async def test_the_word_that_ends_another_update_ends_no_trial(device: Device) -> None:
+async def test_undoing_another_update_ends_no_trial(device: Device) -> None:
     wanted, other = device.registry.add(1, 300), device.registry.add(2, 400)
     await device.run(wanted, frozenset({S.TRIAL}))
     device.configurator.desire(replace(other, undone=True))
@@ -287,7 +294,7 @@ async def test_the_word_that_ends_another_update_ends_no_trial(device: Device) -
     assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 300
 
 
-async def test_the_word_that_ends_another_update_cancels_one_under_way(device: Device) -> None:
+async def test_undoing_another_update_cancels_a_staged_one(device: Device) -> None:
     wanted = replace(device.registry.add(1, 300), not_before_s=device.clock.wall_s() + 1000)
     device.configurator.desire(wanted)
     await device.configurator.step()
@@ -296,7 +303,7 @@ async def test_the_word_that_ends_another_update_cancels_one_under_way(device: D
     assert device.state == (S.CANCELLED, "superseded")
 
 
-async def test_what_comes_after_its_time_is_not_tried(device: Device) -> None:
+async def test_a_configuration_that_expires_while_downloading_is_not_tried(device: Device) -> None:
     wanted = replace(device.registry.add(1, 300), expires_s=device.clock.wall_s() + 50)
     content = device.registry.read
 
@@ -310,7 +317,9 @@ async def test_what_comes_after_its_time_is_not_tried(device: Device) -> None:
     assert device.state == (S.EXPIRED, "expired") and device.bytes_per_day == 0
 
 
-async def test_a_disk_without_room_is_told_and_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_reported_and_the_update_continues(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
     device.configurator.desire(wanted)
@@ -329,7 +338,7 @@ async def test_a_disk_without_room_is_told_and_waited_for(device: Device, monkey
     assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 400
 
 
-async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_cannot_be_stored_ends_the_trial(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     await device.run(device.registry.add(1, 500))
     wanted = device.registry.add(2, 400)
     await device.run(wanted, frozenset({S.TRIAL}))
@@ -348,7 +357,7 @@ async def test_a_start_that_cannot_be_counted_tries_nothing(device: Device, monk
 
 
 @pytest.mark.parametrize("undone", [True, False])
-async def test_what_was_taken_back_while_the_device_was_away_is_undone(device: Device, undone: bool) -> None:
+async def test_a_configuration_withdrawn_while_offline_is_rolled_back(device: Device, undone: bool) -> None:
     first, wanted = device.registry.add(1, 400), device.registry.add(2, 300)
     for each in (first, wanted):
         await device.run(each)
@@ -360,7 +369,7 @@ async def test_what_was_taken_back_while_the_device_was_away_is_undone(device: D
     assert device.state == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "not_found"))
 
 
-async def test_what_makes_the_agent_fail_is_undone_though_the_disk_refuses(
+async def test_a_failing_configuration_is_rolled_back_on_a_full_disk(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await device.run(device.registry.add(1, 500))
@@ -379,28 +388,28 @@ async def test_what_makes_the_agent_fail_is_undone_though_the_disk_refuses(
     assert device.state == (S.ROLLED_BACK, "errors") and device.bytes_per_day == 500
 
 
-async def test_what_runs_already_is_not_tried(device: Device) -> None:
+async def test_a_running_configuration_is_not_tried_again(device: Device) -> None:
     wanted = device.registry.add(1, 300)
     await device.run(wanted)
     await device.run(replace(wanted, rollout="another"))
     assert device.state == (S.COMMITTED, "already")
 
 
-async def test_one_that_sets_nothing_gives_the_devices_own_settings_back(device: Device) -> None:
+async def test_an_empty_configuration_restores_the_devices_settings(device: Device) -> None:
     await device.run(device.registry.add(1, 300))
     await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
     assert device.bytes_per_day == 0 and device.settings == device.own
     assert device.store.state.running is not None and device.store.state.running.version == 2
 
 
-def test_a_damaged_file_is_put_aside_and_the_devices_own_settings_hold(device: Device) -> None:
+def test_a_damaged_file_is_set_aside_and_own_settings_are_used(device: Device) -> None:
     device.path.parent.mkdir(parents=True, exist_ok=True)
     device.path.write_bytes(b"nonsense\n")
     device.start()
     assert device.bytes_per_day == 0 and not device.path.exists()
 
 
-async def test_cut_at_every_write_it_runs_the_old_or_the_new_and_comes_to_an_end(
+async def test_a_power_cut_at_any_write_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each number of operations that a disk may have done before the power went."""
@@ -422,3 +431,74 @@ async def test_cut_at_every_write_it_runs_the_old_or_the_new_and_comes_to_an_end
         if not cut:
             return
     raise AssertionError("the update never came through")
+
+
+CONTENT = 'name = "quiet"\nversion = 1\n# für alle\n'.encode()
+
+
+class Site:
+    """One that lists what is signed, and sends what it has, a few bytes at a time.
+
+    Args:
+        content: that is signed.
+        sent: instead of it.
+    """
+
+    def __init__(self, content: bytes = CONTENT, sent: bytes | None = None) -> None:
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.file = SignedFile(configuration_path("quiet", 1), len(content), sha256, {})
+        self.wanted = DesiredConfiguration("quiet", 1, sha256)
+        self.sent = content if sent is None else sent
+        self.taken_bytes = 0
+
+    async def files(self) -> dict[str, SignedFile]:
+        return {self.file.path: self.file}
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        assert (sha256, offset, size_bytes) == (self.file.sha256, 0, self.file.size_bytes)
+        for at in range(0, len(self.sent), 5):
+            self.taken_bytes += len(self.sent[at : at + 5])
+            yield self.sent[at : at + 5]
+
+
+async def test_a_signed_configuration_is_fetched_unchanged() -> None:
+    site = Site()
+    file = await find_file(site, site.wanted)
+    held = await fetch(site, file, site.wanted)
+    assert (held.name, held.version, held.text.encode()) == ("quiet", 1, CONTENT)
+    assert held.sha256 == site.wanted.sha256
+
+
+async def test_another_signed_digest_is_not_fetched() -> None:
+    site = Site()
+    with pytest.raises(IntegrityError, match=f"signed as {site.file.sha256[:12]} .* bbbbbbbbbbbb is desired"):
+        await find_file(site, replace(site.wanted, sha256="b" * 64))
+    assert site.taken_bytes == 0
+
+
+async def test_a_too_large_file_is_not_fetched() -> None:
+    site = Site(b"#" * LIMIT_BYTES)
+    assert await find_file(site, site.wanted) == site.file
+    site = Site(b"#" * (LIMIT_BYTES + 1))
+    with pytest.raises(IntegrityError, match=f"{LIMIT_BYTES + 1} bytes"):
+        await find_file(site, site.wanted)
+
+
+@pytest.mark.parametrize("sent", [b"", CONTENT[:-1], CONTENT.replace(b"1", b"2"), CONTENT + b"#"])
+async def test_different_bytes_are_refused(sent: bytes) -> None:
+    site = Site(sent=sent)
+    with pytest.raises(IntegrityError, match="other bytes than were signed"):
+        await fetch(site, site.file, site.wanted)
+
+
+async def test_an_endless_answer_is_not_read() -> None:
+    site = Site(sent=CONTENT * 1000)
+    with pytest.raises(IntegrityError):
+        await fetch(site, site.file, site.wanted)
+    assert site.taken_bytes <= len(CONTENT) + 5
+
+
+async def test_a_binary_file_is_refused() -> None:
+    site = Site(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is no text"):
+        await fetch(site, site.file, site.wanted)

@@ -1,4 +1,4 @@
-"""What comes between the steps of an update: other words of the fleet, damaged files, a disk that refuses."""
+"""Updates of a model: download, refusal, trial, rollback, damaged files, and a disk that refuses writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from msgspec.structs import replace
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at, full_disk
 
-from firstline_core.errors import LinkDownError
+from firstline_core.errors import (
+    LinkDownError,
+    MetadataExpiredError,
+    RequestError,
+    SignatureError,
+    UnknownModelError,
+)
+from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.fleet.updates.model_store import ModelStore, Pointer
@@ -42,6 +49,276 @@ def wanted(tmp_path: Path, registry: Registry) -> DesiredModel:
     return registry.add(bundle_at(tmp_path / "two", 2), "r1")
 
 
+def state(device: Device) -> tuple[UpdateState, str]:
+    (update,) = device.updater.updates()
+    return update.state, update.reason
+
+
+async def reached(device: Device, wanted: UpdateState) -> float:
+    """Until an update is so far and can do no more for now; seconds after which to look again."""
+    while (wait_s := await device.step()) == 0 or state(device)[0] is not wanted:
+        pass
+    return wait_s
+
+
+async def test_a_good_bundle_is_downloaded_tried_and_committed(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "") and device.version == 2
+    assert device.store.pointer(NAME) == Pointer("a", "", None)
+    (update,) = device.updater.updates()
+    assert update.rollout == "r1" and update.received_bytes == update.total_bytes > 0
+    device.start()
+    device.updater.desire([wanted])
+    await device.run()
+    assert device.version == 2 and device.serving.versions == []  # nothing is done twice
+
+
+async def test_a_running_bundle_is_not_downloaded(device: Device, registry: Registry) -> None:
+    device.updater.desire([registry.add(device.setup, "r0")])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "already") and registry.sent_bytes == 0
+
+
+async def test_an_older_version_on_the_device_is_not_downloaded(
+    device: Device, registry: Registry, wanted: DesiredModel
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    sent_bytes = registry.sent_bytes
+    device.updater.desire([registry.add(device.setup, "back")])
+    await device.run()
+    assert device.version == 1 and state(device)[0] is S.COMMITTED and registry.sent_bytes == sent_bytes
+
+
+@pytest.mark.parametrize(
+    ("spoil", "ended"),
+    [
+        ("unsigned", (S.REJECTED, "signature")),
+        ("unlisted", (S.REJECTED, "not_found")),
+        ("other manifest", (S.REJECTED, "integrity")),
+        ("tampered", (S.REJECTED, "integrity")),
+        ("no such bytes", (S.REJECTED, "not_found")),
+        ("no runtime", (S.REJECTED, "incompatible_target")),
+        ("no room", (S.FAILED, "no_room")),
+        ("breaks", (S.REJECTED, "self_test_failed")),
+        ("late", (S.EXPIRED, "expired")),
+    ],
+)
+async def test_a_rejected_bundle_never_answers(
+    device: Device, registry: Registry, wanted: DesiredModel, spoil: str, ended: tuple[UpdateState, str]
+) -> None:
+    hardware = Hardware(frozenset({"onnx"}), "x86_64", None, 1 << 40)
+    if spoil == "unsigned":
+        registry.error = SignatureError("no")
+    elif spoil == "unlisted":
+        registry.signed.clear()
+    elif spoil == "other manifest":
+        wanted = replace(wanted, sha256="0" * 64)
+    elif spoil == "tampered":
+        registry.blobs = {sha256: content[::-1] for sha256, content in registry.blobs.items()}
+    elif spoil == "no such bytes":
+        registry.blobs.clear()
+    elif spoil == "no runtime":
+        hardware = hardware._replace(runtimes=frozenset({"tflite"}))
+    elif spoil == "no room":
+        hardware = hardware._replace(free_bytes=100)
+    elif spoil == "breaks":
+        device.serving.breaks.add(2)
+    else:
+        wanted = replace(wanted, expires_s=1.0)
+
+    async def offered() -> Hardware:
+        return hardware
+
+    device.serving.hardware = offered  # type: ignore[method-assign]
+    device.updater.desire([wanted])
+    await device.run()
+    assert state(device) == ended and device.version == 1 and device.serving.versions == []
+    (update,) = device.updater.updates()
+    assert update.message.endswith(".") or spoil in ("unsigned", "breaks")
+    device.updater.desire([wanted])  # the same word again is no new update
+    await device.run()
+    assert state(device) == ended
+
+
+@pytest.mark.parametrize("error", [LinkDownError("away"), MetadataExpiredError("ended")])
+async def test_temporary_errors_are_retried(
+    device: Device, registry: Registry, wanted: DesiredModel, error: LinkDownError
+) -> None:
+    registry.error = error
+    device.updater.desire([wanted])
+    assert await device.step() > 0
+    assert state(device) == (S.OFFERED, error.code) and device.version == 1
+    registry.error = None
+    await device.run()
+    assert state(device)[0] is S.COMMITTED
+
+
+async def test_an_interrupted_download_resumes(device: Device, registry: Registry, wanted: DesiredModel) -> None:
+    registry.cuts = 0.3
+
+    device.updater.desire([wanted])
+    await device.run()
+    (update,) = device.updater.updates()
+    assert update.state is S.COMMITTED and registry.sent_bytes == update.total_bytes
+
+
+async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredModel, clock: HastyClock) -> None:
+    minute = int((clock.wall_s() / 60 + 3 * 24 * 60) % (7 * 24 * 60))
+    wanted = replace(wanted, window=Window((minute + 120) % (7 * 24 * 60), 30))
+    device.updater.desire([wanted])
+    begun_s = clock.wall_s()
+    wait_s = await reached(device, S.STAGED)
+    assert state(device) == (S.STAGED, "") and device.version == 1
+    while state(device)[0] is S.STAGED:
+        clock.pass_by(wait_s)
+        wait_s = await device.step()
+    assert state(device)[0] is S.TRIAL and device.version == 2
+    assert 119 * 60 <= clock.wall_s() - begun_s <= 121 * 60
+
+
+async def test_too_many_starts_roll_back_without_a_network(
+    device: Device, registry: Registry, wanted: DesiredModel
+) -> None:
+    device.updater.desire([wanted])
+    await reached(device, S.TRIAL)
+    registry.error = LinkDownError("no network")
+    for version, tries in ((2, 1), (2, 2), (2, 3), (1, 3)):
+        device.start()
+        assert device.version == version
+        assert device.updater.updates()[0].tries == tries
+    assert state(device) == (S.ROLLED_BACK, "tries")
+    device.updater.desire([wanted])
+    await device.run()
+    assert device.version == 1
+
+
+async def test_failing_requests_roll_back(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    await reached(device, S.TRIAL)
+    device.serving.fails = True
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "errors") and device.version == 1
+
+
+async def test_a_model_is_rolled_back_on_request(device: Device, wanted: DesiredModel) -> None:
+    with pytest.raises(UnknownModelError):
+        await device.updater.roll_back("other")
+    device.updater.desire([wanted])
+    await device.run()
+    await device.roll_back()
+    assert state(device) == (S.ROLLED_BACK, "asked") and device.version == 1
+    with pytest.raises(RequestError, match="nothing to go back to"):
+        await device.roll_back()
+    await device.run()
+    assert device.version == 1
+
+
+async def test_an_undone_update_is_rolled_back_without_a_download(
+    device: Device, registry: Registry, wanted: DesiredModel
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    sent_bytes = registry.sent_bytes
+    device.updater.desire([replace(wanted, undone=True)])
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "undone") and device.version == 1
+    await device.run()
+    assert device.version == 1 and registry.sent_bytes == sent_bytes
+
+
+async def test_an_update_undone_during_its_trial_is_rolled_back(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    await reached(device, S.TRIAL)
+    device.updater.desire([replace(wanted, undone=True)])
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "undone") and device.version == 1
+
+
+async def test_undoing_another_rollout_changes_nothing(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    device.updater.desire([replace(wanted, rollout="other", undone=True)])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "") and device.version == 2
+
+
+@pytest.mark.parametrize("undone", [True, False])
+async def test_a_version_withdrawn_while_offline_is_rolled_back(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path, undone: bool
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    assert device.version == 2
+    # Meanwhile that was aborted, and another rollout came, which cannot be installed here or was taken back as well.
+    newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
+    registry.error = SignatureError("no")
+    device.updater.desire([replace(newer, undone=undone, withdrawn=(wanted.sha256,))])
+    await device.run()
+    assert device.version == 1
+    assert state(device) == ((S.ROLLED_BACK, "undone") if undone else (S.REJECTED, "signature"))
+
+
+async def test_a_failed_trial_skips_withdrawn_versions(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
+) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    newer = registry.add(bundle_at(tmp_path / "three", 3), "r2")
+    device.serving.fails = True
+    device.updater.desire([replace(newer, withdrawn=(wanted.sha256,))])
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "errors") and device.version == 1
+
+
+async def test_a_new_attempt_repeats_the_update(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    device.serving.fails = True
+    await device.run()
+    assert state(device) == (S.ROLLED_BACK, "errors")
+    device.serving.fails = False
+    device.updater.desire([replace(wanted, attempt=2)])
+    await device.run()
+    assert state(device) == (S.COMMITTED, "") and device.version == 2
+
+
+async def test_a_superseded_download_is_cancelled(
+    device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
+) -> None:
+    registry.cuts = 1.0
+    device.updater.desire([wanted])
+    step = asyncio.create_task(device.step())
+    while not device.updater.updates() or device.updater.updates()[0].state is not S.DOWNLOADING:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    device.updater.desire([])
+    await step
+    await device.step()
+    assert state(device) == (S.CANCELLED, "superseded")
+    registry.cuts = 0.0
+    device.updater.desire([registry.add(bundle_at(tmp_path / "three", 3))])
+    await device.run()
+    assert device.version == 3
+
+
+async def test_a_damaged_slot_is_rolled_back(device: Device, wanted: DesiredModel) -> None:
+    device.updater.desire([wanted])
+    await device.run()
+    (device.folder / "models" / NAME / "a" / "edge.onnx").write_bytes(b"x")
+    device.start()
+    assert device.version == 1 and state(device) == (S.ROLLED_BACK, "damaged")
+
+
+def test_damaged_files_are_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / NAME
+    folder.mkdir()
+    (folder / "pointer").write_bytes(b"x\ny\n")
+    (folder / "update").write_bytes(b"x\ny\n")
+    assert ModelStore(tmp_path, repair=False).records == {} and (folder / "pointer").exists()
+    store = ModelStore(tmp_path)
+    assert store.pointer(NAME) == Pointer() and not (folder / "pointer").exists()
+
+
 @pytest.fixture
 def third(tmp_path: Path, registry: Registry) -> DesiredModel:
     return registry.add(bundle_at(tmp_path / "three", 3), "r2")
@@ -51,11 +328,6 @@ def closed(clock: HastyClock) -> Window:
     """A window that opens in two days."""
     minute = int((clock.wall_s() / 60 + 3 * 24 * 60) % (7 * 24 * 60))
     return Window((minute + 2 * 24 * 60) % (7 * 24 * 60), 30)
-
-
-def state(device: Device) -> tuple[UpdateState, str]:
-    (update,) = device.updater.updates()
-    return update.state, update.reason
 
 
 async def committed(device: Device, wanted: DesiredModel) -> None:
@@ -71,7 +343,7 @@ async def staged(device: Device, wanted: DesiredModel, clock: HastyClock) -> Non
     assert state(device)[0] is S.STAGED
 
 
-async def test_what_runs_is_found_damaged_while_its_successor_waits(
+async def test_a_staged_update_survives_a_damaged_running_slot(
     device: Device, wanted: DesiredModel, third: DesiredModel, clock: HastyClock
 ) -> None:
     await committed(device, wanted)
@@ -84,7 +356,7 @@ async def test_what_runs_is_found_damaged_while_its_successor_waits(
     assert state(device) == (S.COMMITTED, "") and device.version == 3
 
 
-async def test_going_back_on_the_disk_ends_an_update_that_waits(
+async def test_a_rollback_on_disk_cancels_a_staged_update(
     device: Device, wanted: DesiredModel, third: DesiredModel, clock: HastyClock
 ) -> None:
     await committed(device, wanted)
@@ -97,7 +369,7 @@ async def test_going_back_on_the_disk_ends_an_update_that_waits(
 
 
 @pytest.mark.parametrize("other", [("narrow", 2), (NAME, 7)])
-async def test_a_bundle_that_is_signed_as_another_is_rejected(
+async def test_a_bundle_signed_under_another_name_is_rejected(
     device: Device, registry: Registry, tmp_path: Path, other: tuple[str, int]
 ) -> None:
     folder = bundle_at(tmp_path / "other", other[1], other[0])
@@ -108,7 +380,7 @@ async def test_a_bundle_that_is_signed_as_another_is_rejected(
     assert state(device) == (S.REJECTED, "integrity") and device.version == 1 and device.serving.versions == []
 
 
-async def test_a_download_that_outlives_its_time_is_not_tried(
+async def test_an_update_that_expires_while_downloading_is_not_tried(
     device: Device, registry: Registry, wanted: DesiredModel, clock: HastyClock
 ) -> None:
     registry.pause_s = 100.0
@@ -117,7 +389,7 @@ async def test_a_download_that_outlives_its_time_is_not_tried(
     assert state(device) == (S.EXPIRED, "expired") and device.serving.versions == []
 
 
-async def test_a_download_that_never_comes_expires(
+async def test_an_endless_download_expires(
     device: Device, registry: Registry, wanted: DesiredModel, clock: HastyClock
 ) -> None:
     registry.cuts = 1.0
@@ -127,9 +399,7 @@ async def test_a_download_that_never_comes_expires(
     assert state(device) == (S.EXPIRED, "expired")
 
 
-async def test_the_word_that_ends_another_update_ends_no_trial(
-    device: Device, wanted: DesiredModel, third: DesiredModel
-) -> None:
+async def test_undoing_another_update_ends_no_trial(device: Device, wanted: DesiredModel, third: DesiredModel) -> None:
     device.updater.desire([wanted])
     while state(device)[0] is not S.TRIAL if device.updater.updates() else True:
         await device.step()
@@ -138,7 +408,7 @@ async def test_the_word_that_ends_another_update_ends_no_trial(
     assert state(device) == (S.COMMITTED, "") and device.version == 2
 
 
-async def test_the_word_that_ends_another_update_cancels_one_under_way(
+async def test_undoing_another_update_cancels_a_staged_one(
     device: Device, wanted: DesiredModel, third: DesiredModel, clock: HastyClock
 ) -> None:
     await staged(device, wanted, clock)
@@ -147,7 +417,7 @@ async def test_the_word_that_ends_another_update_cancels_one_under_way(
     assert state(device) == (S.CANCELLED, "superseded")
 
 
-async def test_a_download_that_is_stuck_holds_up_no_other_model(
+async def test_a_stuck_download_does_not_delay_other_models(
     device: Device, registry: Registry, wanted: DesiredModel, tmp_path: Path
 ) -> None:
     """The trial of one ends, though the other's bytes never come."""
@@ -168,7 +438,7 @@ def partial_files(device: Device) -> list[Path]:
     return [path for path in (device.folder / "models").rglob("fetch/*") if path.is_file()]
 
 
-async def test_what_was_on_its_way_is_gone_where_an_update_ends(
+async def test_partial_files_are_deleted_after_the_update(
     device: Device, registry: Registry, wanted: DesiredModel, clock: HastyClock
 ) -> None:
     registry.cuts = 0.5
@@ -183,7 +453,7 @@ async def test_what_was_on_its_way_is_gone_where_an_update_ends(
     assert state(device) == (S.CANCELLED, "superseded") and partial_files(device) == []
 
 
-async def test_the_slot_that_is_overwritten_makes_room(
+async def test_the_overwritten_slot_counts_as_free_space(
     device: Device, registry: Registry, wanted: DesiredModel, third: DesiredModel, tmp_path: Path
 ) -> None:
     await committed(device, wanted)
@@ -201,9 +471,7 @@ async def test_the_slot_that_is_overwritten_makes_room(
     assert device.version == 4
 
 
-async def test_nothing_counts_as_received_before_it_came(
-    device: Device, registry: Registry, wanted: DesiredModel
-) -> None:
+async def test_only_arrived_bytes_count_as_received(device: Device, registry: Registry, wanted: DesiredModel) -> None:
     registry.cuts = 1.0
     device.updater.desire([wanted])
     step = asyncio.create_task(device.step())
@@ -215,7 +483,7 @@ async def test_nothing_counts_as_received_before_it_came(
     step.cancel()
 
 
-async def test_a_start_that_cannot_be_counted_tries_nothing(
+async def test_a_start_that_cannot_be_stored_ends_the_trial(
     device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.updater.desire([wanted])
@@ -233,7 +501,7 @@ async def test_a_start_that_cannot_be_counted_tries_nothing(
     assert device.version == 1 and state(device) == (S.ROLLED_BACK, "disk")
 
 
-async def test_a_failing_trial_ends_though_the_disk_refuses(
+async def test_a_failing_trial_is_rolled_back_on_a_full_disk(
     device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.updater.desire([wanted])
@@ -253,7 +521,7 @@ async def test_a_failing_trial_ends_though_the_disk_refuses(
     assert device.version == 1
 
 
-async def test_a_disk_that_is_full_when_a_trial_would_begin_costs_the_update_and_no_more(
+async def test_a_full_disk_before_the_trial_costs_only_the_update(
     device: Device, wanted: DesiredModel, clock: HastyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await staged(device, wanted, clock)
@@ -270,7 +538,7 @@ async def test_a_disk_that_is_full_when_a_trial_would_begin_costs_the_update_and
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_the_fleet_hears_of_a_disk_that_takes_no_word(
+async def test_a_full_disk_is_reported_although_it_cannot_be_stored(
     device: Device,
     wanted: DesiredModel,
     third: DesiredModel,
@@ -299,7 +567,7 @@ async def test_the_fleet_hears_of_a_disk_that_takes_no_word(
     assert state(device) == (S.COMMITTED, "") and device.version == 3
 
 
-async def test_what_is_whole_waits_for_the_disk_and_the_fleet_hears_for_what(
+async def test_a_complete_download_waits_for_the_disk(
     device: Device, wanted: DesiredModel, clock: HastyClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await staged(device, wanted, clock)
@@ -315,14 +583,14 @@ async def test_what_is_whole_waits_for_the_disk_and_the_fleet_hears_for_what(
     assert state(device) == (S.COMMITTED, "") and device.version == 2
 
 
-async def test_a_lost_pointer_is_known_from_the_record(device: Device, wanted: DesiredModel) -> None:
+async def test_a_lost_pointer_is_restored_from_the_record(device: Device, wanted: DesiredModel) -> None:
     await committed(device, wanted)
     (device.folder / "models" / NAME / "pointer").write_bytes(b"x\ny\n")
     device.start()
     assert device.version == 2 and state(device) == (S.COMMITTED, "")
 
 
-async def test_a_trial_of_which_nothing_is_known_ends(device: Device, wanted: DesiredModel) -> None:
+async def test_a_trial_without_a_record_ends(device: Device, wanted: DesiredModel) -> None:
     device.updater.desire([wanted])
     while not device.serving.versions:
         await device.step()
@@ -331,7 +599,7 @@ async def test_a_trial_of_which_nothing_is_known_ends(device: Device, wanted: De
     assert device.version == 1 and device.store.pointer(NAME) == Pointer()
 
 
-async def test_going_back_while_files_come_ends_the_update(
+async def test_a_rollback_during_a_download_cancels_the_update(
     device: Device, registry: Registry, wanted: DesiredModel, third: DesiredModel
 ) -> None:
     await committed(device, wanted)
@@ -345,7 +613,7 @@ async def test_going_back_while_files_come_ends_the_update(
     assert state(device) == (S.CANCELLED, "asked") and device.version == 1
 
 
-async def test_a_registry_that_is_away_for_long_is_no_verdict(
+async def test_a_long_outage_of_the_registry_does_not_end_the_update(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
     registry.error = LinkDownError("away")

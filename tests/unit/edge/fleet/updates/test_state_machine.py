@@ -1,4 +1,4 @@
-"""What is wanted of a model, left for its one task to find."""
+"""The states of an update: the inbox, and what the desired state means for an update."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from msgspec.structs import replace
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import NotReadyError
-from firstline_core.fleet.twin import DesiredModel
-from firstline_edge.fleet.updates.state_machine import Inbox, SupersededError
+from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Window
+from firstline_edge.fleet.updates.state_machine import (
+    CHECK_S,
+    Inbox,
+    SupersededError,
+    has_expired,
+    is_same,
+    is_withdrawn,
+    wait_s,
+)
 
 WANTED = DesiredModel("digits", 2, "a" * 64)
 
@@ -31,7 +39,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_news_end_the_wait_and_are_news_once(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
+async def test_a_change_ends_one_wait(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
     assert not inbox.received
     inbox.desire(WANTED)
     assert inbox.received and inbox.desired == WANTED
@@ -47,7 +55,7 @@ async def test_news_end_the_wait_and_are_news_once(inbox: Inbox[DesiredModel], c
     await inbox.wait(60)
 
 
-async def test_who_goes_back_hears_how_it_went(inbox: Inbox[DesiredModel]) -> None:
+async def test_a_rollback_request_returns_after_the_rollback(inbox: Inbox[DesiredModel]) -> None:
     asking = [asyncio.create_task(inbox.roll_back()) for _ in range(2)]
     await inbox.wait(60)
     assert inbox.rollback is not None
@@ -55,7 +63,7 @@ async def test_who_goes_back_hears_how_it_went(inbox: Inbox[DesiredModel]) -> No
     await asyncio.gather(*asking)
 
 
-async def test_who_asked_and_left_takes_the_wish_back_from_nobody(inbox: Inbox[DesiredModel]) -> None:
+async def test_a_cancelled_request_does_not_cancel_the_others(inbox: Inbox[DesiredModel]) -> None:
     leaving, staying = (asyncio.create_task(inbox.roll_back()) for _ in range(2))
     await settled()
     leaving.cancel()
@@ -65,7 +73,7 @@ async def test_who_asked_and_left_takes_the_wish_back_from_nobody(inbox: Inbox[D
     await staying
 
 
-async def test_an_agent_that_stops_says_so_to_who_waits(inbox: Inbox[DesiredModel]) -> None:
+async def test_closing_fails_waiting_requests(inbox: Inbox[DesiredModel]) -> None:
     asking = asyncio.create_task(inbox.roll_back())
     await settled()
     inbox.close()
@@ -74,7 +82,7 @@ async def test_an_agent_that_stops_says_so_to_who_waits(inbox: Inbox[DesiredMode
         await asking
 
 
-async def test_work_that_stays_wanted_is_done(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
+async def test_work_for_the_desired_version_completes(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
     async def work() -> int:
         await clock.sleep(300)
         return 7
@@ -89,7 +97,7 @@ async def test_work_that_stays_wanted_is_done(inbox: Inbox[DesiredModel], clock:
     assert await doing == 7
 
 
-async def test_what_work_raises_is_raised(inbox: Inbox[DesiredModel]) -> None:
+async def test_errors_of_the_work_are_raised(inbox: Inbox[DesiredModel]) -> None:
     async def work() -> None:
         raise OSError("no room")
 
@@ -99,7 +107,7 @@ async def test_what_work_raises_is_raised(inbox: Inbox[DesiredModel]) -> None:
 
 
 @pytest.mark.parametrize("other", [None, replace(WANTED, version=3), replace(WANTED, undone=True)])
-async def test_work_ends_where_something_else_is_wanted(inbox: Inbox[DesiredModel], other: DesiredModel | None) -> None:
+async def test_work_stops_if_another_version_is_desired(inbox: Inbox[DesiredModel], other: DesiredModel | None) -> None:
     ended = asyncio.Event()
 
     async def work() -> None:
@@ -118,7 +126,7 @@ async def test_work_ends_where_something_else_is_wanted(inbox: Inbox[DesiredMode
     assert ended.is_set(), "it was left as it is, and is not under way any more"
 
 
-async def test_work_ends_where_somebody_goes_back(inbox: Inbox[DesiredModel]) -> None:
+async def test_work_stops_if_a_rollback_is_requested(inbox: Inbox[DesiredModel]) -> None:
     inbox.desire(WANTED)
     doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
@@ -130,7 +138,7 @@ async def test_work_ends_where_somebody_goes_back(inbox: Inbox[DesiredModel]) ->
         await asking
 
 
-async def test_work_ends_when_its_time_is_over(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
+async def test_work_stops_when_the_update_expires(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
     inbox.desire(replace(WANTED, expires_s=clock.wall_s() + 100))
     doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
@@ -140,3 +148,73 @@ async def test_work_ends_when_its_time_is_over(inbox: Inbox[DesiredModel], clock
     await clock.advance(1)
     with pytest.raises(SupersededError):
         await doing
+
+
+NOW_S = 1.8e9
+MODEL = DesiredModel("digits", 2, "a" * 64, "r1")
+CONFIGURATION = DesiredConfiguration("digits", 2, "a" * 64, "r1")
+BOTH = pytest.mark.parametrize("wanted", [MODEL, CONFIGURATION])
+
+
+@BOTH
+def test_times_do_not_make_it_another_update(wanted: DesiredVersion) -> None:
+    later = replace(wanted, not_before_s=NOW_S, expires_s=NOW_S + 1, window=Window(0, 1), undone=True)
+    assert is_same(wanted, later)
+
+
+@BOTH
+@pytest.mark.parametrize("other", [{"name": "faces"}, {"version": 3}, {"rollout": "r2"}, {"attempt": 2}])
+def test_name_version_rollout_and_attempt_make_it_another_update(
+    wanted: DesiredVersion, other: dict[str, object]
+) -> None:
+    assert not is_same(wanted, replace(wanted, **other))
+
+
+def test_another_digest_makes_it_another_update() -> None:
+    assert not is_same(MODEL, replace(MODEL, sha256="b" * 64))
+    assert not is_same(CONFIGURATION, replace(CONFIGURATION, sha256="b" * 64))
+
+
+@BOTH
+def test_an_update_is_withdrawn_by_undo_or_by_digest(wanted: DesiredVersion) -> None:
+    assert not is_withdrawn(wanted, wanted)
+    assert is_withdrawn(wanted, replace(wanted, undone=True))
+    third = replace(wanted, version=3, rollout="r2")
+    assert not is_withdrawn(wanted, replace(third, undone=True)), "another one is undone"
+    assert is_withdrawn(wanted, replace(third, withdrawn=("c" * 64, "a" * 64)))
+    assert not is_withdrawn(wanted, replace(wanted, withdrawn=("a" * 64,))), "wanted again, though it was withdrawn"
+
+
+@BOTH
+def test_an_update_expires_at_its_end(wanted: DesiredVersion) -> None:
+    assert not has_expired(wanted, NOW_S)
+    ends = replace(wanted, expires_s=NOW_S)
+    assert not has_expired(ends, NOW_S - 0.001)
+    assert has_expired(ends, NOW_S)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("when", "seconds"),
+    [
+        ({}, 0),
+        ({"not_before_s": NOW_S - 1}, 0),
+        ({"not_before_s": NOW_S + 20}, 20),
+        ({"not_before_s": NOW_S + 1e6}, CHECK_S),  # the wall clock may be set meanwhile
+        ({"not_before_s": NOW_S + 50, "expires_s": NOW_S + 30}, 30),  # its end is seen when it comes
+        ({"not_before_s": NOW_S + 50, "expires_s": NOW_S - 1}, 0.1),
+    ],
+)
+def test_the_next_check_is_when_the_update_may_begin_or_expires(
+    wanted: DesiredVersion, when: dict[str, float], seconds: float
+) -> None:
+    assert wait_s(replace(wanted, **when), NOW_S) == seconds
+
+
+@BOTH
+def test_the_window_counts_after_the_earliest_time(wanted: DesiredVersion) -> None:
+    minute = int(NOW_S / 60 + 3 * 24 * 60) % (7 * 24 * 60)
+    assert NOW_S % 60 == 0
+    assert wait_s(replace(wanted, window=Window(minute, 1)), NOW_S + 59) == 0
+    assert wait_s(replace(wanted, window=Window(minute + 1, 1)), NOW_S + 15) == 45
+    assert wait_s(replace(wanted, window=Window(minute, 1), not_before_s=NOW_S + 30), NOW_S) == 30

@@ -1,4 +1,4 @@
-"""A configuration of the fleet over the device's own settings, which bound it."""
+"""A configuration over the device's own settings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def said(text: str) -> Configuration:
     return parse_configuration(f'name = "quiet"\nversion = 1\n{text}'.encode(), "quiet.toml")
 
 
-def test_every_key_that_the_fleet_can_set_is_one_of_the_agents() -> None:
+def test_every_key_of_a_configuration_is_a_setting() -> None:
     own = EdgeSettings()
     for key in KEYS:
         section, _, name = key.partition(".")
         assert hasattr(getattr(own, section), name), key
 
 
-def test_what_is_set_is_changed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_set_keys_change(tmp_path: Path) -> None:
     own = edge_settings(tmp_path, budget__bytes_per_day=1000, audit__per_hour=7)
     found = changed_settings(
         own, said("[budget]\nbytes_per_day = 500\nbytes_per_hour = 50\n[policy]\nmin_threshold = inf\n")
@@ -47,7 +47,7 @@ def test_what_is_set_is_changed_and_nothing_else(tmp_path: Path) -> None:
         ("[policy]\nkind = 'value'\nleast_value = 0\n", "price"),
     ],
 )
-def test_the_devices_own_file_is_the_last_word(tmp_path: Path, text: str, why: str) -> None:
+def test_the_devices_own_file_limits_a_configuration(tmp_path: Path, text: str, why: str) -> None:
     own = edge_settings(
         tmp_path,
         budget__bytes_per_day=0 if "value" in text else 1000,
@@ -58,6 +58,6 @@ def test_the_devices_own_file_is_the_last_word(tmp_path: Path, text: str, why: s
         changed_settings(own, said(text))
 
 
-def test_a_lock_of_what_cannot_be_set_anyhow_is_a_mistake() -> None:
+def test_an_unknown_locked_key_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"fleet\.locked names 'links'"):
         load(None, environ={}, overrides={"fleet.locked": ["links"]})

@@ -1,4 +1,4 @@
-"""The pointer's file: whole or not there, and never guessed at."""
+"""The store of installed models: pointers and damaged files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def test_a_written_pointer_is_read(tmp_path: Path) -> None:
     "content",
     [b"", b"{}x\n", b"\xff", with_checksum(b'{"slot": "c"}'), with_checksum(b'{"slot": "a", "format": 2}')],
 )
-def test_a_damaged_pointer_is_said_to_be(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_pointer_is_detected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pointer").write_bytes(content)
     with pytest.raises(IntegrityError, match="pointer"):
         read_struct(tmp_path / "pointer", Pointer)
 
 
-def test_nothing_is_tried_twice_at_a_time() -> None:
+def test_a_second_trial_cannot_begin() -> None:
     with pytest.raises(ValueError, match="cannot be tried"):
         Pointer().begin_trial(3).begin_trial(3)
 
 
-def test_a_slot_that_is_gone_back_to_is_not_tried_before_it_was_cleared() -> None:
+def test_a_rollback_target_must_be_cleared_before_a_trial() -> None:
     pointer = Pointer("b", "a")
     with pytest.raises(ValueError, match="cannot be tried"):
         pointer.begin_trial(3)
@@ -41,7 +41,7 @@ def test_a_slot_that_is_gone_back_to_is_not_tried_before_it_was_cleared() -> Non
     assert pointer.cleared().begin_trial(3).reverted() == Pointer("b", "b")
 
 
-def test_a_trial_without_a_try_left_is_over_at_the_next_start() -> None:
+def test_a_start_without_tries_left_ends_the_trial() -> None:
     trial = Pointer("a", "", None).begin_trial(1)
     assert trial.started() == Pointer("b", "a", 0)
     assert trial.started().started() == Pointer("a", "a", None)

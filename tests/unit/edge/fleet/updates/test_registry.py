@@ -1,4 +1,4 @@
-"""A look is verified by a process that ends with it: what it says, and what becomes of one that does not last."""
+"""The registry of the gateway: metadata that is verified in a separate process, and its failures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ import msgspec
 import pytest
 
 from bench.support.signed_repository import DAY, START, SignedRepository
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
     IntegrityError,
+    LinkDownError,
     MetadataExpiredError,
     ProtocolError,
     RateLimitedError,
     SignatureError,
 )
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.updates.registry import MetadataSource, verified_files
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.fleet.updates.registry import GatewayRegistry, MetadataSource, verified_files
+from firstline_edge.settings.settings import LinkSection
 
 
 def look(
@@ -34,7 +38,7 @@ def look(
     return sorted(verified_files(folder, source or repository, anchor=repository.anchor, now_s=now_s))
 
 
-def test_what_is_signed_is_listed_as_it_was_signed(tmp_path: Path) -> None:
+def test_signed_files_are_listed_with_their_description(tmp_path: Path) -> None:
     repository = SignedRepository()
     repository.add("digits/1/a", b"content", needs=["edge"])
     repository.parts = lambda _name, content: iter([b"", content[:7], b"", content[7:]])
@@ -61,7 +65,7 @@ class _Refusing:
         raise self._error
 
 
-def test_each_refusal_has_its_own_name_and_leaves_what_was_believed(tmp_path: Path) -> None:
+def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Path) -> None:
     repository = SignedRepository()
     assert look(tmp_path, repository) == []
     kept = (tmp_path / "timestamp.json").read_bytes()
@@ -104,7 +108,7 @@ def _children() -> set[int]:
     return {int(pid) for pid in path.read_text().split()}
 
 
-def test_a_killed_process_is_no_verdict_and_the_next_look_goes_on(tmp_path: Path) -> None:
+def test_a_killed_verifier_is_a_temporary_error(tmp_path: Path) -> None:
     repository = SignedRepository()
     repository.add("digits/1/a", b"content")
     repository.publish()
@@ -128,7 +132,7 @@ _SAYS = "import os, sys; sys.stdin.buffer.read(4); sys.stdout.buffer.write({}); 
         (_SAYS.format("b'\\0\\0\\0\\1x'"), ProtocolError, "not understood"),
     ],
 )
-def test_a_process_that_makes_no_sense_holds_up_nobody(
+def test_a_broken_verifier_ends_with_an_error(
     tmp_path: Path, script: str, kind: type[FirstlineError], words: str
 ) -> None:
     limit_s = 0.2 if "sleep" in script else 60.0
@@ -139,7 +143,7 @@ def test_a_process_that_makes_no_sense_holds_up_nobody(
     assert _children() <= before
 
 
-def test_it_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verifier_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_LINKS__TOKEN", "secret")
     said = "os.environ.get('FIRSTLINE_EDGE_LINKS__TOKEN', 'nothing'), 'HOME' in os.environ or 'PATH' in os.environ"
     script = f"import os, sys; from firstline_edge.fleet.updates.verifier import Failure, send; \
@@ -171,10 +175,71 @@ print({name.partition(".")[0] for name in sys.modules} & {"tuf", "securesystemsl
 """
 
 
-def test_whoever_looks_has_nothing_of_it_in_memory(tmp_path: Path) -> None:
+def test_the_agent_does_not_load_python_tuf(tmp_path: Path) -> None:
     repository = SignedRepository()
     repository.add("digits/1/a", b"content")
     repository.publish()
     told = msgspec.msgpack.encode((repository.files, START.timestamp()))
     done = subprocess.run([sys.executable, "-c", _LOOKS, str(tmp_path)], input=told, capture_output=True, check=True)
     assert done.stdout.decode().splitlines() == ["1", "set()"]
+
+
+async def test_a_missing_token_file_is_a_temporary_error(tmp_path: Path) -> None:
+    token, root = tmp_path / "token", tmp_path / "root.json"
+    token.write_text("secret")
+    root.write_text("{}")
+    http = FleetHttp(LinkSection(kind="http", url="http://127.0.0.1:9", token_file=str(token)), None)
+    token.unlink()
+    registry = GatewayRegistry(http, tmp_path / "metadata", str(root), SYSTEM_CLOCK.wall_s)
+    with pytest.raises(LinkDownError, match="token"):
+        await registry.files()
+    await http.close()
+
+
+async def test_a_device_without_an_http_link_is_told_to_add_one(tmp_path: Path) -> None:
+    registry = GatewayRegistry(None, tmp_path, "", SYSTEM_CLOCK.wall_s)
+    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+        await registry.files()
+    with pytest.raises(LinkDownError, match=r"kind = \"http\""):
+        async for _ in registry.read("0" * 64, 0, 1):
+            pass
+
+
+_SILENT = """
+import asyncio, socket, sys
+from pathlib import Path
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_edge.fleet.http_client import FleetHttp
+from firstline_edge.settings.settings import LinkSection
+from firstline_edge.fleet.updates.registry import GatewayRegistry
+
+async def main():
+    asked = asyncio.Event()
+    server = await asyncio.start_server(lambda reader, writer: asked.set(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    http = FleetHttp(LinkSection(kind="http", url=f"http://127.0.0.1:{port}"), None)
+    folder = Path(sys.argv[1])
+    registry = GatewayRegistry(http, folder, sys.argv[2], SYSTEM_CLOCK.wall_s)
+    looking = asyncio.create_task(registry.files())
+    await asked.wait()
+    looking.cancel()
+    print("ends", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_silent_registry_does_not_delay_the_end_of_the_process(tmp_path: Path) -> None:
+    """The look is not waited for: a stop would else take as long as the registry's silence is borne, and be a kill."""
+    root = tmp_path / "1.root.json"
+    root.write_bytes(SignedRepository().anchor)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SILENT, str(tmp_path / "metadata"), str(root)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ends\n"
+        assert process.wait(timeout=10) == 0
+    finally:
+        process.kill()
+        process.communicate()

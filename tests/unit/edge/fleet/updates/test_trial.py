@@ -1,4 +1,4 @@
-"""The self test: a bundle answers on this device as it did where it was made, or comes before no request."""
+"""The self-test of a model before its trial."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def held_with(
     return hold(folder, RuntimeOptions(), workers)
 
 
-def test_the_same_answers_pass(tmp_path: Path, workers: Workers) -> None:
+def test_equal_golden_answers_pass(tmp_path: Path, workers: Workers) -> None:
     self_test(held_with(tmp_path / "a", workers, (0.505, 0.495)), None)
 
 
-def test_other_answers_do_not(tmp_path: Path, workers: Workers) -> None:
+def test_different_golden_answers_fail(tmp_path: Path, workers: Workers) -> None:
     with pytest.raises(SelfTestError, match=r"differs by 0\.1, and 0\.01 is allowed"):
         self_test(held_with(tmp_path / "a", workers, (0.6, 0.4)), None)
 
 
-def test_inputs_that_are_none_do_not(tmp_path: Path, workers: Workers) -> None:
+def test_damaged_golden_inputs_fail(tmp_path: Path, workers: Workers) -> None:
     with pytest.raises((SelfTestError, IntegrityError)):
         self_test(held_with(tmp_path / "a", workers, (0.5, 0.5), (2, 2)), None)
     with pytest.raises(IntegrityError):
         self_test(held_with(tmp_path / "b", workers, (0.5, 0.5), (3,)), None)
 
 
-def test_what_is_much_slower_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
+def test_a_much_slower_model_fails(tmp_path: Path, workers: Workers) -> None:
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
     assert held.edge is not None
     slow = dataclasses.replace(held.edge, row_ms=250.0)
@@ -69,7 +69,7 @@ def test_what_is_much_slower_than_what_runs_does_not_pass(tmp_path: Path, worker
     self_test(DeviceModel(held.bundle, slow), DeviceModel(held.bundle, dataclasses.replace(held.edge, row_ms=26.0)))
 
 
-def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, workers: Workers) -> None:
+def test_a_model_with_another_input_fails(tmp_path: Path, workers: Workers) -> None:
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
 
     def taking(**changes: object) -> DeviceModel:
@@ -83,7 +83,7 @@ def test_what_takes_another_input_than_what_runs_does_not_pass(tmp_path: Path, w
     self_test(taking(shape=(-1, -1)), taking(shape=(-1, 4)))  # golden answers of four values, and any are taken
 
 
-def test_a_bundle_of_which_nothing_runs_here_does_not(tmp_path: Path, workers: Workers) -> None:
+def test_a_bundle_without_a_usable_variant_fails(tmp_path: Path, workers: Workers) -> None:
     held = held_with(tmp_path / "a", workers, (0.5, 0.5))
     with pytest.raises(SelfTestError, match="does not run here: no runtime"):
         self_test(DeviceModel(held.bundle, None, "no runtime"), None)
