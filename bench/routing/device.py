@@ -28,12 +28,9 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
 from firstline_edge.cloud.chain import LinkChain, no_budget
-from firstline_edge.cloud.client import CloudClient
-from firstline_edge.cloud.complaints import Complaints
-from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.cloud.retry_budget import RetryBudget
+from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.requests.context import RequestContext, Row
@@ -108,7 +105,7 @@ async def device(
     outbox = MemoryOutbox(clock)
     # No two frames of a camera are the same: the cache would only say that the pool is small.
     cache = ResultCache(limit_bytes=0, ttl_s=60, disk=None, clock=clock)
-    gateway = CloudClient(chain, cache, clock, Complaints(), contracts=NoContracts(), traffic=LiveTraffic())
+    gateway = CloudClient(chain, cache, clock, ModelRefusals(), contracts=NoContracts(), traffic=LiveTraffic())
     hedging = Hedging(gateway, clock, HedgeOptions())
     cascade = Cascade(
         models=Models([model]),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +17,8 @@ from bench.routing.promises import MemoryOutbox
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, DeadlineExceededError, LinkDownError, LinkError, QueueFullError
 from firstline_core.types import Answer, Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
-from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.link import ignore
-from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 
@@ -103,8 +100,9 @@ class _Link:
 
     def __init__(self, gateway: _Gateway, clock: Clock) -> None:
         self._gateway, self._clock = gateway, clock
+        self.probe_wanted = asyncio.Event()
 
-    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+    async def start(self) -> None:
         pass
 
     async def close(self) -> None:

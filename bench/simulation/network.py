@@ -6,15 +6,15 @@ side answers with what the full model said of the same row when the pool was col
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import ignore
 from firstline_edge.telemetry.link_traffic import count
 
 _PACKET_BYTES = 1448
@@ -77,6 +77,7 @@ class SimulatedLink:
         self._gateway = gateway
         self._clock = clock
         self._rng = rng
+        self.probe_wanted = asyncio.Event()
         self._free_at_s = {"up": 0.0, "down": 0.0}
         self._probing = 0
         self.sent_bytes = 0
@@ -85,7 +86,7 @@ class SimulatedLink:
         self.probes = 0
         self.probes_at_once = 0
 
-    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+    async def start(self) -> None:
         pass
 
     async def close(self) -> None:

@@ -50,12 +50,10 @@ from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router, policy_from
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from
-from firstline_edge.cloud import metrics as cloud_metrics
+from firstline_edge.cloud import links as cloud_links
 from firstline_edge.cloud.chain import BudgetGate, no_budget
-from firstline_edge.cloud.client import CloudClient
-from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.cloud.links import open_links
-from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import DeviceIdentity
@@ -322,7 +320,7 @@ class EdgeAgent:
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
         policy, spending = policy_from(settings.policy), self.spending
-        self.complaints = Complaints()
+        self.model_refusals = ModelRefusals()
         self.auditor = Auditor(
             cloud=self.links.chain,
             available=lambda: self.links.available,
@@ -345,7 +343,7 @@ class EdgeAgent:
             clock=clock,
         )
         self.client = CloudClient(
-            self.links.chain, self.cache, clock, self.complaints, contracts=self.certificates, traffic=traffic
+            self.links.chain, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
         )
         opened.push_async_callback(self.client.close)
         self.hedging = Hedging(self.client, clock, hedge_options_from(settings))
@@ -354,7 +352,7 @@ class EdgeAgent:
             self.links,
             models=self.models,
             contracts=self.certificates,
-            complaints=self.complaints,
+            model_refusals=self.model_refusals,
             max_age_s=settings.outbox.max_age_s,
             on_correction=self.recorder.corrected,
             clock=clock,
@@ -419,7 +417,7 @@ class EdgeAgent:
             outbox=self.outbox,
             certificates=self.certificates,
             router=self.router,
-            complaints=self.complaints,
+            model_refusals=self.model_refusals,
             links=self.links,
             identity=self.identity,
             renewal=self.renewal,
@@ -448,7 +446,7 @@ class EdgeAgent:
     def _register_metrics(self) -> None:
         reopening.register_metrics(self.metrics, self.outbox)
         cache_metrics.register_metrics(self.metrics, self.cache)
-        cloud_metrics.register_metrics(self.metrics, self.links, self.client)
+        cloud_links.register_metrics(self.metrics, self.links, self.client)
         audit_metrics.register_metrics(self.metrics, self.certificates)
         budget_metrics.register_metrics(self.metrics, self.spending)
         hedge_metrics.register_metrics(self.metrics, self.hedging)

@@ -164,8 +164,7 @@ async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(g
     async with joined(gateway, tmp_path, "patient") as agent:
         assert await asked(agent) == "cloud"
         (link,) = agent.links.mqtt
-        lost: list[str] = []
-        link._on_lost = lambda: lost.append("lost")
+        connections = link.connections
         findings = {one.subject: one for one in identity_findings(DeviceIdentity(agent.settings, SYSTEM_CLOCK))}
         assert findings["identity"].state is State.OK
         assert "patient at https://" in findings["identity"].detail
@@ -174,7 +173,7 @@ async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(g
         assert {one.state for one in told} == {State.OK}, told
         assert offset_s is not None
         assert await asked(agent) == "cloud"
-        assert lost == []
+        assert link.connections == connections
 
 
 async def test_doctor_says_that_a_revoked_device_is_refused(gateway: Site, tmp_path: Path) -> None:

@@ -44,9 +44,7 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
-from firstline_edge.cloud.client import CloudClient
-from firstline_edge.cloud.complaints import Complaints
-from firstline_edge.cloud.live_traffic import LiveTraffic
+from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
@@ -250,7 +248,7 @@ class Scene:
             self.cloud if linked else None,
             self.cache,
             clock,
-            Complaints(),
+            ModelRefusals(),
             contracts=self.certificates if self.certificates is not None else NoContracts(),
             traffic=traffic,
         )

@@ -72,16 +72,15 @@ class ScriptedLink:
         self.calls: list[tuple[InferRequest, float]] = []
         self.probes = 0
         self.started = self.closed = False
-        self.on_lost: Callable[[], None] = lambda: None
+        self.probe_wanted = asyncio.Event()
 
     async def _succeed(self, asked: InferRequest, _timeout_s: float) -> InferResponse:
         if self.error is not None:
             raise self.error
         return response(asked)
 
-    async def start(self, on_lost: Callable[[], None] = lambda: None) -> None:
+    async def start(self) -> None:
         self.started = True
-        self.on_lost = on_lost
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         self.calls.append((request, timeout_s))

@@ -5,7 +5,7 @@ variants    answers, certificates and times of the real variants on real images
 device      the simulated device: its queue, its link, its heat
 runs        figures of the hour
 
-What is real: `firstline_core.adaptation` (ladder, guards, controller, choice), the agent's `Pace`, `Punctuality` and
+What is real: `firstline_core.adaptation` (ladder, guards, controller, choice), the agent's `Pace`, `LatenessGate` and
 `LinkTiming`; of each row, what the variants say and whether their certificates keep it; their times beside each other.
 What is fitted: the heat (`thermal.py`). What is stated: `Stated`.
 

@@ -16,7 +16,7 @@ from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
 from firstline_core.hardware.readings import Measured, Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
-from firstline_edge.cloud.punctuality import Punctuality
+from firstline_edge.cloud.client import LatenessGate
 from firstline_edge.models.models import Pace
 
 _SAMPLE_S = 5.02  # the sampler waits for five seconds after each reading
@@ -83,7 +83,7 @@ class Simulated:
         self._expected_ms = 0.0  # of what runs and what waits
         self._link_free_s = 0.0
         self._timing = LinkTiming()
-        self._punctuality = Punctuality()
+        self._punctuality = LatenessGate()
         self._returning: list[tuple[float, float, Flight]] = []  # answers of the full model: when, after how long
         self.told = Told()
 
@@ -192,7 +192,7 @@ class Simulated:
         """The full model, where it can be expected in time; else the edge answer is provisional, and this later."""
         predicted_s = self._timing.predicted_s(_ROW_BYTES, 0.95, at_s)
         self.told.sent += 1  # now or by the outbox
-        if has_answer and not self._punctuality.worth_asking(predicted_s, deadline_s - at_s):
+        if has_answer and not self._punctuality.allows(predicted_s, deadline_s - at_s):
             self.told.answered += 1
             return
         begins_s = max(at_s, self._link_free_s)

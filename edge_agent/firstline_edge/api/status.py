@@ -15,7 +15,7 @@ from firstline_edge.audits.certificate_states import CertificateStates, Monitore
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Router
-from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.cloud.links import Links
 from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
 from firstline_edge.identity.credentials import DeviceIdentity
@@ -49,7 +49,7 @@ class AgentStatus:
     outbox: ReopeningOutbox
     certificates: CertificateStates
     router: Router
-    complaints: Complaints
+    model_refusals: ModelRefusals
     links: Links
     identity: DeviceIdentity
     renewal: CredentialRenewal | None
@@ -84,8 +84,8 @@ class AgentStatus:
         }
 
     def _describe_model(self, held: DeviceModel) -> dict[str, object]:
-        complaint = self.complaints.of(held.manifest.name, held.version)
-        return _described(held, self.router.threshold(held), complaint) | {
+        refusal = self.model_refusals.message_of(held.manifest.name, held.version)
+        return _described(held, self.router.threshold(held), refusal) | {
             "uncertified": self.router.uncertified(held) or None,
             "contract": self.certificates.describe(held),
         }
@@ -145,7 +145,7 @@ def _identity(held: DeviceModel) -> dict[str, object]:
     }
 
 
-def _described(held: DeviceModel, threshold: float, complaint: str) -> dict[str, object]:
+def _described(held: DeviceModel, threshold: float, refusal: str) -> dict[str, object]:
     edge = held.edge
     return _identity(held) | {
         "edge": edge.loaded.model.id if edge is not None else None,
@@ -156,7 +156,7 @@ def _described(held: DeviceModel, threshold: float, complaint: str) -> dict[str,
         "threshold": threshold if math.isfinite(threshold) else None,
         "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
         "certificate": certificate_of(held),
-        "problem": held.problem or complaint or None,
+        "problem": held.problem or refusal or None,
         "variants": held.variants.describe() if held.variants is not None else None,
     }
 

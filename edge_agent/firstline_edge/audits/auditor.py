@@ -35,8 +35,8 @@ from firstline_core.types import Attempt, AuditNote, InferRequest, Privacy, Reas
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cache.results import ResultCache
+from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.cloud.live_traffic import LiveTraffic
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, result_key
 from firstline_edge.requests.escalation import checked, escalation_of

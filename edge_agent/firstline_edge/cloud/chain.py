@@ -1,13 +1,13 @@
-"""The links in the order in which they are preferred: failover, circuit breakers, and the budget for retries."""
+"""The links in the order in which they are preferred: failover, the state of each link, and probes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import (
     BudgetExceededError,
     DeadlineExceededError,
@@ -18,14 +18,11 @@ from firstline_core.errors import (
     RequestError,
     UnauthorizedError,
 )
-from firstline_core.routing.timing import Flight, TimingReport
+from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.cloud.breaker import CircuitBreaker
-from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, is_link_fault
-from firstline_edge.cloud.link_state import LinkState
-from firstline_edge.cloud.probing import keep_probing
-from firstline_edge.cloud.retry_budget import RetryBudget
+from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
+from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, is_link_fault
 
 log = logger(__name__)
 
@@ -34,6 +31,8 @@ BudgetGate = Callable[[InferRequest, str], AbstractContextManager[None]]
 
 # Refusals that are not the link's fault and may not concern the next link: each has its own limits and credentials.
 _OF_THIS_LINK = (PayloadTooLargeError, UnauthorizedError)
+# The answer did not come in time, on either side.
+_TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 # Possibly detected on this device, without an answer of the gateway.
 _NO_VERDICT = (PayloadTooLargeError, LinkBusyError)
 
@@ -60,6 +59,75 @@ class ChainSettings:
 def no_budget(_request: InferRequest, _link: str) -> AbstractContextManager[None]:
     """The gate of a device without budgets."""
     return nullcontext()
+
+
+@dataclass(slots=True)
+class LinkState:
+    """A link with its breaker, its last failure and its response times.
+
+    Attributes:
+        hurry: ends the prober's wait for an open breaker.
+        up: whether requests were allowed at the last check.
+        used: whether the link has worked or failed at all.
+        refused: whether the gateway refuses this device's credentials.
+        problem: the last failure as a sentence; "" for none.
+    """
+
+    link: Link
+    breaker: CircuitBreaker
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    timing: LinkTiming = field(init=False)
+    up: bool = True
+    used: bool = False
+    refused: bool = False
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        self.timing = LinkTiming(in_turn=self.link.in_turn)
+
+    def worked(self) -> None:
+        self.used, self.refused, self.problem = True, False, ""
+
+    def failed(self, error: FirstlineError) -> None:
+        """Records a fault, or a refusal of this device."""
+        refused = isinstance(error, UnauthorizedError)
+        if refused and not self.refused:  # once, not for each request
+            log.warning("the gateway refuses this device", link=self.link.name, error=error.message)
+        self.used, self.refused, self.problem = True, refused, error.message
+
+    def renewed(self) -> None:
+        """Forgets earlier failures, because the device has a new certificate."""
+        self.breaker.forget()
+        self.link.probe_wanted.set()
+        self.hurry.set()
+
+    def timed(self, flight: Flight, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
+        """Records the duration of a call that was answered, or whose caller stopped waiting.
+
+        Other failures do not measure the time of an answer, nor do calls during an outage.
+
+        Args:
+            flight: the call.
+            seconds: duration of the call.
+            now_s: on a monotonic clock.
+            outcome: how it ended.
+        """
+        if flight.lost:
+            return
+        if isinstance(outcome, InferResponse):
+            self.timing.answered(flight.size_bytes, seconds, now_s, _service_s(outcome), flight.ahead_bytes)
+        elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)):
+            self.timing.waited(flight.size_bytes, seconds, now_s, flight.ahead_bytes)
+
+    @property
+    def report(self) -> LinkReport:
+        if self.refused:
+            state = LinkStatus.REFUSED
+        elif self.breaker.state is not State.CLOSED:
+            state = LinkStatus.DOWN if self.breaker.state is State.OPEN else LinkStatus.PROBING
+        else:
+            state = LinkStatus.UP if self.used else LinkStatus.UNKNOWN
+        return LinkReport(state, self.link.address, self.problem)
 
 
 class LinkChain:
@@ -145,9 +213,9 @@ class LinkChain:
     async def start(self) -> None:
         """Starts the links and probes them, so that a device that boots offline knows it before a request."""
         for state in self._links:
-            await state.link.start(state.wake.set)
-            state.wake.set()
-            probing = keep_probing(state, self._clock, self._settings.probe_timeout_s, self._note_states)
+            await state.link.start()
+            state.link.probe_wanted.set()
+            probing = _keep_probing(state, self._clock, self._settings.probe_timeout_s, self._note_states)
             self._probers.append(asyncio.create_task(probing))
 
     async def close(self) -> None:
@@ -259,7 +327,7 @@ class LinkChain:
         if is_link_fault(failure):
             # A failed probe opens the breaker at once, so that a dead link costs the first request only. The count of
             # failures is for a gateway that answers probes and nothing else.
-            state.wake.set()
+            state.link.probe_wanted.set()
             state.failed(failure)
             if not isinstance(failure, RemoteTimeoutError) or granted_s >= self._settings.fair_s:
                 state.breaker.failed()
@@ -284,7 +352,7 @@ class LinkChain:
             if up is not state.up:
                 state.up = up
                 if not up:
-                    state.wake.set()
+                    state.link.probe_wanted.set()
                 if up:
                     log.info("link up", link=state.link.name, address=state.link.address)
                 else:
@@ -297,3 +365,58 @@ class LinkChain:
 
     def _names_usable(self) -> tuple[str, ...]:
         return tuple(state.link.name for state in self._links if state.breaker.allows_requests)
+
+
+async def _keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
+    """Probes a link whenever that is wanted or its breaker allows it, until cancelled.
+
+    Links are probed in the background, never within a request. A half-open breaker that lets the next request through
+    costs that request up to its whole deadline, again and again while the link stays dead. Here a request either meets
+    a closed breaker, or skips the link at once.
+
+    Args:
+        state: the link.
+        clock: for waits and times.
+        timeout_s: of a probe.
+        note_states: called whenever the breaker may have changed.
+    """
+    while True:
+        if state.breaker.allows_requests:
+            await state.link.probe_wanted.wait()
+        state.link.probe_wanted.clear()
+        if not state.breaker.allows_requests:
+            await first_of(clock.sleep(state.breaker.retry_in_s), state.hurry.wait())
+            state.hurry.clear()
+        if state.breaker.try_probe():
+            note_states()
+            await _probe(state, clock, timeout_s)
+            note_states()
+
+
+async def _probe(state: LinkState, clock: Clock, timeout_s: float) -> None:
+    started_s = clock.monotonic_s()
+    try:
+        await state.link.probe(timeout_s)
+    except FirstlineError as error:
+        log.debug("link probe failed", link=state.link.name, error=error.message)
+        state.failed(error)
+        state.breaker.probe_failed()
+    except Exception:  # the outermost loop of this task: without it the link would never recover
+        log.exception("link probe broke", link=state.link.name)
+        state.used, state.problem = True, "Its probe broke; the agent's log has the trace."
+        state.breaker.probe_failed()
+    else:
+        # A gateway answers probes without credentials, so a probe does not end a refusal.
+        if not state.refused or not state.breaker.allows_requests:
+            state.worked()
+        now_s = clock.monotonic_s()
+        state.timing.probed(now_s - started_s, now_s)
+        if not state.breaker.allows_requests:
+            state.timing.returned()
+        state.breaker.probe_succeeded()
+
+
+def _service_s(response: InferResponse) -> float | None:
+    """Returns the gateway's own processing time (seconds); None if it does not say."""
+    attempts = response.answer.attempts if response.answer is not None else ()
+    return next((tried.ms / 1000 for tried in reversed(attempts) if tried.tier is Tier.CLOUD), None)

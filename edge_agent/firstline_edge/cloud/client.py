@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -16,6 +18,8 @@ from firstline_core.errors import (
     FirstlineError,
     LinkDownError,
     LinkError,
+    ModelMismatchError,
+    RuntimeFailure,
     UnauthorizedError,
     UnknownModelError,
 )
@@ -23,10 +27,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Answer, Attempt, ContractNotice, InferRequest, InferResponse, Reason, Status, Tier
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cloud.complaints import Complaints
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.cloud.live_traffic import LiveTraffic
-from firstline_edge.cloud.punctuality import Punctuality
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
@@ -35,6 +36,11 @@ from firstline_edge.requests.single_flight import SingleFlight
 
 log = logger(__name__)
 
+EXPLORE_EVERY = 50
+"""One in so many requests that would be late is sent anyway, because estimates may be wrong."""
+
+# Of a model, and so of every request to it; what else is refused may be one request's own.
+_OF_THE_MODEL = (ModelMismatchError, UnknownModelError, RuntimeFailure)
 _LATE = "The full model's answer did not come before the request's deadline."
 
 
@@ -50,13 +56,106 @@ class Contracts(Protocol):
         ...
 
 
+class ModelRefusals:
+    """The gateway's latest refusal of each model of this device, until the gateway answers with that model again.
+
+    Examples: the gateway holds another bundle with that name, or none.
+    """
+
+    def __init__(self) -> None:
+        self._errors: dict[tuple[str, str], FirstlineError] = {}
+
+    def record(self, model: str, version: str, error: FirstlineError) -> None:
+        """Stores an error that concerns the model; warns when it is new, not for every request."""
+        if not isinstance(error, _OF_THE_MODEL):
+            return
+        before = self._errors.get((model, version))
+        self._errors[model, version] = error
+        if type(before) is not type(error):
+            log.warning("the gateway cannot serve this model", model=model, version=version, error=error.message)
+
+    def clear(self, model: str, version: str) -> None:
+        """Forgets the refusal: the gateway answered."""
+        if self._errors.pop((model, version), None) is not None:
+            log.info("the gateway serves this model again", model=model, version=version)
+
+    def message_of(self, model: str, version: str) -> str:
+        """Returns the refusal as a sentence; "" for none."""
+        error = self._errors.get((model, version))
+        return error.message if error is not None else ""
+
+
+class LatenessGate:
+    """Withholds escalations that would probably be late; used if the device has an edge answer of its own.
+
+    A wrong estimate corrects itself: the outbox sends withheld requests later and measures their time, old measurements
+    lose weight, and a few requests are sent anyway.
+
+    Attributes:
+        held_back: requests that were not sent because they would be late.
+        explored: requests that were sent although they would probably be late.
+    """
+
+    def __init__(self) -> None:
+        self.held_back = self.explored = 0
+
+    def allows(self, predicted_s: float | None, left_s: float) -> bool:
+        """Returns whether to send a request, and counts refusals.
+
+        Args:
+            predicted_s: within which most such requests are answered; None if unknown.
+            left_s: until the deadline.
+        """
+        if predicted_s is None or predicted_s <= left_s:
+            return True
+        if (self.held_back + self.explored) % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+            self.explored += 1
+            return True
+        self.held_back += 1
+        return False
+
+
+class LiveTraffic:
+    """Counts the escalations in progress, for which background transfers wait; a context manager for each.
+
+    Args:
+        limit: audits wait while so many are in progress.
+    """
+
+    def __init__(self, limit: int = 4) -> None:
+        self._limit = limit
+        self._in_progress = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @property
+    def busy(self) -> bool:
+        return self._in_progress >= self._limit
+
+    def __enter__(self) -> None:
+        self._in_progress += 1
+        if self.busy:
+            self._quiet.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._in_progress -= 1
+        if not self.busy:
+            self._quiet.set()
+
+    async def wait_quiet(self) -> None:
+        """Returns once fewer are in progress; at once if so already."""
+        await self._quiet.wait()
+
+
 class CloudClient:
     """Asks the full models, over whichever link works.
 
     Args:
         cloud: None on a device without links.
         cache: stores the full models' outputs by digest.
-        complaints: records the gateway's refusals of a model.
+        refusals: records the gateway's refusals of a model.
         contracts: the state of certificates, exchanged with the gateway.
         traffic: counts the escalations in progress.
     """
@@ -66,7 +165,7 @@ class CloudClient:
         cloud: Uplink | None,
         cache: ResultCache,
         clock: Clock,
-        complaints: Complaints,
+        refusals: ModelRefusals,
         *,
         contracts: Contracts,
         traffic: LiveTraffic,
@@ -74,10 +173,10 @@ class CloudClient:
         self._cloud = cloud
         self._cache = cache
         self._clock = clock
-        self._complaints = complaints
+        self._refusals = refusals
         self._contracts = contracts
         self._traffic = traffic
-        self.punctuality = Punctuality()
+        self.lateness = LatenessGate()
         # The digest of the model accompanies a row's output, for callers that joined a request in progress.
         self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
 
@@ -109,7 +208,7 @@ class CloudClient:
         if self._cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
             return
         predicted_s = self.predicted_s(request, len(rows))
-        if not self.punctuality.worth_asking(predicted_s, left_s):
+        if not self.lateness.allows(predicted_s, left_s):
             raise DeadlineExceededError(
                 f"Asking the full model takes up to {(predicted_s or 0.0) * 1000:.0f} ms at the moment, and "
                 f"{left_s * 1000:.0f} ms are left of the request's deadline; allow more time."
@@ -170,9 +269,9 @@ class CloudClient:
                 response = await self._call(sent, deadline_s, attempts)
                 full = self._accepted(response, len(seats), model, attempts)
             except FirstlineError as error:
-                self._complaints.note(model.manifest.name, model.version, error)
+                self._refusals.record(model.manifest.name, model.version, error)
                 raise
-            self._complaints.settle(model.manifest.name, model.version)
+            self._refusals.clear(model.manifest.name, model.version)
             self._contracts.heed(model, response.answer.contract if response.answer is not None else None)
             outputs = [ModelOutput(probabilities) for probabilities in full.probabilities]
             if digest and full.digest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -36,7 +36,7 @@ from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits, decode_response,
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import LinkBusyError, ignore
+from firstline_edge.cloud.link import LinkBusyError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.telemetry.link_traffic import count
 
@@ -218,13 +218,14 @@ class HttpLink:
         self._token = settings.token
         self._tls = tls_context(settings)
         self._pool, self._probing_pool = self._make_pools()
+        self.probe_wanted = asyncio.Event()
 
     @property
     def address(self) -> str:
         """Where it leads, for people."""
         return self._settings.url
 
-    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+    async def start(self) -> None:
         """Does nothing: connections are made on demand, and their loss is not reported."""
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -244,7 +245,7 @@ class HttpLink:
 
         sent_token = self._token
         reply = await send(timeout_s)
-        if reply.status in _REFUSES_DEVICE and self._found_other_token(sent_token):
+        if reply.status in _REFUSES_DEVICE and self._has_other_token(sent_token):
             left_s = timeout_s - (self._clock.monotonic_s() - now_s)
             if left_s > 0:
                 reply = await send(left_s)
@@ -296,7 +297,7 @@ class HttpLink:
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
-    def _found_other_token(self, refused: str) -> bool:
+    def _has_other_token(self, refused: str) -> bool:
         """Returns whether there is another token than the refused one: the file may have a new one."""
         if self._token == refused and self._settings.token_file:
             try:
@@ -316,10 +317,10 @@ def _refusal(reply: HttpReply) -> FirstlineError:
     if isinstance(error, ForbiddenError):
         return UnauthorizedError(error.message)
     try:
-        said = orjson.loads(reply.body)
+        document = orjson.loads(reply.body)
     except orjson.JSONDecodeError:
-        said = None
-    ours = isinstance(said, dict) and said.get("code") in BY_CODE
+        document = None
+    ours = isinstance(document, dict) and document.get("code") in BY_CODE
     if ours or isinstance(error, UnauthorizedError | PayloadTooLargeError) or not isinstance(error, RequestError):
         return error
     return ProtocolError(f"HTTP status {reply.status}, but not from a Firstline gateway: {error.message}")

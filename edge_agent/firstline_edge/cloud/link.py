@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -51,10 +51,6 @@ class Uplink(Protocol):
         ...
 
 
-def ignore() -> None:
-    """Does nothing: the default listener."""
-
-
 class Link(Protocol):
     """One way to the gateway. Every link raises the same errors, so callers need not know which link it was."""
 
@@ -73,12 +69,13 @@ class Link(Protocol):
         """Whether payloads are sent one after the other over one connection, rather than in parallel."""
         ...
 
-    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
-        """Starts the link; returns without waiting for the other side.
+    @property
+    def probe_wanted(self) -> asyncio.Event:
+        """Set when the link should be probed: by the link when it loses its connection, and by `LinkChain`."""
+        ...
 
-        Args:
-            on_lost: called when the link itself notices that the connection is lost.
-        """
+    async def start(self) -> None:
+        """Starts the link; returns without waiting for the other side."""
         ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:

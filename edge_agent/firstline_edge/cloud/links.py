@@ -1,4 +1,4 @@
-"""Creates the links from the settings."""
+"""Creates the links from the settings, and registers their metrics."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from firstline_core.protocol.mqtt_tls import tls_context
 from firstline_core.protocol.topics import Topics
 from firstline_core.routing.timing import TimingReport
 from firstline_core.storage.secrets import read_secret
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, RetryBudget, RetrySettings
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
+from firstline_edge.cloud.client import CloudClient
 from firstline_edge.cloud.link import LinkReport
-from firstline_edge.cloud.retry_budget import RetryBudget, RetrySettings
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names
 
@@ -75,16 +76,16 @@ class Links:
             FirstlineError: each broker refused it.
         """
         error: FirstlineError = LinkDownError("No MQTT broker is connected.")
-        told = False
+        acknowledged = False
         for link in self.mqtt:
             if not link.connected:
                 continue
             try:
                 await link.publish_correction(correction)
-                told = True
+                acknowledged = True
             except FirstlineError as failure:
                 error = failure
-        if not told:
+        if not acknowledged:
             raise error
 
     async def renewed(self) -> None:
@@ -205,7 +206,7 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
     Raises:
         ConfigError: a certificate or a secret that cannot be used.
     """
-    found = MqttSettings(
+    broker = MqttSettings(
         host=section.host,
         port=section.port,
         client_id=client_id,
@@ -218,9 +219,50 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
         tls_key_file=_path(section.tls_key_file),
         tls=credentials.context if credentials is not None and section.shows_identity else None,
     )
-    tls_context(found)  # the connection is made in the background, where a wrong file would not be reported
-    return found
+    tls_context(broker)  # the connection is made in the background, where a wrong file would not be reported
+    return broker
 
 
 def _path(file: str) -> Path | None:
     return Path(file) if file else None
+
+
+def register_metrics(metrics: RequestMetrics, links: Links, client: CloudClient) -> None:
+    """Registers availability and times of the links, retries, and requests that were held back."""
+    metrics.gauge("link_available", "1 while a link to a gateway may be used.", lambda: float(links.available))
+    metrics.readings(
+        "link_seconds",
+        "How long a link's calls take of late, for payloads of the usual size.",
+        ("link", "part", "quantile"),
+        lambda: _link_seconds(links),
+    )
+    metrics.readings(
+        "retries_total",
+        "What was asked again after a failure, and what the budget did not allow to be.",
+        ("outcome",),
+        lambda: _retries(links),
+        counts=True,
+    )
+    metrics.readings(
+        "held_back_total",
+        "Requests that would hardly have been answered in time: held back, or asked all the same to learn.",
+        ("outcome",),
+        lambda: {("held_back",): client.lateness.held_back, ("explored",): client.lateness.explored},
+        counts=True,
+    )
+
+
+def _link_seconds(links: Links) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
+    for link, timing in links.timings().items():
+        for part in ("total", "network", "service"):
+            for quantile, field in (("0.5", f"{part}_p50_ms"), ("0.95", f"{part}_p95_ms")):
+                ms = getattr(timing, field, None)
+                if ms is not None:
+                    found[link, part, quantile] = ms / 1000
+    return found
+
+
+def _retries(links: Links) -> dict[tuple[str, ...], float]:
+    chain = links.chain
+    return {("allowed",): chain.retries.retries, ("denied",): chain.retries.denied} if chain is not None else {}

@@ -18,7 +18,6 @@ from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publ
 from firstline_core.protocol.oip import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.topics import Topics
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.cloud.link import ignore
 from firstline_edge.telemetry.link_traffic import count
 
 # How long to wait for a moment without requests under way, and then for each step of an exchange of connections.
@@ -62,16 +61,16 @@ class MqttLink:
         # Distinguishes the "offline" of an old process from the "online" of a new one.
         self.session_id = new_request_id()
         self.connections = 0
-        self._awaited: dict[bytes, asyncio.Future[Message]] = {}
+        self._pending: dict[bytes, asyncio.Future[Message]] = {}
         self._introduced = asyncio.Event()
         self._open = asyncio.Event()  # cleared while the connection is replaced
         self._open.set()
         self._quiet = asyncio.Event()  # set while no request is in progress
         self._quiet.set()
-        self._on_lost: Callable[[], None] = ignore
+        self.probe_wanted = asyncio.Event()
         # The broker keeps no session: an answer to a lost connection is useless, because the request is sent again.
         self._client = MqttClient(
-            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._note_loss
+            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._connection_lost
         )
 
     @property
@@ -83,18 +82,12 @@ class MqttLink:
     def connected(self) -> bool:
         return self._client.connected
 
-    @property
-    def awaited(self) -> int:
-        """Number of requests in progress."""
-        return len(self._awaited)
-
     async def wait_connected(self) -> None:
         """Waits until there is a connection."""
         await self._introduced.wait()
 
-    async def start(self, on_lost: Callable[[], None] = ignore) -> None:
+    async def start(self) -> None:
         """Starts to connect, and retries in the background."""
-        self._on_lost = on_lost
         await self._client.listen(self.topics.response, self._on_response)
         self._client.start()
 
@@ -113,7 +106,7 @@ class MqttLink:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open.wait()
-                self._awaited[correlation_data] = answer
+                self._pending[correlation_data] = answer
                 self._quiet.clear()
                 await self._publish_to_gateway(publication)
                 message = await answer
@@ -125,8 +118,8 @@ class MqttLink:
             ) from error
         finally:
             # A later answer is ignored.
-            self._awaited.pop(correlation_data, None)
-            if not self._awaited:
+            self._pending.pop(correlation_data, None)
+            if not self._pending:
                 self._quiet.set()
             answer.cancel()
 
@@ -147,13 +140,13 @@ class MqttLink:
             FirstlineError: the broker refused it.
         """
         request_id = "" if response.answer is None else response.answer.request_id
-        asked = InferRequest(model=response.model, inputs=(), request_id=request_id)
+        form = InferRequest(model=response.model, inputs=(), request_id=request_id)
         topic, data = self.topics.results, request_id.encode()
         try:
-            publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
+            publication = envelope.response_publication(form, response, topic=topic, correlation_data=data)
         except InvalidTensorError:  # NaN, or bytes that are not text
-            asked = replace(asked, binary_output=True)
-            publication = envelope.response_publication(asked, response, topic=topic, correlation_data=data)
+            form = replace(form, binary_output=True)
+            publication = envelope.response_publication(form, response, topic=topic, correlation_data=data)
         await self._client.publish(publication)
 
     async def tell(self, facts: Mapping[str, object]) -> None:
@@ -239,19 +232,19 @@ class MqttLink:
             raise LinkDownError(f"Not connected to the MQTT broker at {self._address}{why}")
 
     def _on_response(self, message: Message) -> None:
-        answer = self._awaited.get(message.correlation_data)
+        answer = self._pending.get(message.correlation_data)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    def _note_loss(self) -> None:
+    def _connection_lost(self) -> None:
         self._introduced.clear()
-        for answer in self._awaited.values():
+        for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(
                     LinkDownError(f"The connection to the MQTT broker at {self._address} was lost before the answer.")
                 )
         if self._open.is_set():
-            self._on_lost()
+            self.probe_wanted.set()
 
     async def _introduce(self) -> None:
         await self._client.publish(self._introduction())
@@ -260,12 +253,12 @@ class MqttLink:
         self._introduced.set()
 
     def _introduction(self) -> Publication:
-        said = {"session_id": self.session_id, **self._birth()}
-        return Publication(self.topics.birth, orjson.dumps(said), retain=True)
+        birth = {"session_id": self.session_id, **self._birth()}
+        return Publication(self.topics.birth, orjson.dumps(birth), retain=True)
 
     def _state(self, state: str) -> Publication:
-        said = {"state": state, "session_id": self.session_id}
-        return Publication(self.topics.state, orjson.dumps(said), retain=True)
+        content = {"state": state, "session_id": self.session_id}
+        return Publication(self.topics.state, orjson.dumps(content), retain=True)
 
 
 def _size_bytes(message: Publication | Message) -> int:

@@ -8,8 +8,7 @@ import random
 from firstline_core.clock import Clock
 from firstline_core.types import ContractNotice, InferRequest
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.client import Contracts
-from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
@@ -27,7 +26,7 @@ class Corrections:
         links: to the gateway; without any, promises end by their age.
         models: the models held.
         contracts: how their certificates stand, which the gateway receives, and answers.
-        complaints: gains what the gateway says against a model.
+        model_refusals: records the gateway's refusals of models.
         max_age_s: after which a promise expires.
         on_correction: receives each answer that was corrected or has expired.
         clock: for waits and ages.
@@ -40,7 +39,7 @@ class Corrections:
         *,
         models: Models,
         contracts: Contracts,
-        complaints: Complaints,
+        model_refusals: ModelRefusals,
         max_age_s: float,
         on_correction: OnCorrection,
         clock: Clock,
@@ -49,7 +48,7 @@ class Corrections:
         self._links = links
         self._models = models
         self._contracts = contracts
-        self._complaints = complaints
+        self._model_refusals = model_refusals
         self._max_age_s = max_age_s
         self._on_correction = on_correction
         self._clock = clock
@@ -77,7 +76,7 @@ class Corrections:
             rng,
             max_age_s=self._max_age_s,
             on_correction=self._on_correction,
-            complaints=self._complaints,
+            model_refusals=self._model_refusals,
             alarm=self._alarm_of,
             heed=self._heed,
             retries=chain.retries,

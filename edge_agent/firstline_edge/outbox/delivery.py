@@ -29,9 +29,9 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, ContractNotice, InferRequest, InferResponse, Reason, TraceContext
-from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.breaker import RetryBudget
+from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.cloud.link import Uplink
-from firstline_edge.cloud.retry_budget import RetryBudget
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import Backoffs, DeliveryRate, RateSettings, RetryQueue
@@ -99,7 +99,7 @@ class Delivery:
         max_age_s: after which a promise expires.
         on_correction: receives each answer once it is stored, expired ones included, why the gateway refused to
             correct it ("" if it did not), and the request's trace.
-        complaints: gains what the gateway says against a model; None to keep that here.
+        model_refusals: records the gateway's refusals of models; None to keep that here.
         alarm: returns the state of a model's contract, which the gateway receives with the request.
         heed: receives the gateway's notice about the contract.
         retries: the retry budget; None for one of its own.
@@ -116,7 +116,7 @@ class Delivery:
         *,
         max_age_s: float,
         on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
-        complaints: Complaints | None = None,
+        model_refusals: ModelRefusals | None = None,
         alarm: Alarm = lambda _request: "",
         heed: Heed = lambda _request, _notice: None,
         retries: RetryBudget | None = None,
@@ -128,7 +128,7 @@ class Delivery:
         self._rng = rng
         self._on_correction = on_correction
         self._merge = merge
-        self._complaints = complaints if complaints is not None else Complaints()
+        self._model_refusals = model_refusals if model_refusals is not None else ModelRefusals()
         self._alarm = alarm
         self._heed = heed
         self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
@@ -278,7 +278,7 @@ class Delivery:
                 self._heed(item.request, correction.answer.contract)
                 correction = replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
             merged = self._merge(item.provisional, item.rows, correction, item.request.full_model_digest)
-            self._complaints.settle(item.request.model, item.request.version)
+            self._model_refusals.clear(item.request.model, item.request.version)
             return merged, ""
         except FirstlineError as error:
             # The operator can correct a refused token, so the item is retried. A wrong answer is the gateway's fault,
@@ -292,7 +292,7 @@ class Delivery:
         self._refused[request_id] = self._refused.get(request_id, 0) + 1
         if not isinstance(refusal, RequestError) and self._refused[request_id] < self._settings.refusals:
             raise refusal
-        self._complaints.note(item.request.model, item.request.version, refusal)
+        self._model_refusals.record(item.request.model, item.request.version, refusal)
         return expire(item.provisional, Reason.CLOUD_ERROR), refusal.message
 
     def _warn(self, item: OutboxItem, error: FirstlineError) -> None:

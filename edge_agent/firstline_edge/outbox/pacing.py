@@ -24,7 +24,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.types import Reason
-from firstline_edge.cloud.retry_budget import RetryBudget
+from firstline_edge.cloud.breaker import RetryBudget
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 

@@ -24,9 +24,7 @@ from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router
 from firstline_edge.cascade.hedging import HedgeOptions, Hedging
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.client import CloudClient
-from firstline_edge.cloud.complaints import Complaints
-from firstline_edge.cloud.live_traffic import LiveTraffic
+from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import Delivery
@@ -92,8 +90,8 @@ class Device:
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
-        complaints = Complaints()
-        gateway = CloudClient(chain, cache, clock, complaints, contracts=NoContracts(), traffic=LiveTraffic())
+        model_refusals = ModelRefusals()
+        gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeOptions())
         delivery = Delivery(
             self.outbox,
@@ -102,7 +100,7 @@ class Device:
             clock,
             rng,
             max_age_s=plan.max_age_s,
-            complaints=complaints,
+            model_refusals=model_refusals,
             retries=chain.retries,
         )
         self._cascade = Cascade(

@@ -562,7 +562,7 @@ class TestDeadline:
             await task
 
 
-class TestPunctuality:
+class TestLatenessGate:
     """The full model is asked only where its answer can be expected before the deadline."""
 
     async def test_what_would_be_late_is_answered_now_and_promised(self, make_scene: MakeScene) -> None:
@@ -581,7 +581,7 @@ class TestPunctuality:
         scene = make_scene(clock=SimulatedClock())
         scene.cloud.p95_s = 0.6
         assert said(await scene.infer(UNSURE, deadline_s=0.63)).tier is Tier.CLOUD
-        assert scene.gateway.punctuality.held_back == 0
+        assert scene.gateway.lateness.held_back == 0
 
     async def test_without_a_deadline_the_devices_own_holds(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())
@@ -607,7 +607,7 @@ class TestPunctuality:
         scene.cloud.p95_s = 10.0
         answers = [said(await scene.infer(0.5 + count / 1000)) for count in range(200)]
         assert sum(answer.tier is Tier.CLOUD for answer in answers) == len(scene.cloud.requests) == 4
-        assert (scene.gateway.punctuality.held_back, scene.gateway.punctuality.explored) == (196, 4)
+        assert (scene.gateway.lateness.held_back, scene.gateway.lateness.explored) == (196, 4)
 
     async def test_what_is_on_its_way_already_is_waited_for(self, make_scene: MakeScene) -> None:
         scene = make_scene(clock=SimulatedClock())

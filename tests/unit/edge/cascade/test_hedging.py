@@ -87,7 +87,7 @@ async def test_an_escalation_joins_a_call_that_is_still_under_way(stage: Stage) 
     stage.scene.cloud.gate.set()
     assert said(await task).tier is Tier.CLOUD
     assert (len(stage.scene.cloud.requests), stage.counts) == (1, (1, 0))
-    assert stage.scene.gateway.punctuality.held_back == 0
+    assert stage.scene.gateway.lateness.held_back == 0
 
 
 async def test_a_call_that_is_not_needed_is_cancelled(stage: Stage) -> None:

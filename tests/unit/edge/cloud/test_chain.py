@@ -115,7 +115,7 @@ async def test_a_link_that_hangs_leaves_the_next_one_half_of_the_time_until_its_
 
 async def test_the_only_usable_link_gets_all_the_time(house: House) -> None:
     house.second.error = house.second.probe_error = DOWN
-    house.second.on_lost()
+    house.second.probe_wanted.set()
     await settle()
     assert house.chain.states() == {"first": "closed", "second": "open"}
     await house.infer(timeout_s=2.0)
@@ -324,7 +324,7 @@ async def test_a_busy_pool_of_ours_is_no_verdict_on_the_far_side(house: House) -
 
 async def test_a_loss_that_the_link_notices_is_known_before_the_next_request(house: House) -> None:
     house.first.probe_error = DOWN
-    house.first.on_lost()
+    house.first.probe_wanted.set()
     await settle()
     assert house.chain.states() == {"first": "open", "second": "closed"}
     assert house.first.calls == []
@@ -336,7 +336,7 @@ async def test_a_failed_probe_proves_nothing_against_a_request_that_was_answered
         raise errors.RemoteTimeoutError("late")
 
     house.first.probe = slow_failure  # type: ignore[method-assign]
-    house.first.on_lost()
+    house.first.probe_wanted.set()
     await settle()
     await house.infer()
     await house.clock.advance(2.0)
@@ -400,7 +400,7 @@ async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_o
         for _ in range(3):
             with pytest.raises(errors.UnauthorizedError):
                 await house.infer()
-        house.first.on_lost()  # a probe shows no token, so it proves nothing about it
+        house.first.probe_wanted.set()  # a probe shows no token, so it proves nothing about it
         await settle()
     assert [line["link"] for line in lines if line["level"] == "warning"] == ["first", "second"]
     assert house.chain.reports()["first"] == LinkReport(LinkStatus.REFUSED, "first.example", "The token is unknown.")
@@ -411,7 +411,7 @@ async def test_a_refused_token_shows_until_the_gateway_takes_one_and_is_warned_o
 
 async def test_a_broker_that_refuses_probes_shows_as_refused_until_it_takes_one(house: House) -> None:
     house.first.error = house.first.probe_error = errors.UnauthorizedError("Wrong password.")
-    house.first.on_lost()
+    house.first.probe_wanted.set()
     await settle()
     assert house.chain.reports()["first"] == LinkReport(LinkStatus.REFUSED, "first.example", "Wrong password.")
     house.mend()
@@ -441,7 +441,7 @@ class TestTiming:
 
     async def test_answers_are_timed_and_the_gateways_share_told_apart(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         for _ in range(10):
             await self.take(house, 0.2)
         assert house.chain.predicted_s(7) == pytest.approx(0.2, rel=0.06)
@@ -453,7 +453,7 @@ class TestTiming:
 
     async def test_what_is_in_flight_is_ahead_of_what_is_asked_next_until_it_ends(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         free_s = 0.0
 
         async def one_by_one(asked: InferRequest, _timeout_s: float) -> InferResponse:
@@ -485,7 +485,7 @@ class TestTiming:
         self, house: House
     ) -> None:
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         for _ in range(3):
             await self.take(house, 0.1)
         size_bytes = request().size_bytes
@@ -501,7 +501,7 @@ class TestTiming:
         timing = house.chain._links[0].timing
         assert timing.ahead_bytes(size_bytes) == size_bytes
         house.first.probe_error = DOWN
-        house.first.on_lost()
+        house.first.probe_wanted.set()
         await settle()
         assert not house.chain.available
         house.first.probe_error = None
@@ -517,17 +517,17 @@ class TestTiming:
         await self.take(house, 1.0)
         assert house.chain.predicted_s(7) == pytest.approx(0, abs=1e-3)  # the second one's probe
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         await settle()
         assert house.chain.predicted_s(7) == pytest.approx(1.0, rel=0.06)
         house.cut()
-        house.first.on_lost()
+        house.first.probe_wanted.set()
         await settle()
         assert house.chain.predicted_s(7) is None
 
     async def test_a_timeout_and_a_caller_who_leaves_count_as_at_least_so_long(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         await settle()
         house.first.answer = house.hang
         asking = asyncio.create_task(house.infer(timeout_s=0.5))
@@ -558,7 +558,7 @@ class TestTiming:
 
     async def test_old_evidence_of_a_bad_link_is_not_believed_for_ever(self, house: House) -> None:
         house.second.error = house.second.probe_error = DOWN
-        house.second.on_lost()
+        house.second.probe_wanted.set()
         for _ in range(50):
             await self.take(house, 1.0)
         assert house.chain.predicted_s(7) is not None
@@ -579,7 +579,7 @@ class TestRetryBudget:
 
     async def test_a_link_that_is_passed_by_costs_no_budget(self, house: House) -> None:
         house.first.error = house.first.probe_error = DOWN
-        house.first.on_lost()
+        house.first.probe_wanted.set()
         await settle()
         for _ in range(50):
             await house.infer()
@@ -651,7 +651,7 @@ async def test_a_dead_link_is_asked_nothing_and_probed_once_at_a_time(house: Hou
     for _ in range(200):
         with pytest.raises(errors.LinkDownError):
             await house.infer()
-        house.first.on_lost()
+        house.first.probe_wanted.set()
         await house.clock.advance(0.1)
     assert most == 1
     assert (len(house.first.calls), house.first.probes) == (calls, probes)

@@ -17,7 +17,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.complaints import Complaints
+from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
@@ -87,7 +87,7 @@ class House:
         self.outbox = BusyOutbox(path, clock=self.clock)
         self.announced: list[InferResponse] = []
         self.causes: list[str] = []
-        self.complaints = Complaints()
+        self.model_refusals = ModelRefusals()
         self.delivery = Delivery(
             self.outbox,
             self.chain,
@@ -95,7 +95,7 @@ class House:
             self.clock,
             random.Random(2),
             on_correction=self.note,
-            complaints=self.complaints,
+            model_refusals=self.model_refusals,
             max_age_s=3600.0,
             retries=self.chain.retries,
             settings=DeliverySettings(concurrency=2, refusals=3, pace=AT_ONCE),
@@ -587,8 +587,8 @@ async def test_a_mismatch_is_warned_of_once_and_comes_with_the_answer(house: Hou
     assert [await house.status(request_id) for request_id in promised] == [Status.EXPIRED] * 3
     assert house.causes == ["Other digests."] * 3
     assert [line["error"] for line in lines if line["level"] == "warning"] == ["Other digests."]
-    assert house.complaints.of("digits", "1") == "Other digests."
+    assert house.model_refusals.message_of("digits", "1") == "Other digests."
     house.mend()
     await house.promise()
     await house.until_empty()
-    assert house.complaints.of("digits", "1") == ""
+    assert house.model_refusals.message_of("digits", "1") == ""

@@ -17,7 +17,7 @@ from firstline_core.errors import FirstlineError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tier
 from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.punctuality import EXPLORE_EVERY, Punctuality
+from firstline_edge.cloud.client import EXPLORE_EVERY, LatenessGate
 
 DEADLINE_S = 0.2
 
@@ -82,7 +82,7 @@ async def street() -> AsyncIterator[Street]:
 
 
 async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_soon(street: Street) -> None:
-    punctuality = street.scene.gateway.punctuality
+    punctuality = street.scene.gateway.lateness
     assert all(await street.go(40))
     street.pace_s = 1.0
     assert not any(await street.go(100))
@@ -95,7 +95,7 @@ async def test_a_slow_link_is_asked_a_few_times_in_vain_and_a_quick_one_again_so
 
 async def test_without_an_outbox_old_evidence_fades_and_little_is_asked_in_vain() -> None:
     street = Street(delivers=False, gap_s=2.0)
-    punctuality = street.scene.gateway.punctuality
+    punctuality = street.scene.gateway.lateness
     assert all(await street.go(40))
     street.pace_s = 1.0
     await street.go(60)
@@ -109,8 +109,8 @@ async def test_without_an_outbox_old_evidence_fades_and_little_is_asked_in_vain(
 
 
 def test_no_more_than_one_in_fifty_is_explored() -> None:
-    punctuality = Punctuality()
-    asked = [punctuality.worth_asking(2.0, 1.0) for _ in range(1000)]
+    punctuality = LatenessGate()
+    asked = [punctuality.allows(2.0, 1.0) for _ in range(1000)]
     assert sum(asked) == punctuality.explored == 20
-    assert punctuality.worth_asking(1.0, 1.0) and punctuality.worth_asking(None, 0.1)
+    assert punctuality.allows(1.0, 1.0) and punctuality.allows(None, 0.1)
     assert punctuality.held_back == 980
