@@ -1,4 +1,7 @@
-"""Checks combinations of settings before anything is opened."""
+"""Reads the gateway's settings from a TOML file, `FIRSTLINE_GATEWAY_SECTION__KEY` variables and flags, and checks them.
+
+Fills in defaults that depend on other settings, such as where relative paths start.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError
@@ -18,21 +22,113 @@ from firstline_gateway.settings.settings import (
     BROKER_PASSWORD_FILE,
     BROKER_USER,
     Mqtt,
+    PathMark,
     Settings,
 )
 
-if TYPE_CHECKING:
-    from firstline_gateway.settings.settings import Settings
-
+ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
+_SQLITE = "sqlite:///"
+_POSTGRESQL = "postgresql+psycopg://"
 # A name of DNS, perhaps with a star for its first part.
 _HOST = re.compile(r"(?=.{1,253}\Z)(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.?)+")
 
+_Section = TypeVar("_Section", bound=Struct)
 
-def check(found: Settings) -> None:
-    """Whether the settings make sense as they were read.
+
+def load(
+    file: Path | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Reads the settings; relative paths in them count from the configuration file's folder.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: a source cannot be read, or contains invalid settings.
+    """
+    found = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
+    _check(found)
+    base = file.parent if file is not None else Path()
+    found = _with_absolute_paths(found, base)
+    found = replace(
+        found,
+        store=replace(found.store, url=_store_url(base, found.store.url)),
+        identity=replace(found.identity, broker_port=found.identity.broker_port or found.broker.port),
+    )
+    return _with_broker(found) if found.broker.directory else found
+
+
+def _with_absolute_paths(section: _Section, base: Path) -> _Section:
+    """Returns a section whose paths (`PathMark`) count from `base`, and those of the sections within it."""
+    changes: dict[str, object] = {}
+    for name, hint in get_type_hints(type(section), include_extras=True).items():
+        value = getattr(section, name)
+        mark = next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, PathMark)), None)
+        if isinstance(value, Struct):
+            changes[name] = _with_absolute_paths(value, base)
+        elif isinstance(value, dict):
+            changes[name] = {
+                key: _with_absolute_paths(one, base) if isinstance(one, Struct) else one for key, one in value.items()
+            }
+        elif mark is not None and isinstance(value, tuple):
+            changes[name] = tuple(str(base / path) for path in value)
+        elif mark is not None and value and re.fullmatch(mark.no_path, value) is None:
+            changes[name] = str(base / value)
+    return replace(section, **changes)
+
+
+def _with_broker(found: Settings) -> Settings:
+    """Returns the settings with the defaults of a gateway that writes its broker's files.
+
+    Raises:
+        ConfigError: no setting says how the broker is reached.
+    """
+    broker, mqtt = found.broker, found.mqtt
+    named = (found.identity.broker_host, mqtt.host if mqtt.enabled else "")
+    hosts = broker.hosts or tuple(dict.fromkeys(host for host in named if host))
+    if not hosts:
+        raise ConfigError(
+            "broker.hosts is empty; name the broker as devices and gateways reach it, or set identity.broker_host."
+        )
+    _check_hosts("broker.hosts", hosts)
+    if not mqtt.username:
+        mqtt = replace(
+            mqtt,
+            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
+            username=BROKER_USER,
+            password_file=str(broker.folder / BROKER_PASSWORD_FILE),
+            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / BROKER_AUTHORITIES_FILE),
+        )
+    return replace(found, broker=replace(broker, hosts=hosts), mqtt=mqtt)
+
+
+def _store_url(base: Path, url: str) -> str:
+    """Returns the URL of the store; the path of an SQLite file counts from the configuration's folder."""
+    if url.startswith(_SQLITE):
+        path = url.removeprefix(_SQLITE)
+        if not path or path == ":memory:" or "?" in path:
+            raise ConfigError(f'store.url {url!a} names no file; write it as "{_SQLITE}gateway.db".')
+        return _SQLITE + str(base / path)
+    if not url.startswith(_POSTGRESQL):
+        # the URL is not quoted, because it may contain a password
+        raise ConfigError(f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
+    try:
+        parts = urlsplit(url)
+        named = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    except ValueError:  # its message would quote the URL too
+        raise ConfigError(
+            f'store.url is no URL; write it as "{_POSTGRESQL}USER@HOST/DATABASE", the password in store.password_file.'
+        ) from None
+    if parts.password is not None or any("password" in name for name in named):
+        raise ConfigError("store.url has a password in it; put it into a file, and name that as store.password_file.")
+    return url
+
+
+def _check(found: Settings) -> None:
+    """Checks combinations of settings before anything is opened.
+
+    Raises:
+        ConfigError: some contradict each other, or a needed one is missing.
     """
     if found.auth.mode == "off" and not is_loopback(found.api.host):
         raise ConfigError(
@@ -58,10 +154,10 @@ def check(found: Settings) -> None:
 
 
 def _check_engine(found: Settings) -> None:
-    """Whether the engine has somewhere to run models.
+    """Checks that the engine has servers or executors that run the models.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: it has none.
     """
     _check_executors(found)
     if any(each.engine == "oip" and not (each.endpoints or found.oip.endpoints) for each in found.engines.values()):
@@ -85,10 +181,10 @@ def _check_engine(found: Settings) -> None:
 
 
 def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
-    """Whether these are servers, each named once.
+    """Checks that these are URLs of servers, each named once.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: one is not, or is named twice.
     """
     for endpoint in endpoints:
         if not _is_endpoint(endpoint):
@@ -104,7 +200,7 @@ def _check_executors(found: Settings) -> None:
     """Checks the settings of several executors.
 
     Raises:
-        ConfigError: they are not, or cannot.
+        ConfigError: they contradict each other.
     """
     for name, each in found.executors.items():
         if each.energy_budget_w and not (each.power_w or each.profiles):
@@ -134,7 +230,7 @@ def _check_executors(found: Settings) -> None:
 
 
 def _without_user(url: str) -> str:
-    """There may be a password in it."""
+    """Returns a URL without its user information, which may contain a password."""
     scheme, _, rest = url.rpartition("//")
     return f"{scheme}//...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
@@ -155,10 +251,10 @@ def _is_ray_head(address: str) -> bool:
 
 
 def _check_tls(found: Settings) -> None:
-    """Whether what is served can be trusted by whom it is served to.
+    """Checks that clients can verify this gateway, and that it serves plain HTTP only where that is allowed.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: they cannot, or it would.
     """
     api, tls, auth = found.api, found.tls, found.auth
     if not (tls.enabled or api.plain_http or is_loopback(api.host)):
@@ -175,7 +271,7 @@ def _check_tls(found: Settings) -> None:
         )
     if found.grpc.client_certificates and not tls.enabled:
         raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")
-    check_hosts("tls.hosts", tls.hosts)
+    _check_hosts("tls.hosts", tls.hosts)
     if bool(auth.proxy_certificate_header) != bool(auth.trusted_proxies):
         raise ConfigError(
             "Of auth.proxy_certificate_header and auth.trusted_proxies one is set; a header counts from named proxies "
@@ -183,8 +279,8 @@ def _check_tls(found: Settings) -> None:
         )
 
 
-def check_hosts(key: str, hosts: Iterable[str]) -> None:
-    """Whether a certificate can bear these names and addresses.
+def _check_hosts(key: str, hosts: Iterable[str]) -> None:
+    """Checks that these are names and addresses for a certificate.
 
     Raises:
         ConfigError: one is neither.
@@ -203,131 +299,10 @@ def _is_host(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Returns whether only this machine reaches `host`."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-ENVIRONMENT_PREFIX = "FIRSTLINE_GATEWAY_"
-_SQLITE = "sqlite:///"
-_POSTGRESQL = "postgresql+psycopg://"
-
-
-def load(
-    file: Path | None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, object] | None = None,
-) -> Settings:
-    """Reads the settings; relative paths in them count from the configuration file's folder.
-
-    Raises:
-        ConfigError: a source cannot be read, or says something that makes no sense.
-    """
-    found = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    check(found)
-    base = file.parent if file is not None else Path()
-    anchored = replace(
-        found,
-        tls=replace(
-            found.tls,
-            certificate_file=_below(base, found.tls.certificate_file),
-            key_file=_below(base, found.tls.key_file),
-            ca_file=_below(base, found.tls.ca_file),
-        ),
-        identity=replace(
-            found.identity,
-            directory=_below(base, found.identity.directory),
-            broker_port=found.identity.broker_port or found.broker.port,
-        ),
-        models=replace(found.models, directory=_below(base, found.models.directory)),
-        executors={
-            name: replace(each, profiles=tuple(_below(base, file) for file in each.profiles))
-            for name, each in found.executors.items()
-        },
-        oip=replace(
-            found.oip,
-            token_file=_below(base, found.oip.token_file),
-            ca_file=_below(base, found.oip.ca_file),
-        ),
-        store=replace(
-            found.store,
-            url=_store_url(base, found.store.url),
-            password_file=_below(base, found.store.password_file),
-        ),
-        registry=replace(
-            found.registry,
-            blobs=found.registry.blobs
-            if found.registry.blobs.startswith("s3://")
-            else _below(base, found.registry.blobs),
-            full_models=_below(base, found.registry.full_models),
-        ),
-        mqtt=replace(
-            found.mqtt,
-            password_file=_below(base, found.mqtt.password_file),
-            tls_ca_file=found.mqtt.tls_ca_file
-            if found.mqtt.tls_ca_file == "system"
-            else _below(base, found.mqtt.tls_ca_file),
-        ),
-        broker=replace(
-            found.broker,
-            directory=_below(base, found.broker.directory),
-            pid_file=_below(base, found.broker.pid_file),
-        ),
-    )
-    return _with_broker(anchored) if found.broker.directory else anchored
-
-
-def _with_broker(found: Settings) -> Settings:
-    """With what goes without saying where the broker's files are this gateway's own.
-
-    Raises:
-        ConfigError: nothing says how the broker is reached.
-    """
-    broker, mqtt = found.broker, found.mqtt
-    named = (found.identity.broker_host, mqtt.host if mqtt.enabled else "")
-    hosts = broker.hosts or tuple(dict.fromkeys(host for host in named if host))
-    if not hosts:
-        raise ConfigError(
-            "broker.hosts is empty; name the broker as devices and gateways reach it, or set identity.broker_host."
-        )
-    check_hosts("broker.hosts", hosts)
-    if not mqtt.username:
-        mqtt = replace(
-            mqtt,
-            port=broker.gateway_port if mqtt.port == Mqtt().port else mqtt.port,  # it has no port without TLS
-            username=BROKER_USER,
-            password_file=str(broker.folder / BROKER_PASSWORD_FILE),
-            tls_ca_file=mqtt.tls_ca_file or str(broker.folder / BROKER_AUTHORITIES_FILE),
-        )
-    return replace(found, broker=replace(broker, hosts=hosts), mqtt=mqtt)
-
-
-def _store_url(base: Path, url: str) -> str:
-    """The URL with SQLite's file below the configuration's folder."""
-    if url.startswith(_SQLITE):
-        path = url.removeprefix(_SQLITE)
-        if not path or path == ":memory:" or "?" in path:
-            raise ConfigError(f'store.url {url!a} names no file; write it as "{_SQLITE}gateway.db".')
-        return _SQLITE + _below(base, path)
-    if not url.startswith(_POSTGRESQL):
-        # not quoted: there may be a password in it
-        raise ConfigError(f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
-    try:
-        parts = urlsplit(url)
-        named = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    except ValueError:  # its message would quote it too
-        raise ConfigError(
-            f'store.url is no URL; write it as "{_POSTGRESQL}USER@HOST/DATABASE", the password in store.password_file.'
-        ) from None
-    if parts.password is not None or any("password" in name for name in named):
-        raise ConfigError("store.url has a password in it; put it into a file, and name that as store.password_file.")
-    return url
-
-
-def _below(base: Path, path: str) -> str:
-    return str(base / path) if path else ""

@@ -1,9 +1,10 @@
-"""How many cores this process may use."""
+"""The settings of the gateway. Every field has a default; `gateway.toml` shows them all, `load.py` reads it."""
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from firstline_core.types import Name
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """The cores that this process may use: a container's cpuset, and its quota of time, make them fewer.
+    """Returns the cores that this process may use; the cpuset and the CPU quota of a container limit them.
 
     Args:
         cgroup: where a container sees its own control group (version 2).
@@ -28,6 +29,14 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, min(cores, math.ceil(quota / period))) if period else cores
 
 
+@dataclass(frozen=True)
+class PathMark:
+    """Marks settings that are paths; `no_path` is a pattern of values that are none."""
+
+    no_path: str = ""
+
+
+FilePath = Annotated[str, PathMark()]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -70,11 +79,11 @@ class Tls(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serve HTTPS instead of HTTP."""
     hosts: tuple[str, ...] = ()
     """Names and addresses that devices and applications reach this gateway by; its own authority vouches for them."""
-    certificate_file: str = ""
+    certificate_file: FilePath = ""
     """Another authority's certificate for the gateway (PEM, with its chain) instead; it may be exchanged any time."""
-    key_file: str = ""
+    key_file: FilePath = ""
     """The key of that certificate."""
-    ca_file: str = ""
+    ca_file: FilePath = ""
     """Who vouches for that certificate, or for a proxy's (PEM): what devices believe when they enrol."""
 
 
@@ -90,7 +99,7 @@ class Auth(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    directory: str = "identity"
+    directory: FilePath = "identity"
     """The certificate authority's key and what it made; replicas share a copy. Made when it is first needed."""
     certificate_days: Annotated[float, Meta(gt=0, le=825)] = 90.0
     """How long a device's certificate is valid; the device renews it after two thirds."""
@@ -105,7 +114,7 @@ class Identity(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    directory: str = "models"
+    directory: FilePath = "models"
     """Each subfolder, or subfolder/version, that holds a manifest.json is a bundle; every version is served."""
     wait: bool = True
     """Load before listening; false listens at once, is ready later, and has requests wait for their model."""
@@ -148,7 +157,7 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Batches that run side by side there; 0: of "local" one for each core, elsewhere as many as it is given."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """What models and batches under way may take there (MiB); a model beyond it runs elsewhere. 0 is no limit."""
-    profiles: tuple[str, ...] = ()
+    profiles: Annotated[tuple[str, ...], PathMark()] = ()
     """Files of profiles that were made on that machine: what batches take there before any ran, and their energy."""
     power_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Stated: what a batch draws there while it runs (watts); where a profile has its energy, that holds."""
@@ -166,9 +175,9 @@ class Oip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """URLs of servers that have the same models and speak the Open Inference Protocol V2 with binary tensors."""
     processing: Literal["there", "here"] = "there"
     """"there" sends inputs as they came, to Firstline gateways; "here" sends what the model takes, to any V2 server."""
-    token_file: str = ""
+    token_file: FilePath = ""
     """A file that holds the bearer token for them, and nothing else; "" sends none."""
-    ca_file: str = ""
+    ca_file: FilePath = ""
     """Who vouches for their certificates (PEM); "" for the usual authorities."""
     in_flight: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Batches at the same moment for each endpoint; as many as keep its cores busy, and some on the way."""
@@ -206,9 +215,9 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker's port."""
     username: str = ""
     """Whom the broker knows this gateway as; "" connects without."""
-    password_file: str = ""
+    password_file: FilePath = ""
     """A file that holds the password, and nothing else."""
-    tls_ca_file: str = ""
+    tls_ca_file: Annotated[str, PathMark("system")] = ""
     """Certificate authority of a broker that speaks TLS, or "system" for the machine's own; "" connects without TLS."""
     prefix: str = "firstline/v1"
     """First levels of every topic."""
@@ -221,7 +230,7 @@ class Mqtt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Store(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "sqlite:///gateway.db"
     """What is kept, and where: `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`, which replicas share."""
-    password_file: str = ""
+    password_file: FilePath = ""
     """A file that holds PostgreSQL's password, and nothing else."""
     deliveries_limit: Count = 1_000_000
     """The most answered deliveries that are remembered; a new one takes the oldest one's place."""
@@ -259,7 +268,7 @@ BROKER_AUTHORITIES_FILE = "ca.pem"
 
 
 class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    directory: str = ""
+    directory: FilePath = ""
     """Folder of the files of a Mosquitto, which this gateway writes and keeps up to date; "" leaves it to you."""
     seen_as: str = ""
     """The same folder as the broker sees it, where that is a container; "" is the same path."""
@@ -273,7 +282,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS, for gateways with their password; `mqtt.port` where that says nothing else."""
     connections: Count = 10_000
     """The most devices at once."""
-    pid_file: str = ""
+    pid_file: FilePath = ""
     """Where it notes its process id, so that it can be told of revocations; "" where it watches its files itself."""
 
     @property
@@ -283,7 +292,7 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    blobs: str = ""
+    blobs: Annotated[str, PathMark("s3://.*")] = ""
     """Where the files of bundles are kept that devices fetch: a folder, or s3://BUCKET/PREFIX; "" is no registry."""
     s3_endpoint: str = ""
     """The URL of an S3-compatible store; "" is AWS's own. Credentials: AWS's variables, or the role."""
@@ -293,7 +302,7 @@ class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The largest file (bytes)."""
     limit_bytes: Count = 1 << 38
     """All files together (bytes); what comes beyond it is refused."""
-    full_models: str = ""
+    full_models: FilePath = ""
     """A folder that full models are fetched to from the registry, and served from, for as long as the fleet runs their
     bundles; "" serves what lies in models.directory alone."""
     retire_after_s: Annotated[float, Meta(ge=0, le=365 * 86_400)] = 7 * 86_400.0
