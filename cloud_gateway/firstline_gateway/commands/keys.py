@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.commands.base import add_command, settings_of, show
@@ -52,27 +52,22 @@ def _create(arguments: argparse.Namespace) -> int:
     scopes = tuple(dict.fromkeys(arguments.scope or ("infer",)))
     if arguments.device and scopes != ("infer",):
         raise ConfigError("A device's key has the scope infer and no other.")
+    kind: Literal["application", "device"] = "device" if arguments.device else "application"
     now_s = time.time()
     expires_s = None if days is None else now_s + days * _DAY_S
-    with _writing(arguments) as connection:
+    with _transaction(arguments) as connection:
         text = keys.create_key(
-            connection,
-            arguments.name,
-            scopes,
-            now_s=now_s,
-            kind="device" if arguments.device else "application",
-            expires_s=expires_s,
-            requests_per_s=per_s,
+            connection, arguments.name, scopes, now_s=now_s, kind=kind, expires_s=expires_s, requests_per_s=per_s
         )
-    made = {"name": arguments.name, "kind": "device" if arguments.device else "application", "scopes": list(scopes)}
-    show(arguments, text, made | {"expires": _date(expires_s), "requests_per_s": per_s, "key": text})
+    created = {"name": arguments.name, "kind": kind, "scopes": list(scopes)}
+    show(arguments, text, created | {"expires": _date(expires_s), "requests_per_s": per_s, "key": text})
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import keys
 
-    with _writing(arguments) as connection:
+    with _transaction(arguments) as connection:
         rows = [
             {
                 "name": row.name,
@@ -97,19 +92,18 @@ def _list(arguments: argparse.Namespace) -> int:
 def _revoke(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import keys
 
-    with _writing(arguments) as connection:
+    with _transaction(arguments) as connection:
         keys.revoke_key(connection, arguments.name, time.time())
     show(arguments, f"revoked {arguments.name}", {"revoked": arguments.name})
     return 0
 
 
 @contextmanager
-def _writing(arguments: argparse.Namespace) -> Iterator[Connection]:
+def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
     """Opens the store and yields one transaction that writes."""
     from firstline_gateway.store.database import open_database
 
-    found = settings_of(arguments)
-    database = open_database(found.store)
+    database = open_database(settings_of(arguments).store)
     try:
         with database.begin() as connection:
             yield connection

@@ -31,46 +31,46 @@ def _status(arguments: argparse.Namespace) -> int:
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify = _believing(ca)
+    verify = _verification(ca)
     found: dict[str, Any] = {"url": url, "live": False, "ready": False}
     try:
         settings = ClientSettings(url, headers=headers, tls=verify, timeout=_TIMEOUT_S, use_environment=True)
         with open_client(settings) as client:
             found["live"] = client.get("/v2/health/live").is_success
             found["ready"] = client.get("/v2/health/ready").is_success
-            listed = client.get("/firstline/v1/models")
-            if listed.is_success:
-                found["models"] = listed.json()["models"]
-            several = client.get("/firstline/v1/executors")
-            if several.is_success and several.json()["executors"]:
-                found["executors"] = several.json()["executors"]
-            kept = client.get("/firstline/v1/store")
-            if kept.is_success:
-                found["store"] = kept.json()
-            tested = client.get("/firstline/v1/contracts")
-            if tested.is_success:
-                found |= {name: tested.json()[name] for name in ("contracts", "quotas", "device_alarms")}
+            if (reply := client.get("/firstline/v1/models")).is_success:
+                found["models"] = reply.json()["models"]
+            if (reply := client.get("/firstline/v1/executors")).is_success and (several := reply.json()["executors"]):
+                found["executors"] = several
+            if (reply := client.get("/firstline/v1/store")).is_success:
+                found["store"] = reply.json()
+            if (reply := client.get("/firstline/v1/contracts")).is_success:
+                found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
         found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
+    show(arguments, "\n".join(_lines(found, has_token=bool(token))), found)
+    return 0 if found["ready"] else 1
+
+
+def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines = [f"live: {_yes(found['live'])}", f"ready: {_yes(found['ready'])}"]
     if "error" in found:
         lines = [str(found["error"])]
-    elif isinstance(models := found.get("models"), list):
-        lines += [f"model: {model['name']} version {model['version']}" for model in models]
+    elif "models" in found:
+        lines += [f"model: {model['name']} version {model['version']}" for model in found["models"]]
     else:
-        known = "a key with the scope infer shows them" if token else "set FIRSTLINE_TOKEN to see them"
-        lines.append(f"models: {known}")
+        advice = "a key with the scope infer shows them" if has_token else "set FIRSTLINE_TOKEN to see them"
+        lines.append(f"models: {advice}")
     lines += executor_lines(found.get("executors", []))
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
-    contracts, quotas = found.get("contracts"), found.get("quotas")
-    if isinstance(contracts, list) and isinstance(quotas, list):
-        lines += [_contract_line(contract) for contract in contracts] + [_quota_line(quota) for quota in quotas]
+    if "contracts" in found:
+        lines += [_contract_line(contract) for contract in found["contracts"]]
+        lines += [_quota_line(quota) for quota in found["quotas"]]
         lines += _device_alarm_lines(found["device_alarms"])
     elif "models" in found:
         lines.append("contracts: a key with the scope fleet shows them")
-    show(arguments, "\n".join(lines), found)
-    return 0 if found["ready"] else 1
+    return lines
 
 
 def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
@@ -80,24 +80,24 @@ def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
     for each in executors:
         share = answered[each["name"]] / max(1, sum(answered.values()))
         models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
-        told = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
-        lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(told)})")
+        facts = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
+        lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(facts)})")
         minds = {model["model"]: model["mind"] for model in each["paces"] if model.get("mind")}
-        lines += [f"mind: executor {each['name']}, model {model}: {said}" for model, said in minds.items()]
+        lines += [f"mind: executor {each['name']}, model {model}: {mind}" for model, mind in minds.items()]
     return lines
 
 
 def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
-    """How one model is on one executor; without what keeps all of them from it."""
-    told = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
+    """Describes one model on one executor, without a problem of all models."""
+    text = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
     if (oldest_s := model.get("oldest_s", 0.0)) >= _LONG_S:
-        told += f" with a batch under way for {oldest_s:.0f} s"
+        text += f" with a batch under way for {oldest_s:.0f} s"
     problem = "" if of_all else model.get("problem", "")
-    return f"{told}: {problem}" if problem else told
+    return f"{text}: {problem}" if problem else text
 
 
 def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
-    """Where the gateway with these settings listens, and whom to believe about it."""
+    """Returns the URL of the gateway with these settings, and the file of the authority that verifies it."""
     from firstline_gateway.settings.load import is_loopback
 
     found = settings_of(arguments)
@@ -115,8 +115,8 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _believing(file: Path | None) -> ssl.SSLContext | bool:
-    """Whom to believe about a server's name: the authority in a file, or those of this machine."""
+def _verification(file: Path | None) -> ssl.SSLContext | bool:
+    """Returns the TLS settings that verify a server: by the authority in a file, or by those of this machine."""
     if file is None:
         return True
     try:

@@ -1,14 +1,22 @@
-"""The store's tables as lines of JSON, in the same form for either database, and back.
+"""Backs up the data of a gateway while it runs, and restores it into an empty store and folder.
 
-The tables are looked up in the database, so that a backup is read into the schema that it was made of, whatever came
-later; only then is that brought up to date.
+The store is read in one transaction, and the authority's files under their lock, so each is of one moment. Files of the
+operator (configuration, models, passwords, own TLS keys) are not in the backup.
+
+The file is a ZIP archive. Its last member, the manifest, lists the others with their SHA-256. Nothing is restored
+before all of them were verified. A table is a member with a line of JSON per row, in the same form for either database.
+The tables are looked up in the database: a backup is restored into the schema from which it was made, then migrated.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
-from collections.abc import Iterator
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,33 +24,147 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, inspect, select, text
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_gateway.commands.backup import archive
-from firstline_gateway.commands.backup.archive import Manifest, Reading, Writing
+from firstline_core.storage.files import sync_folder, write_whole
+from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
 from firstline_gateway.store.database import connect, sqlite_file
 from firstline_gateway.store.migrate import VERSION_TABLE, lock, migrate, schema_of
 
-_ROWS = 1000
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_STORE, _IDENTITY, _LINES = "store/", "identity/", ".jsonl"
+_ROWS = 1000  # in one statement
+
+
+class Member(Struct, frozen=True, forbid_unknown_fields=True):
+    """One file in the archive; `mode` is its permissions, where it was a file before."""
+
+    sha256: str
+    size_bytes: int
+    mode: int = 0o600
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Describes the archive.
+
+    Attributes:
+        format: of the archive.
+        firstline: the version that wrote it.
+        created: when.
+        schema: the store's, as alembic numbers it.
+        members: by name, in order.
+    """
+
+    format: int
+    firstline: str
+    created: datetime
+    schema: str
+    members: dict[str, Member]
+
+
+class Writing:
+    """An archive that is being written."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._members: dict[str, Member] = {}
+
+    def add(self, name: str, parts: Iterable[bytes], mode: int = 0o600) -> None:
+        """Adds a member."""
+        digest, size_bytes = hashlib.sha256(), 0
+        with self._archive.open(name, "w", force_zip64=True) as member:
+            for part in parts:
+                member.write(part)
+                digest.update(part)
+                size_bytes += len(part)
+        self._members[name] = Member(digest.hexdigest(), size_bytes, mode)
+
+    def finish(self, created: datetime, schema: str) -> Manifest:
+        """Adds the manifest."""
+        manifest = Manifest(FORMAT, __version__, created, schema, self._members)
+        self._archive.writestr(_MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        return manifest
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Writing]:
+    """Creates an archive that only this user can read; it is complete and durable, or does not exist.
+
+    Raises:
+        ConfigError: the file exists already, or cannot be written.
+    """
+    temporary = ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
+        with os.fdopen(descriptor, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                yield Writing(archive)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, it replaces nothing
+        sync_folder(path.parent)
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already; a backup overwrites nothing: name another file.") from error
+    except OSError as error:
+        raise ConfigError(f"The backup {path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):
+            Path(temporary).unlink()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
+    """Opens an archive, after every byte of it was verified.
+
+    Raises:
+        ConfigError: it cannot be read, is damaged or no backup, or a newer version wrote it.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive, _verified(path, archive)
+    except OSError as error:
+        raise ConfigError(f"The backup {path} cannot be read: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(f"{path} is damaged, or no backup: {error}; use another copy.") from error
+
+
+def _verified(path: Path, archive: zipfile.ZipFile) -> Manifest:
+    content = archive.read(_MANIFEST)
+    if (written := msgspec.json.decode(content, type=dict[str, object]).get("format")) != FORMAT:
+        raise ConfigError(
+            f"The backup {path} has format {written!r}; this version of Firstline reads {FORMAT}. Restore it with the "
+            "version that wrote it."
+        )
+    manifest = msgspec.json.decode(content, type=Manifest)
+    if {_MANIFEST, *manifest.members} != set(archive.namelist()):
+        raise zipfile.BadZipFile("it does not hold what its manifest lists")
+    for name, member in manifest.members.items():
+        with archive.open(name) as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is readable
+        if sha256 != member.sha256:
+            raise zipfile.BadZipFile(f"{name} is not what was backed up")
+    return manifest
 
 
 def tables_of(connection: Connection) -> list[Table]:
-    """All but the one in which the schema's version is."""
+    """Returns all tables except the one with the version of the schema."""
     found = MetaData()
     found.reflect(connection)
     return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
 
 
 def is_empty(connection: Connection) -> bool:
-    """Whether there is no table at all."""
+    """Returns whether there is no table at all."""
     return not inspect(connection).get_table_names()
 
 
 def lines(connection: Connection, table: Table) -> Iterator[bytes]:
-    """A table's rows, each an array of its columns' values on a line of its own, after a line with their names."""
+    """Yields a line with the names of a table's columns, then an array of values per row."""
     yield msgspec.json.encode([str(column.name) for column in table.columns]) + b"\n"
     query = select(table).order_by(*table.primary_key.columns)
     for row in connection.execution_options(yield_per=_ROWS).execute(query):
@@ -50,23 +172,23 @@ def lines(connection: Connection, table: Table) -> Iterator[bytes]:
 
 
 def fill(connection: Connection, table: Table, file: IO[bytes]) -> int:
-    """Puts rows, as `lines` gave them, into an empty table; how many.
+    """Inserts the rows that `lines` yielded into an empty table; returns their number.
 
     Raises:
-        ConfigError: they are not this table's.
+        ConfigError: they do not fit this table.
     """
     try:
         names = msgspec.json.decode(next(file), type=list[str])
         binary = [isinstance(table.columns[name].type, LargeBinary) for name in names]
         count = 0
-        while some := list(islice(file, _ROWS)):
-            rows = [dict(zip(names, map(_value, msgspec.json.decode(line), binary), strict=True)) for line in some]
+        while batch := list(islice(file, _ROWS)):
+            rows = [dict(zip(names, map(_value, msgspec.json.decode(line), binary), strict=True)) for line in batch]
             connection.execute(insert(table), rows)
             count += len(rows)
     except (StopIteration, KeyError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(f"The backup's table {table.name} does not fit the store: {error}.") from error
     if connection.dialect.name == "postgresql":
-        _count_on(connection, table)
+        _restart_sequence(connection, table)
     return count
 
 
@@ -74,19 +196,14 @@ def _value(value: Any, binary: bool) -> Any:
     return base64.b64decode(value, validate=True) if binary and value is not None else value
 
 
-def _count_on(connection: Connection, table: Table) -> None:
-    """Has PostgreSQL number new rows after those that were put in."""
+def _restart_sequence(connection: Connection, table: Table) -> None:
+    """Lets PostgreSQL number new rows after the inserted ones."""
     for column in table.primary_key.columns:
         named = {"table": table.name, "column": column.name}
         sequence = connection.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), named).scalar()
         newest = connection.execute(select(func.max(column))).scalar() if sequence else None
         if newest is not None:
             connection.execute(text("SELECT setval(:sequence, :newest)"), {"sequence": sequence, "newest": newest})
-
-
-_STORE, _IDENTITY = "store/", "identity/"
-_LINES = ".jsonl"
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +225,7 @@ def back_up(settings: Settings, path: Path) -> Manifest:
         ConfigError: there is no store yet, or the file cannot be written.
         StoreUnavailableError: the store refuses.
     """
-    with archive.writing(path) as file:
+    with writing(path) as file:
         schema = _add_store(file, settings.store)
         _add_identity(file, Path(settings.identity.directory))
         return file.finish(datetime.now(UTC).replace(microsecond=0), schema)
@@ -120,26 +237,25 @@ def restore(settings: Settings, path: Path, *, authority_only: bool = False) -> 
     Args:
         settings: of a gateway that does not run, whose store and authority are not there.
         path: of the backup.
-        authority_only: leaves the store alone, which has what came after the backup.
+        authority_only: restore only the authority; the store is newer than the backup.
 
     Raises:
         ConfigError: the file is damaged, or the target is not empty; nothing was restored.
     """
-    with archive.reading(path) as file:
+    with reading(path) as (archive, manifest):
         directory = Path(settings.identity.directory)
-        names = _identity_names(file, path)
+        names = _identity_names(manifest, path)
         if names and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."
             )
         if authority_only and not names:
             raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
-        rows = {} if authority_only else _restore_store(file, settings.store)
+        rows = {} if authority_only else _restore_store(archive, manifest, settings.store)
         for name in names:
-            member = file.manifest.members[name]
-            with file.open(name) as content:
-                _write(directory / PurePosixPath(name).name, content.read(), member.mode)
-        return Restored(file.manifest, rows)
+            mode = manifest.members[name].mode
+            _write(directory / PurePosixPath(name).name, archive.read(name), mode)
+        return Restored(manifest, rows)
 
 
 def _add_store(file: Writing, store: Store) -> str:
@@ -165,19 +281,10 @@ def _add_identity(file: Writing, directory: Path) -> None:
     with authorities.locked(directory):
         for found in sorted(directory.iterdir()):
             if found.is_file() and not found.name.startswith("."):
-                file.add(_IDENTITY + found.name, _content(found), found.stat().st_mode & 0o777)
+                file.add(_IDENTITY + found.name, [authorities.read(found)], found.stat().st_mode & 0o777)
 
 
-def _content(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while part := file.read(_CHUNK_BYTES):
-                yield part
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be backed up: {error.strerror}.") from error
-
-
-def _restore_store(file: Reading, store: Store) -> dict[str, int]:
+def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> dict[str, int]:
     existing = sqlite_file(store)
     if existing is not None and existing.exists():
         raise ConfigError(f"There is a store at {existing} already; a restore overwrites nothing. Put it aside.")
@@ -190,14 +297,14 @@ def _restore_store(file: Reading, store: Store) -> dict[str, int]:
                 raise ConfigError(
                     f"The database {database.shown} is not empty; a restore overwrites nothing. Name a new one."
                 )
-            migrate(connection, file.manifest.schema)
+            migrate(connection, manifest.schema)
             rows = {}
             for table in tables_of(connection):
                 name = f"{_STORE}{table.name}{_LINES}"
-                if name not in file.manifest.members:
-                    raise ConfigError(f"The backup has no table {table.name}, which schema {file.manifest.schema} has.")
-                connection.execute(table.delete())  # what a migration puts in, the backup has too
-                with file.open(name) as content:
+                if name not in manifest.members:
+                    raise ConfigError(f"The backup has no table {table.name}, which schema {manifest.schema} has.")
+                connection.execute(table.delete())  # rows that a migration inserts are in the backup, too
+                with archive.open(name) as content:
                     rows[table.name] = fill(connection, table, content)
             migrate(connection)
         done = True
@@ -210,8 +317,8 @@ def _restore_store(file: Reading, store: Store) -> dict[str, int]:
             existing.unlink(missing_ok=True)
 
 
-def _identity_names(file: Reading, path: Path) -> list[str]:
-    names = [name for name in file.manifest.members if name.startswith(_IDENTITY)]
+def _identity_names(manifest: Manifest, path: Path) -> list[str]:
+    names = [name for name in manifest.members if name.startswith(_IDENTITY)]
     for name in names:
         plain = PurePosixPath(name).name
         if name != _IDENTITY + plain or plain.startswith("."):
@@ -220,16 +327,9 @@ def _identity_names(file: Reading, path: Path) -> list[str]:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file, on the disk, of the folder's owner."""
+    """Writes a file of the identity folder, with the owner of the folder."""
     try:
         with authorities.locked(path.parent):
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode & 0o777)
-            with os.fdopen(descriptor, "wb") as stream:
-                if os.geteuid() == 0:
-                    owner = path.parent.stat()
-                    os.fchown(stream.fileno(), owner.st_uid, owner.st_gid)
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
+            write_whole(path, content, mode & 0o777)
     except OSError as error:
         raise ConfigError(f"{path} cannot be restored: {error.strerror}.") from error
