@@ -44,9 +44,8 @@ from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets import metrics as budget_metrics
 from firstline_edge.budgets.from_settings import escalation_mj, open_spending
 from firstline_edge.budgets.sensors import conditions_of, device_sensors
-from firstline_edge.cache import metrics as cache_metrics
-from firstline_edge.cache.disk import DiskCache
-from firstline_edge.cache.results import ResultCache
+from firstline_edge.cache import results as cache_metrics
+from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.cascade import hedging as hedge_metrics
 from firstline_edge.cascade.cascade import Cascade, CascadeOptions, Router, policy_from
 from firstline_edge.cascade.hedging import Hedging, hedge_options_from

@@ -23,7 +23,7 @@ from firstline_core.errors import UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status
 from firstline_edge.api.erasure import PLACES
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import DiskCache
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from support.broker import free_port
 
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
-from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import DiskCache
 
 LINKS = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
 

@@ -2,21 +2,66 @@
 
 The policy is applied again on every hit, so a tightened threshold also holds for stored outputs. A key names the
 model's digest (see `result_key`), so a new model never gets an old model's output. Only final outputs are stored.
+
+The cache may always be lost: a database that cannot be read is set aside, and an empty one is started. A disk that is
+full or may not be written does not mean that the database is damaged: the database stays, and is tried again later.
+Values are sealed with their keys, so a value that the disk has damaged is a miss.
 """
 
 from __future__ import annotations
 
+import math
+import sqlite3
+import time
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
+import diskcache
+from diskcache.core import MODE_RAW
 from msgspec import Struct
 
-from firstline_core.clock import Clock
-from firstline_edge.cache.disk import DiskCache
+from firstline_core.clock import SYSTEM_CLOCK, Clock
+from firstline_core.errors import IntegrityError
+from firstline_core.storage.files import give_up, make_folder, set_aside
+from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.requests.context import ModelOutput
+
+log = logger(__name__)
+
+_CHECKSUM = ChecksumSeal()
+# Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS. Entries are
+# evicted after each commit (`_write`): within a transaction the file does not shrink, so diskcache would evict on.
+_SETTINGS = {
+    "eviction_policy": "least-recently-stored",
+    "cull_limit": 0,
+    "sqlite_auto_vacuum": 1,  # FULL
+    "sqlite_cache_size": 256,
+    "sqlite_journal_mode": "wal",
+    "sqlite_mmap_size": 0,
+    "sqlite_synchronous": 1,  # NORMAL
+}
+# Another process may lock the database. Reads are on the event loop: they miss at once, and the writer waits longer.
+_READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
+# A result is small and a commit is not: alone it would write seven pages. So many results share a commit, and none
+# waits longer for others than until the next one after so long. That spares flash memory.
+_GROUP_PUTS, _GROUP_S = 64, 60.0
+_WAITING_LIMIT = 1024  # while the disk is slow
+_OUTDATED_LIMIT = 16_384
+_RETRY_S = 60.0
+_ROUNDING_S = 1.0
+# Reads are on the event loop, so a disk that took longer is not read for so many times as long: those reads miss. That
+# costs a twentieth of the time at most; a thread would cost each lookup more than its read.
+_SLOW_S, _REST_TIMES = 0.01, 20
 
 # What an entry costs in memory beside its probabilities: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
+
+Entry = tuple[bytes, float]
+"""A value, and when it expires in wall time."""
 
 
 class _Entry(Struct, frozen=True, eq=False):
@@ -47,24 +92,22 @@ class ResultCache:
         self._disk = disk
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._size_bytes = 0
-        self._told = 0
-        self._told_bytes = 0
+        self._size_bytes = self._public_entries = self._public_bytes = 0
 
     def __len__(self) -> int:
         """Number of entries in memory, without private ones, which no metric may show."""
-        return self._told
+        return self._public_entries
 
     @property
     def size_bytes(self) -> int:
         """Size of these entries in bytes."""
-        return self._told_bytes
+        return self._public_bytes
 
     @property
     def problem(self) -> str:
         """Why nothing is stored on disk, and what was lost; "" if all is well."""
-        told = (self._disk.problem, self._disk.damage) if self._disk is not None else (self._refusal,)
-        return " ".join(filter(None, told))
+        problems = (self._disk.problem, self._disk.damage) if self._disk is not None else (self._refusal,)
+        return " ".join(filter(None, problems))
 
     def get(self, key: bytes) -> ModelOutput | None:
         """Returns the output stored under `key`, or None."""
@@ -110,7 +153,7 @@ class ResultCache:
             OSError: the disk refuses.
         """
         self._entries.clear()
-        self._size_bytes = self._told = self._told_bytes = 0
+        self._size_bytes = self._public_entries = self._public_bytes = 0
         return self._disk.clear() if self._disk is not None else []
 
     def close(self) -> None:
@@ -127,8 +170,8 @@ class ResultCache:
         self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)
         self._size_bytes += size_bytes
         if not private:
-            self._told += 1
-            self._told_bytes += size_bytes
+            self._public_entries += 1
+            self._public_bytes += size_bytes
         while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._entries)))
 
@@ -138,5 +181,331 @@ class ResultCache:
             return
         self._size_bytes -= entry.size_bytes
         if not entry.private:
-            self._told -= 1
-            self._told_bytes -= entry.size_bytes
+            self._public_entries -= 1
+            self._public_bytes -= entry.size_bytes
+
+
+def register_metrics(metrics: RequestMetrics, cache: ResultCache) -> None:
+    """Registers the number and the size of the results in memory."""
+    metrics.gauge("cache_entries", "Results in the cache's memory front.", lambda: len(cache))
+    metrics.gauge("cache_bytes", "Size of the cache's memory front.", lambda: cache.size_bytes)
+
+
+class DiskCache:
+    """A bounded map from bytes to bytes with a time to live, for one process and one thread.
+
+    Never raises: an entry that cannot be read or written is a miss, and while the disk refuses, all are. Only `close`
+    and `clear` wait for the disk. A power cut loses the last group.
+
+    Args:
+        directory: made with mode 0700; set aside as a whole if its database cannot be read.
+        limit_bytes: of the database; the oldest entries are evicted first.
+        ttl_s: seconds that an entry lives, in wall time, which also counts across restarts.
+        seal: closes the values.
+        clock: says when to try again.
+
+    Attributes:
+        damage: describes the damage to an earlier database, in a sentence; "" if there was none.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        limit_bytes: int,
+        ttl_s: float,
+        seal: Seal = _CHECKSUM,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._ttl_s = ttl_s
+        self._seal = seal
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
+        self._pending: dict[bytes, Entry] = {}  # not known to be on the disk yet, oldest first
+        # Keys of which the disk may hold an older value, because a newer one was never written.
+        self._outdated: set[bytes] = set()
+        self._writing: Future[None] | None = None
+        self._group: dict[bytes, Entry] = {}  # that is being written
+        self._removed: frozenset[bytes] = frozenset()  # by that group
+        self._group_limit = 1  # the first put goes alone, to see what the disk does
+        self._due_s = 0.0
+        self._flush = False  # the next group does not wait for more puts
+        self._retry_at_s = self._rests_until_s = 0.0
+        self._problem = self.damage = ""
+        self._cache: diskcache.Cache | None = None
+        self._open()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is stored at the moment, in a sentence; "" if all is well."""
+        self._settle()
+        return self._problem
+
+    def get(self, key: bytes) -> tuple[bytes, float] | None:
+        """The value and the seconds that it has left to live."""
+        if self._cache is None and not self._reopened():
+            return None
+        entry = self._pending.get(key)
+        if entry is None and key not in self._outdated:
+            entry = self._read(key)
+        if entry is None:
+            return None
+        value, expires_s = entry
+        left_s = expires_s - time.time()
+        # An entry from the future was stored before the clock was set back: its age is unknown until that time comes.
+        return (value, left_s) if 0 < left_s <= self._ttl_s + _ROUNDING_S else None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Stores a value, at the latest when the cache is closed; it replaces what is stored under the key."""
+        if self._writing is not None:
+            self._settle()
+        if self._cache is None and not self._reopened():
+            return
+        now_s = self._clock.monotonic_s()
+        waiting = len(self._pending) - len(self._group)
+        if waiting <= 0:
+            self._due_s = now_s + _GROUP_S
+        self._pending.pop(key, None)  # it is among the newest now
+        self._pending[key] = (value, time.time() + self._ttl_s)
+        if waiting + 1 >= self._group_limit or now_s >= self._due_s:
+            self._begin()
+        if waiting >= _WAITING_LIMIT:
+            oldest = next(key for key in self._pending if key not in self._group)
+            del self._pending[oldest]
+            self._outdated.add(oldest)
+
+    def expire(self) -> None:
+        """Writes what waits and removes expired entries, both in the background."""
+        self._settle()
+        if self._cache is not None or self._reopened():
+            self._flush = True
+            self._begin()
+
+    def clear(self) -> list[Path]:
+        """Starts an empty cache; returns what is still to be erased, see `storage.files.give_up`.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        try:
+            self._shut()
+            return give_up(self._directory)
+        finally:
+            self.damage = ""
+            self._open()
+
+    def close(self) -> None:
+        """Writes what waits and closes the database; calling it twice is harmless."""
+        if self._writing is not None:
+            wait([self._writing])
+            self._settle()
+        self._retry_at_s = math.inf
+        if self._pending or self._outdated:
+            self._begin()
+            if self._writing is not None and (error := self._writing.exception()) is not None:
+                log.warning("the disk refuses the latest results", results=len(self._group), error=str(_cause(error)))
+        self._shut()
+        self._thread.shutdown()
+
+    def _begin(self) -> None:
+        """Starts to write what waits, unless a group is being written."""
+        if self._cache is None or self._writing is not None:
+            return
+        self._flush = False
+        self._group, self._removed = dict(self._pending), frozenset(self._outdated)
+        self._writing = self._thread.submit(self._write, self._cache, self._group, self._removed)
+
+    def _write(self, cache: diskcache.Cache, group: dict[bytes, Entry], removed: frozenset[bytes]) -> None:
+        """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
+        waits_until_s = time.monotonic() + _WRITE_TIMEOUT_S
+        while True:
+            try:
+                with cache.transact():
+                    if len(removed) > _OUTDATED_LIMIT:
+                        cache.clear()
+                    else:
+                        for key in removed:
+                            cache.delete(key)
+                    for key, (value, expires_s) in group.items():
+                        if len(value) <= self._limit_bytes // 2:
+                            cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
+                        else:
+                            cache.delete(key)
+                while cache.expire():  # of entries that expire at the same moment, one call removes 100
+                    pass
+                cache.cull()
+                return
+            except BaseException as error:
+                cache.close()  # after a commit that failed the transaction is still open
+                if not isinstance(error, diskcache.Timeout) or time.monotonic() >= waits_until_s:
+                    raise
+
+    def _settle(self) -> None:
+        """Takes note of what became of the group that was being written; starts the next one if it is complete."""
+        if self._writing is None or not self._writing.done():
+            return
+        error, group = self._writing.exception(), self._group
+        self._writing, self._group = None, {}
+        for key, entry in group.items():
+            if self._pending.get(key) is entry:
+                del self._pending[key]
+        if error is not None:
+            self._group_limit = 1
+            self._outdated.update(group)
+            self._fail(error)
+        else:
+            self._outdated -= self._removed
+            if group:  # any disk can write nothing
+                self._group_limit = _GROUP_PUTS
+                self._problem = ""
+        if self._flush or len(self._pending) >= self._group_limit:
+            self._begin()
+
+    def _read(self, key: bytes) -> Entry | None:
+        """What the disk holds; None if there is nothing, or the disk refuses or rests."""
+        began_s = self._clock.monotonic_s()
+        if began_s < self._rests_until_s or self._cache is None:
+            return None
+        try:
+            sealed, expires_s = self._cache.get(key, expire_time=True)
+            if expires_s is None:
+                return None
+            if sealed is None:
+                raise IntegrityError("It is not what this agent writes.")
+            return self._seal.open(sealed, key), expires_s
+        except IntegrityError as error:
+            log.warning("removed a cache entry that cannot be read", error=error.message)
+            self._outdated.add(key)
+            return None
+        except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
+            self._fail(error)
+            return None
+        finally:
+            now_s = self._clock.monotonic_s()
+            if now_s - began_s > _SLOW_S:
+                self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
+
+    def _reopened(self) -> bool:
+        """Whether the database could be opened again, if that failed a while ago."""
+        if self._clock.monotonic_s() >= self._retry_at_s:
+            self._open()
+            if self._cache is not None:
+                log.info("the cache on disk can be used again", path=str(self._directory))
+        return self._cache is not None
+
+    def _open(self, damage: BaseException | None = None) -> None:
+        """Opens the database, an empty one if the old one is damaged; if the disk refuses, there is none for now."""
+        try:
+            if damage is not None:
+                why, aside = _cause(damage), set_aside(self._directory)
+                self.damage = f"It could not be read ({why}) and was set aside as {aside.name}; an empty one was begun."
+                log.warning("the cache on disk cannot be read; starting empty", moved_to=str(aside), error=str(why))
+            make_folder(self._directory)
+            self._cache = _opened(self._directory, self._limit_bytes)
+            self._problem = ""
+        except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
+            if damage is None and not _is_refusal(error):
+                self._open(damage=error)
+            else:
+                self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
+                self._refuse(_cause(error))
+
+    def _fail(self, error: BaseException) -> None:
+        """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
+        if _is_refusal(error):
+            self._refuse(_cause(error))
+        else:
+            self._shut()
+            self._open(damage=error)
+
+    def _refuse(self, why: BaseException) -> None:
+        """Logs once, however many entries it concerns."""
+        if not self._problem:
+            log.warning("cannot use the cache on disk", path=str(self._directory), error=str(why))
+        self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
+
+    def _shut(self) -> None:
+        """Waits for what is being written, forgets what waits, and closes the database in both threads."""
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            self._thread.submit(cache.close).result()
+            cache.close()
+        self._writing = None
+        for stored in (self._pending, self._group, self._outdated):
+            stored.clear()
+
+
+def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
+    """Opens or makes the database; raises whatever SQLite or diskcache raise if it is damaged or refused."""
+    cache = diskcache.Cache(
+        str(directory), timeout=_READ_TIMEOUT_S, disk=BytesDisk, size_limit=limit_bytes, **_SETTINGS
+    )
+    try:
+        cache.get(b"")
+        cache.volume()
+        with cache.transact():
+            pass
+    except BaseException:
+        cache.close()
+        raise
+    return cache
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the disk or another process refuses, so that the database itself may be well.
+
+    Among SQLite's operational errors only the plain SQLITE_ERROR is about the content: a table or column is missing.
+    """
+    cause = _cause(error)
+    if isinstance(cause, sqlite3.OperationalError):
+        return getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF != sqlite3.SQLITE_ERROR
+    return isinstance(cause, OSError)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """SQLite's first error: diskcache hides it behind a Timeout, or behind an error of its rollback."""
+    first = error.__context__
+    hidden = isinstance(error, diskcache.Timeout | sqlite3.OperationalError) and isinstance(first, sqlite3.Error)
+    return _cause(first) if first is not None and hidden else error
+
+
+class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no type information
+    """Stores bytes, and reads nothing but bytes.
+
+    diskcache's own `Disk` and `JSONDisk` unpickle whatever the database says is a pickle, so that a file in the cache
+    directory could run code (CVE-2025-69872). This class overrides every method that pickles or unpickles, or that
+    opens or removes a file named by the database.
+    """
+
+    def put(self, key: bytes) -> tuple[bytes, bool]:
+        """Returns the key as the database stores it, and that it is raw."""
+        return key, True
+
+    def get(self, key: Any, raw: bool) -> bytes:
+        """Returns a stored key.
+
+        Raises:
+            TypeError: the database holds a key of another kind.
+        """
+        if not raw or not isinstance(key, bytes):
+            raise TypeError("the key is not bytes")
+        return key
+
+    def store(self, value: bytes, read: bool, key: Any = diskcache.UNKNOWN) -> tuple[int, int, None, bytes]:
+        """Returns size outside the database, mode, file name and value, as the database stores them.
+
+        Raises:
+            TypeError: the value is not bytes.
+        """
+        if read or not isinstance(value, bytes):
+            raise TypeError("the value is not bytes")
+        return 0, MODE_RAW, None, value
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> bytes | None:
+        """Returns a stored value; None for anything that `store` did not write."""
+        return value if mode == MODE_RAW and filename is None and not read and isinstance(value, bytes) else None
+
+    def remove(self, file_path: str) -> None:
+        """Removes nothing: no entry has a file, so a file name in the database is not this agent's."""

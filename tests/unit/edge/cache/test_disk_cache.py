@@ -26,8 +26,8 @@ import pytest
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import KeySeal
-from firstline_edge.cache import disk
-from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache import results
+from firstline_edge.cache.results import DiskCache
 
 KEY = b"k" * 32
 
@@ -399,7 +399,7 @@ class Held:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer waits as long as it takes."""
-    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -419,6 +419,22 @@ def test_a_disk_that_writes_slowly_keeps_nobody_waiting(directory: Path) -> None
     written(cache)
     assert rows_on_disk(directory) == 201
     assert cache.problem == ""
+    cache.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"alone")
+    written(cache)
+    with Held(directory):
+        put_group(cache, 1)
+        for number in range(5):  # fewer than share a commit: they would wait for others
+            cache.put(number.to_bytes(32), b"v")
+        cache.expire()
+        assert rows_on_disk(directory) == 1
+    written(cache)
+    assert rows_on_disk(directory) == 1 + 64 + 5
     cache.close()
 
 
@@ -551,7 +567,7 @@ def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(directory: P
 def test_a_group_that_fails_while_the_cache_is_closed_leaves_no_older_value_behind(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 0.0)
     cache = opened(directory)
     cache.put(KEY, b"older")
     written(cache)
@@ -573,8 +589,8 @@ def test_a_value_that_is_too_large_leaves_no_older_one_behind(directory: Path) -
 
 
 def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "_LOCK_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(disk, "_OUTDATED_LIMIT", 50)
+    monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(results, "_OUTDATED_LIMIT", 50)
     cache, keys = opened(directory), [number.to_bytes(32) for number in range(70)]
     for key in keys:
         cache.put(key, b"older")
@@ -606,7 +622,7 @@ def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path) -> N
 WRITES_UNTIL_KILLED = """
 import itertools, sys
 from pathlib import Path
-from firstline_edge.cache.disk import DiskCache
+from firstline_edge.cache.results import DiskCache
 cache = DiskCache(Path(sys.argv[1]), limit_bytes=1 << 20, ttl_s=600)
 for number in itertools.count():
     cache.put(number.to_bytes(32), b"v%d" % number)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cache.disk import DiskCache
-from firstline_edge.cache.results import ResultCache
+from firstline_edge.cache.results import DiskCache, ResultCache
 from firstline_edge.requests.context import ModelOutput
 
 
