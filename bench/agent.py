@@ -71,17 +71,17 @@ async def measure(folder: Path, requests: int, repeat: int) -> Times:
         agent(folder / f"disk-{repeat}", bundle, cache__memory_limit_bytes=0) as forgetful,
     ):
         for row in known:
-            await remembering.infer(request_of(row))
-            await forgetful.infer(request_of(row))
+            await remembering.data_plane.infer(request_of(row))
+            await forgetful.data_plane.infer(request_of(row))
         for position, (new, old) in enumerate(zip(fresh, known, strict=True)):
             if position == _WARM_UP:
                 for spent in times.values():
                     spent.clear()
             _time(times["session.run"], lambda row=new: model.run(None, {INPUT: row}))  # type: ignore[misc]
             _time(times["making a request"], lambda row=new: request_of(row))  # type: ignore[misc]
-            await _answer(times["confident"], remembering.infer, request_of(new), Tier.EDGE)
-            await _answer(times["memory hit"], remembering.infer, request_of(old), Tier.CACHE)
-            await _answer(times["disk hit"], forgetful.infer, request_of(old), Tier.CACHE)
+            await _answer(times["confident"], remembering.data_plane.infer, request_of(new), Tier.EDGE)
+            await _answer(times["memory hit"], remembering.data_plane.infer, request_of(old), Tier.CACHE)
+            await _answer(times["disk hit"], forgetful.data_plane.infer, request_of(old), Tier.CACHE)
     for name, spent in times.items():
         if len(spent) < requests / 2:
             raise RuntimeError(f"{name}: only {len(spent)} of {requests} answers came from there")

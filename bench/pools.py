@@ -22,7 +22,7 @@ from firstline.workbench.observe import observe
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.routing.confidence import Probabilities
+from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 
 _CHECKOUT = Path(__file__).parents[1]

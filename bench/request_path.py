@@ -93,7 +93,7 @@ async def measured() -> list[Figure]:
     try:
         with tempfile.TemporaryDirectory(prefix="firstline-request-path-") as name:
             async with agent(Path(name) / "state", _DIGITS / "bundle") as device:
-                found["a confident answer on the device"] = await entered(recorder, device.infer, Tier.EDGE)
+                found["a confident answer on the device"] = await entered(recorder, device.data_plane.infer, Tier.EDGE)
             async with gateway(Path(name)) as running:
                 found["an inference on the gateway"] = await entered(recorder, running.plane.infer, Tier.CLOUD)
     finally:

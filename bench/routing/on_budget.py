@@ -23,8 +23,7 @@ from bench.routing.parts import Effort, Job
 from bench.routing.replay import DECLARED, Deployed, deploy
 from firstline_core.routing.account import Account, Cost
 from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
-from firstline_core.routing.confidence import score
-from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, value_of
+from firstline_core.routing.policy import PolicyState, RowEvidence, make_policy, score, value_of
 from firstline_core.types import Tier
 
 RESOURCES = ("bytes", "joules", "money")

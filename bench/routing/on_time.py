@@ -22,7 +22,7 @@ from bench.routing.policies import KINDS, router_of
 from bench.routing.replay import Deployed, ReplayedGateway, deploy, held_model
 from bench.simulation.network import SimulatedLink, Weather
 from bench.simulation.simulated_time import LoopClock, simulate
-from firstline_core.routing.policy import Kind
+from firstline_core.routing.policy import PolicyKind
 from firstline_core.types import Tier
 
 DEADLINE_S = 0.4
@@ -89,7 +89,7 @@ def measure(deployed: Deployed, weather: Weather, requests: int) -> list[Stretch
     return [simulate(_stretch(kind, deployed, weather, requests)) for kind in KINDS]
 
 
-async def _stretch(kind: Kind, deployed: Deployed, weather: Weather, requests: int) -> Stretch:
+async def _stretch(kind: PolicyKind, deployed: Deployed, weather: Weather, requests: int) -> Stretch:
     clock, random_numbers = LoopClock(), np.random.default_rng(_SEED)
     asked, traffic = deployed.asked, Traffic()
     arrivals = traffic.arrivals(random_numbers, traffic.length_for(requests))

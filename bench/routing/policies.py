@@ -15,13 +15,21 @@ from firstline.workbench.selection import choose_score, fit_value
 from firstline_core.bundle.loading import scorer
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import entropy, score
-from firstline_core.routing.policy import Kind, Policy, PolicyState, RowEvidence, make_policy, value_of
+from firstline_core.routing.policy import (
+    Policy,
+    PolicyKind,
+    PolicyState,
+    RowEvidence,
+    entropy,
+    make_policy,
+    score,
+    value_of,
+)
 from firstline_core.types import Tier
 from firstline_edge.cascade.cascade import Router
 from firstline_edge.models.models import DeviceModel
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[PolicyKind, ...] = (
     "certified",
     "value",
     "threshold",
@@ -33,7 +41,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def router_of(kind: Kind, model: DeviceModel, fitted: Pool, clock: Clock) -> Router:
+def router_of(kind: PolicyKind, model: DeviceModel, fitted: Pool, clock: Clock) -> Router:
     """A router with this policy.
 
     What `value` asks for an escalation beyond the contract's, and the rate of `random`, are such that either would
@@ -142,7 +150,7 @@ def _random(rows: Rows, wanted: int) -> NDArray[np.bool_]:
     return escalated(make_policy("random", rate=wanted / len(rows.declared)), rows.declared, state)
 
 
-CONTENDERS: dict[Kind, Callable[[Rows, int], NDArray[np.bool_]]] = {
+CONTENDERS: dict[PolicyKind, Callable[[Rows, int], NDArray[np.bool_]]] = {
     "value": _value,
     "certified": _certified,
     "threshold": _threshold,

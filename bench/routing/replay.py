@@ -19,7 +19,7 @@ from firstline_core.clock import Clock
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.certification import certify
-from firstline_core.routing.confidence import score
+from firstline_core.routing.policy import score
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import (
     PROBABILITIES,

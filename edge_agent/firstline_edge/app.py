@@ -3,7 +3,7 @@
 In process:
 
     async with EdgeAgent(settings) as agent:
-        response = await agent.infer_file("digits", png_bytes)
+        response = await agent.data_plane.infer_file("digits", png_bytes)
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, ConfigError, NotReadyError
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
@@ -29,10 +29,9 @@ from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferRequest, InferResponse, TraceContext
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
-from firstline_edge.api.data_plane import LOCAL_PRINCIPAL, EdgeDataPlane
+from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.api.status import AgentStatus, birth_message
@@ -141,7 +140,6 @@ class EdgeAgent:
         self._clock = clock
         self._problems = problems
         self._opened = AsyncExitStack()
-        self._running = False
 
     async def __aenter__(self) -> EdgeAgent:
         async with AsyncExitStack() as opened:
@@ -155,35 +153,13 @@ class EdgeAgent:
             self._register_metrics()
             self._start_background(opened)
             self._opened = opened.pop_all()
-        self._running = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._running = False
         self.data_plane.stop()
         await self._opened.aclose()
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Answers one request; see `EdgeDataPlane.infer`."""
-        if not self._running:
-            raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
-        return await self.data_plane.infer(request)
-
-    async def infer_file(
-        self, model: str, content: bytes, *, trace: TraceContext | None = None, **preferences: str
-    ) -> InferResponse:
-        """Answers a request with the content of a file; see `EdgeDataPlane.infer_file`."""
-        return await self.data_plane.infer_file(model, content, trace=trace, **preferences)
-
-    async def answer(self, request_id: str, principal: str = LOCAL_PRINCIPAL) -> InferResponse:
-        """Returns an answer that was promised a correction; see `EdgeDataPlane.answer`."""
-        return await self.data_plane.answer(request_id, principal)
-
-    def status(self) -> dict[str, Any]:
-        """Returns the status of the agent; see `AgentStatus`."""
-        return self.data_plane.status()
 
     def _open_models(self, opened: AsyncExitStack) -> None:
         settings, clock = self.settings, self._clock

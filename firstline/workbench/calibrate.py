@@ -21,7 +21,7 @@ from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import Probabilities, temper
+from firstline_core.routing.policy import Probabilities, temper
 from firstline_core.runtime.select import RuntimeOptions
 
 Against = Literal["labels", "full"]

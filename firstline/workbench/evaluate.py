@@ -21,7 +21,7 @@ from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certif
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing import policy
-from firstline_core.routing.confidence import auroc, temper
+from firstline_core.routing.policy import auroc, temper
 from firstline_core.runtime.select import RuntimeOptions
 
 ALL_VARIANTS = "all"

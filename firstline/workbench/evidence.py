@@ -23,7 +23,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError, RequestError, UnauthorizedError
 from firstline_core.routing.certificate import Contract
-from firstline_core.routing.confidence import Probabilities
+from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, InferResponse, Tensor
 

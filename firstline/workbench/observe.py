@@ -14,7 +14,7 @@ from firstline_core.bundle.loading import LoadedModel, Prediction, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, FirstlineError, RequestError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.confidence import Probabilities
+from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Sha256
 from firstline_core.types import Tensor

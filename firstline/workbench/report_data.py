@@ -11,7 +11,7 @@ from firstline.workbench.evaluate import EdgeRun, Measured, ModelRun
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.confidence import auroc
+from firstline_core.routing.policy import auroc
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -20,7 +20,7 @@ from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score, ScoreKind
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
-from firstline_core.routing.confidence import MEASURES, Logistic, Probabilities, Scores, auroc, features
+from firstline_core.routing.policy import MEASURES, Logistic, Probabilities, Scores, auroc, features
 
 ScoreName = ScoreKind | Literal["best", "bundle"]
 """Which score: "best" chooses, "bundle" leaves it as it is."""

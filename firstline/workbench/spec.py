@@ -78,7 +78,7 @@ class PolicySpec:
     """When an edge answer is accepted; see `manifest.Policy`.
 
     Args:
-        score: a kind of `routing/confidence.py`, or a file: an ONNX graph that scores.
+        score: a kind of `routing/policy.py`, or a file: an ONNX graph that scores.
         threshold: in [0, 1] for the kinds; 1 accepts almost nothing, until a better threshold is chosen.
     """
 

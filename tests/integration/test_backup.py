@@ -91,7 +91,7 @@ async def test_a_gateway_is_destroyed_and_restored(tmp_path: Path) -> None:
 
         await until(all_kept, 60)
         for request_id in (*before, *during, *after):
-            answer = (await agent.answer(request_id)).answer
+            answer = (await agent.data_plane.answer(request_id)).answer
             assert answer is not None
             assert answer.status is Status.FINAL
         assert counted(new, "recorded") == answered(new) >= ALONE
@@ -136,12 +136,12 @@ async def test_a_restored_gateway_is_the_one_that_its_devices_joined(tmp_path: P
 
         await until(all_kept)  # let in by the certificate that it had
         for request_id in promised:
-            answer = (await agent.answer(request_id)).answer
+            answer = (await agent.data_plane.answer(request_id)).answer
             assert answer is not None and answer.status is Status.FINAL
         assert agent.renewal is not None
         await agent.renewal.renew()  # the authority's key is there
         request = InferRequest("digits", (picture(99),), new_request_id(), route=Route.CLOUD, principal="local")
-        answer = (await agent.infer(request)).answer
+        answer = (await agent.data_plane.infer(request)).answer
         assert answer is not None and answer.tier is Tier.CLOUD
         async with revoked.client() as client:
             assert (await client.get("/v2")).status_code == 401

@@ -14,7 +14,7 @@ from bench.routing import alarm, contract, on_budget, on_time, replay, value
 from bench.routing.arrivals import Traffic
 from bench.routing.population import Population
 from bench.routing.shifts import blurred, noisy, relabelled
-from firstline_core.routing.confidence import score
+from firstline_core.routing.policy import score
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_the_cache_does_not_matter(running: Line, scans: Dataset) -> None:
         rows = [
             gather_from_agent(bundle, scans, agent, progress=lambda done, total: told.append(done)) for _ in range(2)
         ]
-        again = agent.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
+        again = agent.data_plane.infer("digits", {"image": next(scans.read())[0]}, route="edge").answer
     assert again is not None and again.tier == "cache"
     here = gather(bundle, scans)
     for found in rows:

@@ -47,7 +47,7 @@ async def all_final(agent: EdgeAgent, request_ids: list[str]) -> None:
 
     await until(none_waits)
     for request_id in request_ids:
-        answer = (await agent.answer(request_id)).answer
+        answer = (await agent.data_plane.answer(request_id)).answer
         assert answer is not None
         assert answer.status is Status.FINAL
 

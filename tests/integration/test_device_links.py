@@ -76,7 +76,7 @@ def image() -> bytes:
 
 async def asked(agent: EdgeAgent) -> str:
     """The tier that answered where the gateway was asked for."""
-    answer = (await agent.infer_file("digits", image(), route="cloud", timeout="5000000")).answer
+    answer = (await agent.data_plane.infer_file("digits", image(), route="cloud", timeout="5000000")).answer
     assert answer is not None
     return answer.tier
 
@@ -91,9 +91,9 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def test_either_link_works_by_the_certificate_alone(gateway: Site, tmp_path: Path, kind: str) -> None:
     async with joined(gateway, tmp_path, f"works-{kind}", kind) as agent:
         assert await asked(agent) == "cloud"
-        assert agent.status()["links"][kind]["state"] is LinkStatus.UP
-        assert agent.status()["identity"]["device"] == f"works-{kind}"
-        assert agent.status()["problems"] == []
+        assert agent.data_plane.status()["links"][kind]["state"] is LinkStatus.UP
+        assert agent.data_plane.status()["identity"]["device"] == f"works-{kind}"
+        assert agent.data_plane.status()["problems"] == []
 
 
 @pytest.mark.parametrize("kind", ["http", "mqtt"])
@@ -123,7 +123,7 @@ async def test_a_renewal_under_load_loses_no_request(gateway: Site, tmp_path: Pa
         stop.set()
         await asyncio.gather(*askers)  # raises where one was not answered by the gateway
         assert len(keys) == 3  # each time another key and another certificate
-        assert agent.status()["problems"] == []
+        assert agent.data_plane.status()["problems"] == []
 
 
 async def test_the_old_certificate_is_not_needed_any_more(gateway: Site, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_revoked_device_is_cut_off_and_answers_by_itself(gateway: Site, 
         assert await asked(agent) == "edge"
         # A request that fails only wakes the prober: its finding, a moment later, is what status tells.
         async with asyncio.timeout(10):
-            await _until(lambda: agent.status()["links"][kind]["state"] is not LinkStatus.UP)
+            await _until(lambda: agent.data_plane.status()["links"][kind]["state"] is not LinkStatus.UP)
 
 
 async def test_doctor_looks_at_the_identity_and_leaves_the_running_agent_alone(gateway: Site, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_a_device_that_joins_anew_needs_no_restart(
         async with asyncio.timeout(20):
             while await asked(agent) != "cloud":  # noqa: ASYNC110 (what is awaited is the answer)
                 await asyncio.sleep(0.05)
-        assert agent.status()["problems"] == []
+        assert agent.data_plane.status()["problems"] == []
 
 
 async def test_a_device_that_joins_as_somebody_else_is_to_be_started_anew(
@@ -226,8 +226,8 @@ async def test_a_device_that_joins_as_somebody_else_is_to_be_started_anew(
     async with joined(gateway, tmp_path, "was", "http") as agent:
         token = parse_join_token((await gateway.token_file("is")).read_text())
         await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "was"))
-        await _until(lambda: bool(agent.status()["problems"]))
-        (problem,) = agent.status()["problems"]
+        await _until(lambda: bool(agent.data_plane.status()["problems"]))
+        (problem,) = agent.data_plane.status()["problems"]
         assert "as 'is' since this agent was started; restart it" in problem["message"]
-        assert agent.status()["identity"]["device"] == "was"
+        assert agent.data_plane.status()["identity"]["device"] == "was"
         assert await asked(agent) == "cloud"  # it goes on as who it was

@@ -233,7 +233,7 @@ async def test_local_only_leaves_no_trace(tmp_path: Path, sure_and_unsure: tuple
         assert "_requests_total{" not in told and "_errors_total{" not in told
         assert "firstline_edge_cache_entries 0.0" in told and "firstline_edge_cache_bytes 0.0" in told
     async with EdgeAgent(settings) as again:  # what was answered before is not on the disk either
-        response = await again.infer_file("digits", sure_and_unsure[1], privacy="local_only")
+        response = await again.data_plane.infer_file("digits", sure_and_unsure[1], privacy="local_only")
         assert response.answer is not None and response.answer.tier.value == "edge"
 
 
@@ -336,7 +336,7 @@ class TestWithGateway:
                 reply = (await http.post(SHORT, content=sure_and_unsure[0])).json()
                 assert (reply["tier"], reply["reason"], reply["status"]) == ("cloud", "heavy", "final")
                 assert reply["label"] in set("0123456789")
-                in_process = await agent.infer_file("digits", sure_and_unsure[0])
+                in_process = await agent.data_plane.infer_file("digits", sure_and_unsure[0])
                 assert in_process.answer is not None and in_process.answer.reason.value == "heavy"
                 unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
                 assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
@@ -382,7 +382,7 @@ async def test_a_correction_is_published_for_local_applications(
         broker = {"kind": "mqtt", "host": mosquitto.host, "port": mosquitto.port}
         links = [{"kind": "http", "url": gateway_url}, broker]
         async with EdgeAgent(edge_settings(tmp_path / "state", links=links)) as agent:
-            first = await agent.infer_file("digits", sure_and_unsure[1], wait="first")
+            first = await agent.data_plane.infer_file("digits", sure_and_unsure[1], wait="first")
             async with asyncio.timeout(20):
                 message = await heard
     await application.close()

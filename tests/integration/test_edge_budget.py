@@ -78,13 +78,13 @@ async def gateway_url() -> AsyncIterator[str]:
 
 
 async def ask(agent: EdgeAgent, picture: bytes, **preferences: str) -> Answer:
-    response: InferResponse = await agent.infer_file("digits", picture, timeout="20000000", **preferences)
+    response: InferResponse = await agent.data_plane.infer_file("digits", picture, timeout="20000000", **preferences)
     assert response.answer is not None
     return response.answer
 
 
 def budget_of(agent: EdgeAgent) -> dict[str, float]:
-    [budget] = agent.status()["budgets"]
+    [budget] = agent.data_plane.status()["budgets"]
     return dict(budget)
 
 
@@ -122,7 +122,7 @@ async def test_the_end_of_a_budget_is_the_end_of_escalations_and_outlives_a_rest
         [line] = find(agent.state.decisions_path, denied.request_id)
         story = "\n".join(describe(line))
         assert "a budget or quota forbade it" in story and "was not asked (budget_exceeded)" in story
-        told = "\n".join(describe_status("http://edge", agent.status()))
+        told = "\n".join(describe_status("http://edge", agent.data_plane.status()))
         assert "budget  bytes/hour: " in told
         metrics = agent.data_plane.exposition()[0].decode()
         assert 'firstline_edge_budget_left{budget="bytes/hour"}' in metrics
@@ -145,7 +145,7 @@ async def test_what_only_the_gateway_can_answer_is_refused_until_the_budget_is_a
     )
     async with EdgeAgent(settings) as agent:
         with pytest.raises(BudgetExceededError) as refused:
-            await agent.infer_file("digits", pictures(1)[0], timeout="20000000")
+            await agent.data_plane.infer_file("digits", pictures(1)[0], timeout="20000000")
         assert refused.value.retry_after_s is not None
 
 

@@ -40,8 +40,10 @@ def scans(count: int) -> list[bytes]:
 async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
     """What the agent says of some scans, of itself, and of the first scan when asked to explain."""
     async with EdgeAgent(settings) as agent:
-        answers = [response.answer for scan in scans(40) if (response := await agent.infer_file("digits", scan))]
-        status = agent.status()
+        answers = [
+            response.answer for scan in scans(40) if (response := await agent.data_plane.infer_file("digits", scan))
+        ]
+        status = agent.data_plane.status()
         agent.recorder.flush()
         lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
@@ -98,17 +100,17 @@ async def test_a_device_keeps_by_class_what_is_certified_by_class(tmp_path: Path
         for _ in ("by the model", "from the cache"):
             tiers = set()
             for scan in scans(60):
-                answer = (said := await agent.infer_file("digits", scan)).answer
+                answer = (said := await agent.data_plane.infer_file("digits", scan)).answer
                 label = agent.data_plane.labels("digits", "")[int(said.output("probabilities").argmax())]
                 assert answer is not None and answer.confidence is not None
                 kept = thresholds[label] is not None and answer.confidence >= thresholds[label]
                 assert answer.certified == (answer.reason is Reason.CONFIDENT) == kept
                 tiers.add(kept)
             assert tiers == {True, False}
-        (model,) = agent.status()["models"]
+        (model,) = agent.data_plane.status()["models"]
         assert (model["threshold"], model["certificate"]["by"]) == (min(known), "class")
         assert model["certificate"]["thresholds"] == thresholds
-        text = "\n".join(describe_status("http://h", agent.status()))
+        text = "\n".join(describe_status("http://h", agent.data_plane.status()))
         assert f"or more: {len(known)} of 10 classes, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
         agent.recorder.flush()

@@ -51,19 +51,27 @@ async def test_a_full_disk_costs_promises_and_nothing_else(disk: SmallDisk) -> N
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0, cache__ttl_s=1e6)
     async with EdgeAgent(settings, clock=clock) as agent:
-        first = await agent.infer_file("digits", picture())
+        first = await agent.data_plane.infer_file("digits", picture())
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
     disk.fill()
     async with EdgeAgent(settings, clock=clock) as agent:
-        assert summary(await agent.infer_file("digits", picture())) == (Status.FINAL, Reason.OUTBOX_FULL, False)
-        messages = [found["message"] for found in agent.status()["problems"]]
+        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+            Status.FINAL,
+            Reason.OUTBOX_FULL,
+            False,
+        )
+        messages = [found["message"] for found in agent.data_plane.status()["problems"]]
         assert len(messages) == 2 and all("Free space" in message for message in messages)
 
         disk.free()
         await clock.advance(61)
         await until(partial(can_promise, agent))  # a thread opens it
-        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
-        assert agent.status()["problems"] == []
+        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+            Status.PROVISIONAL,
+            Reason.LINK_DOWN,
+            True,
+        )
+        assert agent.data_plane.status()["problems"] == []
         assert agent.outbox.depth == 2  # the promise from before is still there
     assert not (disk.path / "state" / "cache.damaged").exists()
 
@@ -141,7 +149,7 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
     settings = edge_settings(state_dir, links=links, policy__min_threshold=1.0)
     async with serving_agent(settings) as (agent, url):
         agent.state.publish_url(url)
-        first = await agent.infer_file("digits", picture())
+        first = await agent.data_plane.infer_file("digits", picture())
         assert first.answer is not None
         assert summary(first) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
         disk.fill()
@@ -162,9 +170,13 @@ async def test_a_full_disk_can_be_purged_and_goes_on(disk: SmallDisk) -> None:
         held = [path for path in state_dir.rglob("*") if path.is_file() and picture() in path.read_bytes()]
         assert held == []
         with pytest.raises(UnknownAnswerError):
-            await agent.answer(first.answer.request_id)
+            await agent.data_plane.answer(first.answer.request_id)
         disk.free()
-        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+            Status.PROVISIONAL,
+            Reason.LINK_DOWN,
+            True,
+        )
         assert agent.outbox.depth == 1
 
 
@@ -172,7 +184,7 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
     links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     settings = edge_settings(disk.path / "state", links=links, policy__min_threshold=1.0)
     async with EdgeAgent(settings) as agent:
-        await agent.infer_file("digits", picture())
+        await agent.data_plane.infer_file("digits", picture())
     disk.fill()
     clock = SimulatedClock()
     async with EdgeAgent(settings, clock=clock) as agent:
@@ -185,4 +197,8 @@ async def test_what_a_full_disk_kept_from_being_opened_can_be_purged_too(disk: S
         disk.free()
         await clock.advance(61)
         await until(partial(can_promise, agent))  # a thread opens it
-        assert summary(await agent.infer_file("digits", picture())) == (Status.PROVISIONAL, Reason.LINK_DOWN, True)
+        assert summary(await agent.data_plane.infer_file("digits", picture())) == (
+            Status.PROVISIONAL,
+            Reason.LINK_DOWN,
+            True,
+        )

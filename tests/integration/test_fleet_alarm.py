@@ -127,12 +127,12 @@ class Fleet:
         """One request whose answer the device is sure of."""
         first = self._random.uniform(0.5, 1.0)
         row = np.array([[first, first if agreeing else -first]], np.float32)
-        return await agent.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
+        return await agent.data_plane.infer(InferRequest("small", (Tensor("x", row),), new_request_id()))
 
     async def escalate(self, agent: EdgeAgent) -> InferResponse:
         """One request whose answer the device is not sure of, and that it never asked before."""
         first = self._random.uniform(0.0, 0.05)
-        return await agent.infer(
+        return await agent.data_plane.infer(
             InferRequest("small", (Tensor("x", np.array([[first, 1]], np.float32)),), new_request_id())
         )
 
@@ -143,7 +143,7 @@ class Fleet:
             yield client
 
     def contract(self, agent: EdgeAgent) -> dict[str, Any]:
-        (described,) = agent.status()["models"]
+        (described,) = agent.data_plane.status()["models"]
         return described["contract"]
 
 
@@ -295,7 +295,7 @@ async def test_a_device_says_nothing_of_its_alarm_with_what_must_stay(tmp_path: 
         fleet.gateway.contracts._device_alarms = DeviceAlarms()
         row = np.array([[0.01, 1]], np.float32)
         asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
-        answer = (await dirty.infer(asked)).answer
+        answer = (await dirty.data_plane.infer(asked)).answer
         assert answer is not None
         assert answer.reason is Reason.LOCAL_ONLY
         assert fleet.gateway.contracts.device_alarms() == []

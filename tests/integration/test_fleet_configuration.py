@@ -78,7 +78,7 @@ async def ended(site: RegistrySite, rollout: str) -> Update:
 
 async def heard(agent: EdgeAgent) -> None:
     async def known() -> bool:
-        return agent.status()["fleet"]["revision"] is not None
+        return agent.data_plane.status()["fleet"]["revision"] is not None
 
     await until(known, 60)
 
@@ -121,19 +121,19 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
 
     async def ask(agent: EdgeAgent) -> None:
         while not over.is_set():
-            response = await agent.infer_file("digits", a_digit(len(answers)))
+            response = await agent.data_plane.infer_file("digits", a_digit(len(answers)))
             assert response.answer is not None and response.answer.status == "final"
             answers.append(response.answer.tier)
             await asyncio.sleep(0)
 
     async def kept(agent: EdgeAgent) -> set[str]:
         """Which tiers answer ten digits of the bundle's own kind, which the edge model is sure of."""
-        found = [await agent.infer_file("digits", a_digit(10_000 + seed)) for seed in range(10)]
+        found = [await agent.data_plane.infer_file("digits", a_digit(10_000 + seed)) for seed in range(10)]
         return {each.answer.tier for each in found if each.answer is not None}
 
     async with EdgeAgent(settings) as agent:
         await heard(agent)
-        assert agent.status()["budgets"] == []
+        assert agent.data_plane.status()["budgets"] == []
         asking = asyncio.create_task(ask(agent))
         rollout = (await rollouts.create(definition, "application:ops")).id
         await rollouts.command(rollout, Command.START, "application:ops")
@@ -148,7 +148,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
         assert answers
         (held,) = agent.models.all
         assert agent.router.threshold(held) == 1.5
-        (budget,) = agent.status()["budgets"]
+        (budget,) = agent.data_plane.status()["budgets"]
         assert (budget["budget"], budget["amount"]) == ("bytes/day", 50_000_000) and 0 < budget["left"] < 50_000_000
         assert "edge" not in await kept(agent)
         reported = await told_of(site)
@@ -160,7 +160,7 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
 
     async with EdgeAgent(settings) as agent:  # it is there from the first request on
         assert agent.router.threshold(agent.models.all[0]) == 1.5
-        assert agent.status()["fleet"]["configuration"]["sha256"] == signed.sha256
+        assert agent.data_plane.status()["fleet"]["configuration"]["sha256"] == signed.sha256
         assert agent.fleet is not None
         running = agent.fleet_configuration.running
         birth: dict[str, Any] = birth_message(agent.models, agent.certificates, running)
@@ -173,7 +173,9 @@ async def test_a_rollout_changes_an_agent_that_answers_meanwhile_and_changes_it_
 
         await until(back, 60)
         assert agent.router.threshold(agent.models.all[0]) < 1
-        assert agent.status()["budgets"] == [] and agent.status()["fleet"]["configuration"] is None
+        assert (
+            agent.data_plane.status()["budgets"] == [] and agent.data_plane.status()["fleet"]["configuration"] is None
+        )
         update = await ended(site, rollout)
         assert (update.state, update.reason) == ("rolled_back", "undone")
 
@@ -188,7 +190,7 @@ async def test_a_device_that_keeps_a_setting_to_itself_refuses_with_a_sentence(
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
         update = await ended(site, "r1")
         assert update.state == "rejected" and "keeps to itself" in update.message, update
-        assert agent.router.threshold(agent.models.all[0]) < 1 and agent.status()["budgets"] == []
+        assert agent.router.threshold(agent.models.all[0]) < 1 and agent.data_plane.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
     file.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n')
     assert await command(file, "updates") == 0
@@ -208,7 +210,7 @@ async def test_a_gateway_cannot_set_what_nobody_signed(
         assert ((await ended(site, "r1")).state, (await ended(site, "r1")).reason) == ("rejected", "not_found")
         await desired(site, DesiredConfiguration("careful", 1, "0" * 64, "r2"))
         assert ((await ended(site, "r2")).state, (await ended(site, "r2")).reason) == ("rejected", "integrity")
-        assert signed.sha256 and agent.status()["fleet"]["configuration"] is None
+        assert signed.sha256 and agent.data_plane.status()["fleet"]["configuration"] is None
 
 
 async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
@@ -225,13 +227,13 @@ async def test_somebody_at_the_device_goes_back_whether_the_agent_runs_or_not(
     assert await command(file, *back) == 0
     assert "configuration: what ran before runs again" in capsys.readouterr().out
     async with serving_agent(settings) as (agent, url):
-        assert agent.status()["fleet"]["configuration"] is None
+        assert agent.data_plane.status()["fleet"]["configuration"] is None
         await desired(site, DesiredConfiguration(signed.name, signed.version, signed.sha256, "r2"))
         assert (await ended(site, "r2")).state == "committed"
         agent.state.publish_url(url)
         assert await command(file, "status") == 0
         assert "configuration careful version 1" in capsys.readouterr().out
         assert await command(file, *back) == 0
-        assert agent.status()["fleet"]["configuration"] is None
+        assert agent.data_plane.status()["fleet"]["configuration"] is None
         assert await command(file, *back) != 0
     assert "no configuration to go back from" in capsys.readouterr().err

@@ -96,7 +96,7 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
         held = agent.models.find("digits")
         assert held is not None and held.edge is not None
         for privacy in (Privacy.ANY, Privacy.ANY, Privacy.LOCAL_ONLY):
-            await agent.infer_file("digits", a_digit(), privacy=privacy.value)
+            await agent.data_plane.infer_file("digits", a_digit(), privacy=privacy.value)
 
         async def told() -> bool:
             found = await fleet.device()
@@ -125,7 +125,7 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
 async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_the_gateways_word(fleet: Fleet) -> None:
     async def brake_is(held: bool, agent: EdgeAgent) -> None:
         async def so() -> bool:
-            return (agent.status()["fleet"]["brake"] is not None) is held
+            return (agent.data_plane.status()["fleet"]["brake"] is not None) is held
 
         await until(so)
 
@@ -138,7 +138,7 @@ async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_th
         brake = Brake(0.0, "the gateway is being moved")
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=brake))
         await brake_is(True, agent)
-        answer = (await agent.infer_file("digits", a_digit())).answer
+        answer = (await agent.data_plane.infer_file("digits", a_digit())).answer
         assert answer is not None
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
 
@@ -150,7 +150,7 @@ async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_th
     # A restart, and nobody to ask: the brake holds from the first request on.
     alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
     async with EdgeAgent(alone) as agent:
-        answer = (await agent.infer_file("digits", a_digit(1))).answer
+        answer = (await agent.data_plane.infer_file("digits", a_digit(1))).answer
         assert answer is not None and answer.reason is Reason.BUDGET
     async with EdgeAgent(fleet.settings) as agent:
         await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=None))
@@ -190,7 +190,7 @@ from support.agent import edge_settings
 from firstline_edge.app import EdgeAgent
 async def main():
     async with EdgeAgent(edge_settings(Path({str(tmp_path)!r}))) as agent:
-        assert agent.status()["fleet"] is None
+        assert agent.data_plane.status()["fleet"] is None
 asyncio.run(main())
 print([name for name in sys.modules if "fleet" in name or "updater" in name or name.split(".")[0] in ("tuf", "httpx")])
 """

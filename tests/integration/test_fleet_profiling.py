@@ -187,7 +187,7 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
         await site.ended()
     made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
     async with site.agent() as agent:
-        (known,) = agent.status()["fleet"]["profiles"]
+        (known,) = agent.data_plane.status()["fleet"]["profiles"]
         assert known["id"] == asked.desired.id and known["state"] == "done"
         await site.known()
     assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
@@ -222,7 +222,7 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
         await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
 
         async def over() -> bool:
-            return not agent.status()["fleet"]["profiles"] and not _measuring()
+            return not agent.data_plane.status()["fleet"]["profiles"] and not _measuring()
 
         await until(over)
 
@@ -332,7 +332,7 @@ async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
         await site.gateway.profile_requests.expire()
 
         async def over() -> bool:
-            return not agent.status()["fleet"]["profiles"] and not _measuring()
+            return not agent.data_plane.status()["fleet"]["profiles"] and not _measuring()
 
         await until(over)
 

@@ -95,14 +95,14 @@ async def test_a_signed_bundle_comes_while_requests_go_on_and_stays_over_a_resta
 
     async def ask(agent: EdgeAgent) -> None:
         while not over.is_set():
-            response = await agent.infer_file("digits", a_digit(len(versions)), route="edge")
+            response = await agent.data_plane.infer_file("digits", a_digit(len(versions)), route="edge")
             versions.append(response.version)
             await asyncio.sleep(0)
 
     async with EdgeAgent(settings) as agent:
 
         async def known() -> bool:
-            return agent.status()["fleet"]["revision"] is not None
+            return agent.data_plane.status()["fleet"]["revision"] is not None
 
         await until(known)
         asking = asyncio.create_task(ask(agent))
@@ -135,7 +135,7 @@ async def test_somebody_at_the_device_goes_back_at_once(
     async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
 
         async def known() -> bool:
-            return agent.status()["fleet"]["revision"] is not None
+            return agent.data_plane.status()["fleet"]["revision"] is not None
 
         await until(known)
         refused = await client.post("/firstline/v1/updates/digits/rollback")
@@ -161,7 +161,7 @@ async def test_a_device_without_a_root_takes_nothing(
     async with EdgeAgent(replace(settings, fleet=replace(settings.fleet, root_file=""))) as agent:
 
         async def known() -> bool:
-            return agent.status()["fleet"]["revision"] is not None
+            return agent.data_plane.status()["fleet"]["revision"] is not None
 
         await until(known)
         await desired(site, wanted)

@@ -68,7 +68,7 @@ async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
                 return measured(sampler.latest.hottest_c) == 82.277
 
             await until(hot)
-            assert agent.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
+            assert agent.data_plane.status()["hardware"]["throttling"]["under_voltage"]["value"] == 1
             assert (
                 'firstline_edge_device_throttling{cause="throttled"} 1.0' in agent.data_plane.exposition()[0].decode()
             )

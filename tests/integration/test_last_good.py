@@ -98,8 +98,8 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
     shutil.copytree(DIGITS, models / "digits")
     settings = edge_settings(tmp_path / "state", models__directories=[str(models)])
     async with EdgeAgent(settings) as agent:
-        before = await agent.infer_file("digits", picture())
-        assert agent.status()["problems"] == []
+        before = await agent.data_plane.infer_file("digits", picture())
+        assert agent.data_plane.status()["problems"] == []
         held = agent.models.find("digits")
         assert held is not None and held.edge is not None
         file = models / "digits" / held.edge.loaded.model.artefacts[0].file
@@ -111,13 +111,15 @@ async def test_a_damaged_bundle_is_answered_for_by_its_copy(tmp_path: Path, dama
         content[len(content) // 2] ^= 4
         target.write_bytes(content)
     async with EdgeAgent(settings) as agent:
-        after = await agent.infer_file("digits", picture())
+        after = await agent.data_plane.infer_file("digits", picture())
         assert after.output("probabilities").tobytes() == before.output("probabilities").tobytes()
-        messages = [found["message"] for found in agent.status()["problems"] if found["path"].endswith("digits")]
+        messages = [
+            found["message"] for found in agent.data_plane.status()["problems"] if found["path"].endswith("digits")
+        ]
         assert len(messages) == 1
         assert "A copy of version 1 answers instead." in messages[0]
         [copy] = (tmp_path / "state" / "bundles").iterdir()
-        assert agent.status()["models"][0]["certificate"] is not None
+        assert agent.data_plane.status()["models"][0]["certificate"] is not None
     (copy / file.name).write_bytes(b"damaged too") if (copy / file.name).exists() else shutil.rmtree(copy)
     async with EdgeAgent(settings) as agent:
         assert agent.models.all == ()

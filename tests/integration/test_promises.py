@@ -40,7 +40,7 @@ async def test_a_promise_expires_after_the_links_were_taken_out_of_the_settings(
         await agent.outbox.put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
         await until(lambda: agent.outbox.depth == 0)
-        answer = (await agent.answer(asked.request_id)).answer
+        answer = (await agent.data_plane.answer(asked.request_id)).answer
     assert answer is not None
     assert answer.status is Status.EXPIRED
 

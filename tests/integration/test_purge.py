@@ -44,7 +44,7 @@ def purge(state_dir: Path, *arguments: str) -> dict[str, object]:
 
 async def ask(agent: EdgeAgent) -> tuple[str, bytes]:
     """Asks for what is promised a correction; the id, and the bytes that the disk has of the model's answer."""
-    response = await agent.infer_file("digits", picture())
+    response = await agent.data_plane.infer_file("digits", picture())
     assert response.answer is not None
     assert response.answer.status is Status.PROVISIONAL
     return response.answer.request_id, response.output("probabilities").astype(np.float32).tobytes()
@@ -113,20 +113,20 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
         request_id, result = await ask(agent)
         assert files_with(state_dir, picture()) == files_with(state_dir, result) == []
     async with EdgeAgent(encrypted) as agent:
-        assert (await agent.answer(request_id)).answer is not None
+        assert (await agent.data_plane.answer(request_id)).answer is not None
     key.unlink()
     async with EdgeAgent(encrypted) as agent:  # it answers, but keeps nothing
-        response = await agent.infer_file("digits", picture())
+        response = await agent.data_plane.infer_file("digits", picture())
         assert response.answer is not None
         assert (response.answer.status, response.answer.durable) == (Status.FINAL, False)
-        said = [found["message"] for found in agent.status()["problems"]]
+        said = [found["message"] for found in agent.data_plane.status()["problems"]]
         assert len(said) == 2
         assert all("encryption.key_file" in message for message in said)
     key.write_text("cd" * 32)
     async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox beside
         await ask(agent)
         assert agent.outbox.depth == 1
-        assert any("outbox.db.damaged" in found["message"] for found in agent.status()["problems"])
+        assert any("outbox.db.damaged" in found["message"] for found in agent.data_plane.status()["problems"])
 
 
 async def test_results_leave_the_disk_in_time_though_it_refuses_the_outbox(

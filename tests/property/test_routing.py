@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from firstline_core.errors import RequestError
-from firstline_core.routing.confidence import score, temper
-from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RowEvidence, before
+from firstline_core.routing.policy import CERTIFIED, Decision, PolicyState, RowEvidence, before, score, temper
 from firstline_core.types import Privacy, Reason, Route, Tier
 
 KINDS: Any = ["max_probability", "margin", "entropy"]

@@ -27,7 +27,7 @@ def delivery(seed: int) -> InferRequest:
 async def promise(agent: EdgeAgent, seed: int) -> str:
     """Has the device promise a correction; its id."""
     asked = InferRequest("digits", (picture(seed),), new_request_id(), wait=Wait.FIRST, principal="local")
-    answer = (await agent.infer(asked)).answer
+    answer = (await agent.data_plane.infer(asked)).answer
     assert answer is not None
     assert answer.durable
     return answer.request_id

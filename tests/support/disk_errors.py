@@ -155,17 +155,17 @@ async def main():
         async with EdgeAgent(settings) as agent:
             fail(after, errno.EIO if after % 2 else errno.ENOSPC, times=-1, torn=not after % 2)
             for _ in range(6):
-                answer = (await agent.infer_file("digits", picture)).answer  # whatever the disk does
+                answer = (await agent.data_plane.infer_file("digits", picture)).answer  # whatever the disk does
                 durable += [answer.request_id] if answer.durable else []
                 assert answer.durable or answer.reason.value == "outbox_full"
                 assert agent.outbox.depth == len(durable)
             refused += 6 - len(durable)
             fail(-1, 0)
-            assert agent.data_plane.ready() and agent.status()["outbox"]["items"] == len(durable)
+            assert agent.data_plane.ready() and agent.data_plane.status()["outbox"]["items"] == len(durable)
         async with EdgeAgent(settings) as agent:
             assert agent.outbox.depth == len(durable)
             for request_id in durable:
-                assert (await agent.answer(request_id)).answer.durable
+                assert (await agent.data_plane.answer(request_id)).answer.durable
         promised += len(durable)
     print(json.dumps({"promised": promised, "refused": refused}))
 

@@ -23,7 +23,7 @@ from firstline_core.errors import InvalidTensorError
 from firstline_core.profile.profile import Distribution, Point
 from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.confidence import Logistic, Probabilities
+from firstline_core.routing.policy import Logistic, Probabilities
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import PROBABILITIES, InferRequest, ModelMetadata, Tensor

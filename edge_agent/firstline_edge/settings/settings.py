@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing.policy import Kind
+from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 
 _MIB = 1 << 20
@@ -117,7 +117,7 @@ class CacheSection(Section, frozen=True, kw_only=True):
 
 
 class PolicySection(Section, frozen=True, kw_only=True):
-    kind: Kind = "certified"
+    kind: PolicyKind = "certified"
     """Policy that decides which edge answers are accepted: "certified" or "value", or a baseline for comparison:
     "threshold", "edge_only", "cloud_only", "random", "sedna", "groundlight". Only the first two certify answers."""
     least_value: Share = 0.0

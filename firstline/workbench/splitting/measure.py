@@ -23,7 +23,7 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.split import Cut, Form, FormName, Splits
-from firstline_core.routing.confidence import Probabilities
+from firstline_core.routing.policy import Probabilities
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Array, Tensor

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import InputSpec
-from firstline_core.routing.confidence import Probabilities
+from firstline_core.routing.policy import Probabilities
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import DATATYPES, Tensor
 

@@ -20,8 +20,8 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.compile import Step, compile_postprocess, compile_preprocess
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Softmax
 from firstline_core.processing.trial import trial_input
-from firstline_core.routing import confidence
-from firstline_core.routing.confidence import Probabilities, Scores
+from firstline_core.routing import policy
+from firstline_core.routing.policy import Probabilities, Scores
 from firstline_core.runtime.base import Runtime, all_finite, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -218,7 +218,7 @@ def scorer(declared: Score) -> Scorer:
         raise ValueError("a score graph is loaded from its bundle")
     if declared.kind == "learned":
         raise ValueError("a learned score has its weights")
-    return partial(confidence.score, declared.kind, temperature=declared.temperature)
+    return partial(policy.score, declared.kind, temperature=declared.temperature)
 
 
 def load_model(bundle: Bundle, model: Model, options: RuntimeOptions) -> LoadedModel:
@@ -322,7 +322,7 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
 
     def score(probabilities: Probabilities, logits: Probabilities | None = None, /) -> NDArray[np.float32]:
         if declared.temperature != 1.0:
-            probabilities = confidence.temper(probabilities, declared.temperature)
+            probabilities = policy.temper(probabilities, declared.temperature)
         found = step(probabilities)
         if found.size != len(probabilities):
             raise InferenceError(f"Score graph {file.name} gave {found.size} scores for {len(probabilities)} rows.")

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Graph, InputSpec, PostStep, PreStep, Softmax
 from firstline_core.routing.certificate import Certificate
-from firstline_core.routing.confidence import Logistic, feature_count
+from firstline_core.routing.policy import Logistic, feature_count
 from firstline_core.storage.artefact import Artefact, Sha256
 from firstline_core.types import PROBABILITIES, Name, TensorSpec
 
@@ -110,7 +110,7 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
     """The declared score: higher means that the edge answer is more likely to be accepted.
 
     Attributes:
-        kind: see `routing/confidence.py`; "energy" uses the input of the postprocessing's softmax step.
+        kind: see `routing/policy.py`; "energy" uses the input of the postprocessing's softmax step.
         temperature: divides the logits, or the logarithms of the probabilities, before scoring; 1 has no effect. Its
             bounds keep the quotients well inside FP32. A learned score does not use it.
         graph: for kind "graph": input `probabilities` FP32 [n, classes], output `score` FP32 [n].

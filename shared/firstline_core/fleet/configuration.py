@@ -24,7 +24,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
-from firstline_core.routing.policy import Kind
+from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage import settings
 from firstline_core.types import NAME_PATTERN, Name
 
@@ -44,7 +44,7 @@ class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Policy(_Section, frozen=True, kw_only=True):
     """The policy that accepts edge answers, and its threshold."""
 
-    kind: Kind | UnsetType = UNSET
+    kind: PolicyKind | UnsetType = UNSET
     least_value: _Share = UNSET
     threshold: float | UnsetType = UNSET
     rate: _Share = UNSET

@@ -17,7 +17,7 @@ from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, lo
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.processing.steps import Decode, Graph, LabelOffset, Layout, Resize, Softmax
-from firstline_core.routing import confidence
+from firstline_core.routing import policy
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 
@@ -217,7 +217,7 @@ PROBABILITIES = np.array([[0.7, 0.3], [0.5, 0.5]], np.float32)
 
 def test_the_declared_score(tmp_path: Path) -> None:
     score = load_scorer(number_bundle(tmp_path, policy=Policy(Score("margin", temperature=2.0))), OPTIONS)
-    np.testing.assert_array_equal(score(PROBABILITIES), confidence.score("margin", PROBABILITIES, temperature=2.0))
+    np.testing.assert_array_equal(score(PROBABILITIES), policy.score("margin", PROBABILITIES, temperature=2.0))
 
 
 def test_energy_looks_at_what_the_softmax_is_given(tmp_path: Path) -> None:

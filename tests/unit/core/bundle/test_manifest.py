@@ -19,7 +19,7 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import Decode, Graph, InputSpec, Resize, Scale, Softmax
-from firstline_core.routing.confidence import Logistic
+from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import TensorSpec
 

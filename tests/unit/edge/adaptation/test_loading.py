@@ -55,14 +55,14 @@ async def given(agent: EdgeAgent, left_s: float) -> str:
     tensor = Tensor("x", np.array([(9.0, 0.0)], np.float32))
     deadline_s = agent._clock.monotonic_s() + left_s
     request = InferRequest("small", (tensor,), request_id=new_request_id(), principal="local", deadline_s=deadline_s)
-    response = await agent.infer(request)
+    response = await agent.data_plane.infer(request)
     (held,) = agent.models.all
     assert response.answer is not None
     return {model.digest: model.id for model in held.manifest.edge}[response.answer.model_digest]
 
 
 def rungs(agent: EdgeAgent) -> dict[str, dict[str, Any]]:
-    (model,) = agent.status()["models"]
+    (model,) = agent.data_plane.status()["models"]
     return {rung["variant"]: rung for rung in model["variants"]["rungs"]}
 
 

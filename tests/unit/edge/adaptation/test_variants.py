@@ -62,7 +62,7 @@ class Device:
                 return
 
     async def asks(self, row: tuple[float, float] = SURE, **fields: Any) -> InferResponse:
-        return await self.agent.infer(request(row, **fields))
+        return await self.agent.data_plane.infer(request(row, **fields))
 
     async def variant(self, row: tuple[float, float] = SURE, **fields: Any) -> str:
         """Which variant answered, by the digest that the answer names."""
@@ -123,7 +123,7 @@ async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
         held = agent.models.find("small")
         assert held is not None and held.variants is None and held.every == (held,)
         assert agent.switcher is None
-        response = await agent.infer(request(SURE))
+        response = await agent.data_plane.infer(request(SURE))
         assert response.answer is not None
         assert response.answer.model_digest == held.manifest.edge[0].digest
         assert held.edge is not None and held.edge.loaded.model.id == "large"
@@ -178,7 +178,7 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
     logged = list(decisions.lines(decisions_path(device.agent.settings.state_dir)))
     (began,) = [line for line in logged if line["event"] == "switched"]
     assert (began["from"], began["to"], began["guard"]) == ("large", "large", "heat") and began["share_of_the_next"] > 0
-    assert device.agent.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
+    assert device.agent.data_plane.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
 
 
 async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
@@ -282,7 +282,7 @@ async def test_every_switch_is_logged_recorded_and_counted(device: Device) -> No
     metrics = device.agent.data_plane.exposition()[0].decode()
     assert 'firstline_edge_variant_rung{model="small",version="1"} 2.0' in metrics
     assert 'firstline_edge_variant_switches_total{guard="heat"} 1.0' in metrics
-    (model,) = device.agent.status()["models"]
+    (model,) = device.agent.data_plane.status()["models"]
     assert model["edge"] == "small"
     assert model["variants"]["standing"] == "small" and model["variants"]["why"].startswith("heat: 79.0 C")
     assert [rung["loaded"] for rung in model["variants"]["rungs"]] == [True, True, True]

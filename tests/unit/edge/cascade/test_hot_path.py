@@ -60,7 +60,7 @@ def row(value: float) -> Any:
 
 def ask(agent: EdgeAgent, array: Any) -> InferResponse:
     """Answered without ever waiting: no task, no thread, no timer is on the way."""
-    asking = agent.infer(InferRequest("wide", (Tensor("x", array),), new_request_id()))
+    asking = agent.data_plane.infer(InferRequest("wide", (Tensor("x", array),), new_request_id()))
     with pytest.raises(StopIteration) as answered:
         asking.send(None)
     found: InferResponse = answered.value.value
@@ -137,7 +137,7 @@ async def test_the_work_of_an_answer_is_bounded(agent: EdgeAgent, *, known: bool
         wait([outcome])
         assert on_disk.problem == ""  # which hears of it
     ask(agent, rows[0])  # of this turn of the loop the first, which sets the timers
-    asking = agent.infer(InferRequest("wide", (Tensor("x", rows[2]),), new_request_id()))
+    asking = agent.data_plane.infer(InferRequest("wide", (Tensor("x", rows[2]),), new_request_id()))
     with pytest.raises(StopIteration) as answered, Counting() as counting:
         asking.send(None)
     assert tier(answered.value.value) is (Tier.CACHE if known else Tier.EDGE)

@@ -128,6 +128,6 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
             agent,
             _,
         ):
-            (problem,) = agent.status()["problems"]
+            (problem,) = agent.data_plane.status()["problems"]
     assert "/hsot has no sys and no proc" in problem["message"]
     assert "the guards see nothing" in [line["event"] for line in lines]

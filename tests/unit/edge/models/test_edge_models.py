@@ -20,8 +20,8 @@ from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
-from firstline_core.routing import confidence
-from firstline_core.routing.confidence import Logistic
+from firstline_core.routing import policy
+from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.models import loading
@@ -69,7 +69,7 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     tensor = sample_input(taught.manifest, taught.edge.loaded)
     assert tensor is not None
     (one,), (other,) = taught.edge.run(tensor), plain.edge.run(tensor)
-    margin = confidence.margin(one.probabilities[None])[0]
+    margin = policy.margin(one.probabilities[None])[0]
     assert one.value == pytest.approx(1 / (1 + np.exp(3 * margin - 1)), rel=1e-5)
     assert one.score == pytest.approx(1 - (one.value or 0))
     assert other.value is None

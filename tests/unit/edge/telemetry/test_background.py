@@ -58,6 +58,6 @@ async def test_an_agent_that_lost_a_part_says_so_in_its_status(tmp_path: Path) -
         background = agent.background
         background.start("survey of a test", fails)
         await first_of(told(background), asyncio.sleep(30))
-        assert [one["path"] for one in agent.status()["problems"] if "survey of a test" in one["message"]] == [
-            str(agent.state.path)
-        ]
+        assert [
+            one["path"] for one in agent.data_plane.status()["problems"] if "survey of a test" in one["message"]
+        ] == [str(agent.state.path)]

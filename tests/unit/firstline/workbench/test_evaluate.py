@@ -14,7 +14,7 @@ from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import score
+from firstline_core.routing.policy import score
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Tensor
 

@@ -18,7 +18,7 @@ from firstline.workbench.report import html, standing, write_report
 from firstline.workbench.report_data import sheet
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import auroc
+from firstline_core.routing.policy import auroc
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _COMMAND = ("evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"))

@@ -8,7 +8,7 @@ import pytest
 from firstline.workbench.selection import LEARNED, choose_score, fit_logistic, fit_value
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
-from firstline_core.routing.confidence import auroc, features, margin, score
+from firstline_core.routing.policy import auroc, features, margin, score
 from firstline_core.storage.artefact import Artefact
 
 
