@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.costs import WINDOW_S, Energy, Memory
-from firstline_gateway.executors.dispatch.forecast import Candidate, choose, free_s
+from firstline_gateway.executors.dispatch.forecast import WINDOW_S, Candidate, Energy, Memory, choose, free_s
 
 seconds = st.floats(0, 100)
 candidate = st.builds(

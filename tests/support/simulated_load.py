@@ -17,8 +17,8 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import AuditNote, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving.scheduling.admission import Bounds

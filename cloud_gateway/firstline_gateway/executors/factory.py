@@ -18,17 +18,10 @@ from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.dispatch.costs import (
-    Energy,
-    Memory,
-    Priors,
-    costs_of,
-    no_priors,
-    of_this_machine,
-    read,
-)
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single
+from firstline_gateway.executors.dispatch.forecast import Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FarModel, FirstlineModel, V2Model
 from firstline_gateway.executors.oip.executor import OipExecutor

@@ -16,11 +16,10 @@ from time import perf_counter
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.runtime.loop_times import LoopTimes
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import Array, ModelKey, Tensor
-from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities
-from firstline_gateway.executors.rows import run_batch
+from firstline_gateway.executors.base import ExecutionReport, Outcome, Probabilities, run_batch
 from firstline_gateway.models.repository import ServedModel
 
 

@@ -15,7 +15,7 @@ from firstline_core.profile.profile import Profile, decode
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.executors.dispatch.costs import Priors
+from firstline_gateway.executors.dispatch.profiles import Priors
 from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place, RequestRecord

@@ -46,7 +46,6 @@ from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.serving.statistics import ServingStatistics
-from firstline_gateway.telemetry import journal
 
 _RETRY_WHILE_DRAINING_S = 1.0
 # Half a millisecond of hashing, which holds up the event loop; larger inputs are hashed in a thread.
@@ -136,8 +135,7 @@ class GatewayDataPlane:
                 response = await self._deliver(request)
             else:
                 response = await self._answer(request)
-        if journal.is_written():
-            logs.FACTS.set(partial(facts_of, request, response))
+        logs.FACTS.set(partial(facts_of, request, response))
         return response
 
     def check(self, request: InferRequest) -> None:

@@ -15,13 +15,13 @@ from functools import partial
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.runtime.loop_times import LoopTimes
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import ExecutionReport, Executor, ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, trouble
 from firstline_gateway.models.repository import ServedModel

@@ -1,4 +1,4 @@
-"""When a batch completes on an executor: learned batch times, the batches that run there, and its free slots. Pure.
+"""What a batch on an executor takes: its time, until a slot is free and in it, and its memory and energy. Pure.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
@@ -7,6 +7,8 @@ times as long. It is one number for all sizes, so that one batch of any size sho
 The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
 Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
 profile, while a slow moment, which all sizes share and which ends, leaves little behind.
+
+Memory and energy come from a profile of the machine (`profiles.py`) or from stated watts.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
 
 from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.types import ModelKey
@@ -28,6 +30,11 @@ _HICCUP = 4.0
 # Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
 # and the newest never counts less than one of so many.
 _LEARNING, _MOST = 8, 64
+
+WINDOW_S = 60.0
+"""The window of the energy budget: an executor may take that of a whole window at once, and then rests."""
+Source = Literal["measured", "modelled", "absent"]
+"""The source of an energy: a meter during profiling, stated watts, or none."""
 
 E = TypeVar("E", bound=Hashable)
 
@@ -150,6 +157,135 @@ class RunningBatch:
         """Returns the time that passed in multiples of the expected time, at least 1."""
         expected_s = self.expected_s
         return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The costs of one model on one executor, by the rows of a batch; empty if they are unknown.
+
+    Args:
+        seconds: of batches.
+        memory_bytes: of batches while they run, without the model.
+        energy_j: of batches.
+        energy_source: of `energy_j`.
+        power_w: stated watts for each running batch; used if there is no `energy_j`.
+    """
+
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    memory_bytes: Mapping[int, float] = field(default_factory=dict)
+    energy_j: Mapping[int, float] = field(default_factory=dict)
+    energy_source: Source = "absent"
+    power_w: float = 0.0
+
+    @property
+    def source(self) -> Source:
+        """The source of its energy."""
+        if self.energy_j:
+            return self.energy_source
+        return "modelled" if self.power_w else "absent"
+
+    @property
+    def largest_bytes(self) -> float:
+        """Memory of the largest known batch; 0 if none is known."""
+        return max(self.memory_bytes.values(), default=0.0)
+
+    def energy_of(self, rows: int, run_s: float) -> float:
+        """Returns the joules of a batch that runs for so long; 0 if they are unknown."""
+        return _scaled(self.energy_j, rows) if self.energy_j else self.power_w * run_s
+
+    def memory_of(self, rows: int) -> float:
+        """Returns the bytes of a batch while it runs; 0 if they are unknown."""
+        return _scaled(self.memory_bytes, rows)
+
+
+def _scaled(known: Mapping[int, float], rows: int) -> float:
+    """Returns the value of the next larger measured batch; beyond the largest one, in proportion to the rows."""
+    if not known:
+        return 0.0
+    larger = [size for size in known if size >= rows]
+    if larger:
+        return known[min(larger)]
+    return known[max(known)] * rows / max(known)
+
+
+class Energy:
+    """The energy budget of an executor, as an average over a window.
+
+    Args:
+        budget_w: in watts, or 0 for no budget.
+
+    Attributes:
+        is_limited: whether there is a budget.
+        spent_j: by all batches that ended.
+    """
+
+    def __init__(self, budget_w: float) -> None:
+        self._budget_w = budget_w
+        self._most_j = budget_w * WINDOW_S
+        self._left_j = self._most_j
+        self._at_s: float | None = None
+        self.is_limited = budget_w > 0
+        self.spent_j = 0.0
+
+    def left_j(self, now_s: float) -> float:
+        """Returns what a batch may take now. A batch that takes more than a whole window waits for a full one."""
+        if not self._budget_w:
+            return math.inf
+        if self._at_s is not None:
+            self._left_j = min(self._most_j, self._left_j + max(0.0, now_s - self._at_s) * self._budget_w)
+        self._at_s = now_s
+        return math.inf if self._left_j >= self._most_j else self._left_j
+
+    def spend(self, joules: float, now_s: float) -> None:
+        """Takes the joules of a batch that ended."""
+        self.reserve(joules, now_s)
+        self.spent_j += joules
+
+    def reserve(self, joules: float, now_s: float) -> None:
+        """Takes the expected joules of a batch that starts."""
+        self.left_j(now_s)
+        self._left_j -= joules
+
+    def settle(self, reserved_j: float, joules: float, now_s: float) -> None:
+        """Replaces the reserved joules of a batch that ended by those that it took."""
+        self.reserve(joules - reserved_j, now_s)
+        self.spent_j += joules
+
+    def wait_s(self, joules: float, now_s: float) -> float:
+        """Returns the seconds until a batch may take so much."""
+        if self.left_j(now_s) >= joules:
+            return 0.0
+        return (min(joules, self._most_j) - self._left_j) / self._budget_w
+
+
+class Memory:
+    """The memory budget of an executor, for its models and running batches.
+
+    Args:
+        budget_bytes: 0 for no budget.
+
+    Attributes:
+        is_limited: whether there is a budget.
+        models_bytes: of its models.
+        batches_bytes: of its running batches.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self.is_limited = budget_bytes > 0
+        self.models_bytes = 0
+        self.batches_bytes = 0.0
+
+    @property
+    def free_bytes(self) -> float:
+        """Bytes that are left; infinite without a budget."""
+        if not self._budget_bytes:
+            return math.inf
+        return self._budget_bytes - self.models_bytes - self.batches_bytes
+
+    def fits(self, size_bytes: float) -> bool:
+        """Returns whether there is room for a model, or for a batch while no other runs."""
+        return not self._budget_bytes or self.models_bytes + size_bytes <= self._budget_bytes
 
 
 @dataclass(frozen=True, slots=True)

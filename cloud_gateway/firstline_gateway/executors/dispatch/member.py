@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
-from firstline_core.runtime.loop_times import LoopTimes
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Executor, InProcess
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
-from firstline_gateway.executors.dispatch.forecast import Candidate, Forecast, RunningBatch, free_s
+from firstline_gateway.executors.dispatch.forecast import (
+    Candidate,
+    Costs,
+    Energy,
+    Forecast,
+    Memory,
+    RunningBatch,
+    free_s,
+)
 from firstline_gateway.models.repository import ServedModel
 
 # In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing.

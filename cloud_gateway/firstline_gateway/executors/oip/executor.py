@@ -24,12 +24,21 @@ from firstline_core.errors import (
 )
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import ModelKey, Tensor
-from firstline_gateway.executors.base import ExecutionReport, InFlight, Outcome, Probabilities
+from firstline_gateway.executors.base import (
+    ExecutionReport,
+    Group,
+    InFlight,
+    Outcome,
+    Prepared,
+    Probabilities,
+    joined,
+    prepare_batch,
+    shared_out,
+)
 from firstline_gateway.executors.oip.calls import Calls, Hedging, Spent, Transport, Work
 from firstline_gateway.executors.oip.dialects import FarModel
 from firstline_gateway.executors.oip.endpoints import Endpoint, Endpoints
 from firstline_gateway.executors.oip.probing import Probing
-from firstline_gateway.executors.rows import Group, Prepared, joined, prepare_batch, shared_out
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.settings.settings import Oip
 

@@ -11,8 +11,8 @@ from support.logs import captured_lines
 from firstline_core.protocol import http
 from firstline_gateway.api.control import _executor
 from firstline_gateway.commands.status import executor_lines
-from firstline_gateway.executors.dispatch.costs import Costs
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs
 
 
 def lines_of(dispatcher: Dispatcher) -> list[str]:

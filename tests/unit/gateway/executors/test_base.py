@@ -2,7 +2,112 @@ from __future__ import annotations
 
 import asyncio
 
-from firstline_gateway.executors.base import InFlight
+import numpy as np
+import pytest
+from support.gateway import Doubler
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    FirstlineError,
+    InferenceError,
+    InvalidTensorError,
+)
+from firstline_core.types import Array, Tensor
+from firstline_gateway.executors.base import InFlight, Probabilities, run_batch
+
+
+def tensors(*rows: list[float]) -> list[Tensor]:
+    return [Tensor("x", np.array(values, np.float32).reshape(-1, 1)) for values in rows]
+
+
+def test_all_rows_run_together_and_come_back_to_their_requests() -> None:
+    model = Doubler()
+    outcomes = run_batch(model, tensors([1], [2, 3], [4]), max_rows=8)
+    assert [np.asarray(outcome).tolist() for outcome in outcomes] == [[[2]], [[4], [6]], [[8]]]
+    assert model.runs == [4]
+
+
+def test_more_rows_than_the_model_may_see_run_in_steps() -> None:
+    model = Doubler()
+    (outcome,) = run_batch(model, tensors([1, 2, 3, 4, 5]), max_rows=2)
+    assert np.asarray(outcome).tolist() == [[2], [4], [6], [8], [10]]
+    assert model.runs == [2, 2, 1]
+
+
+def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
+    model = Doubler()
+    good, bad, also_good = run_batch(model, tensors([1], [-1], [3]), max_rows=8)
+    assert isinstance(bad, InvalidTensorError)
+    assert np.asarray(good).tolist() == [[2]]
+    assert np.asarray(also_good).tolist() == [[6]]
+    assert model.runs == [2]
+
+
+def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered() -> None:
+    good, bad, also_good = run_batch(Doubler(fails_above=5), tensors([1], [9], [3]), max_rows=8)
+    assert isinstance(bad, FirstlineError)
+    assert np.asarray(good).tolist() == [[2]]
+    assert np.asarray(also_good).tolist() == [[6]]
+
+
+class Poisoned(Doubler):
+    """Has not the memory for a request of a certain value, to prepare it or to run it."""
+
+    def __init__(self, prepares: float = -1, runs: float = -1) -> None:
+        super().__init__()
+        self._prepares, self._runs = prepares, runs
+
+    def prepare(self, tensor: Tensor) -> Array:
+        if (tensor.array == self._prepares).any():
+            raise MemoryError
+        return super().prepare(tensor)
+
+    def run(self, rows: Array) -> Probabilities:
+        if (rows == self._runs).any():
+            raise MemoryError
+        return super().run(rows)
+
+
+@pytest.mark.parametrize("where", ["prepares", "runs"])
+def test_a_request_that_needs_too_much_memory_fails_alone(where: str) -> None:
+    good, bad, also_good = run_batch(Poisoned(**{where: 9}), tensors([1], [9], [3]), max_rows=8)
+    assert isinstance(bad, CapacityError)
+    assert np.asarray(good).tolist() == [[2]]
+    assert np.asarray(also_good).tolist() == [[6]]
+
+
+def test_what_expires_while_others_are_prepared_is_not_prepared() -> None:
+    clock = SimulatedClock()
+
+    class Slow(Doubler):
+        def prepare(self, tensor: Tensor) -> Array:
+            asyncio.run(clock.advance(1))
+            return super().prepare(tensor)
+
+    model = Slow()
+    outcomes = run_batch(model, tensors([1], [2], [3]), 8, [None, 1.0, 9.0], clock)
+    assert [type(outcome) for outcome in outcomes] == [np.ndarray, DeadlineExceededError, np.ndarray]
+    assert model.runs == [2]
+
+
+def test_rows_of_different_shapes_run_in_groups_of_their_own() -> None:
+    model = Doubler()
+    mixed = [Tensor("x", np.full((2, width), width, np.float32)) for width in (1, 3, 1)]
+    narrow, wide, also_narrow = run_batch(model, mixed, max_rows=8)
+    assert np.asarray(wide).shape == (2, 3)
+    assert np.asarray(narrow).tolist() == np.asarray(also_narrow).tolist() == [[2], [2]]
+    assert model.runs == [4, 2]
+
+
+def test_a_model_that_loses_rows_is_not_believed() -> None:
+    class Loser(Doubler):
+        def run(self, rows: Array) -> Probabilities:
+            return super().run(rows)[1:]
+
+    outcomes = run_batch(Loser(), tensors([1], [2]), max_rows=8)
+    assert [type(outcome) for outcome in outcomes] == [InferenceError, InferenceError]
 
 
 async def test_the_end_waits_for_all_work() -> None:

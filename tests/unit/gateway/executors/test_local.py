@@ -13,7 +13,7 @@ from support.gateway import DIGITS, Doubler, pool_of, request_of
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.base import LOOP_LIMIT_S
-from firstline_core.runtime.loop_times import WINDOW, LoopTimes
+from firstline_core.runtime.batch_times import WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import Probabilities

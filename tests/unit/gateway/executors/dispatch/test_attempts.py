@@ -15,8 +15,8 @@ from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Array
 from firstline_gateway.executors.base import Probabilities
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.local import LocalExecutor
 

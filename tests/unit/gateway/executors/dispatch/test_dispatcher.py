@@ -20,7 +20,7 @@ from firstline_core.errors import (
     LinkDownError,
     QueueFullError,
 )
-from firstline_gateway.executors.dispatch.costs import Costs
+from firstline_gateway.executors.dispatch.forecast import Costs
 
 
 @pytest.mark.parametrize(("models", "row_s"), [(1, 0.5), (20, 0.5), (5, 3.0)])

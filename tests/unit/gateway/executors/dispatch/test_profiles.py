@@ -21,9 +21,9 @@ from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
 from firstline_core.types import ModelKey
 from firstline_gateway.app import open_gateway
-from firstline_gateway.executors.dispatch.costs import Costs, costs_of, of_this_machine, profiles_near, read
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
+from firstline_gateway.executors.dispatch.forecast import Costs, Forecast, RunningBatch
+from firstline_gateway.executors.dispatch.profiles import costs_of, of_this_machine, profiles_near, read
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.profiles import priors_in
 from firstline_gateway.settings.load import load

@@ -17,8 +17,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
 from firstline_core.types import Array, ModelKey, Tensor
 from firstline_gateway.executors.base import ModelOnExecutor, Outcome, Probabilities
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.serving.scheduling.admission import Bounds

@@ -11,7 +11,7 @@ from support.gateway import GatedExecutor, doubled, pool_of, request_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
-from firstline_core.runtime.loop_times import LoopTimes
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import AuditNote, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.serving.scheduling.admission import Bounds

@@ -31,8 +31,8 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome, Probabilities
-from firstline_gateway.executors.dispatch.costs import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot
 from firstline_gateway.models.repository import ServedModel

@@ -1,0 +1,109 @@
+"""Costs of batches from a profile of the executor's machine (`firstline_core.profile`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.hardware.readings import Measured, known
+from firstline_core.profile import profile
+from firstline_core.profile.files import bundled_profiles, profile_of_machine
+from firstline_core.telemetry.logs import logger
+from firstline_gateway.executors.dispatch.forecast import Costs
+
+Priors = Callable[[str, str, str], list[profile.Profile]]
+"""Returns the stored profiles, one or none, of a bundle's name, a model's digest and a machine's fingerprint."""
+
+log = logger(__name__)
+
+
+def no_priors(_bundle: str, _model_digest: str, _fingerprint: str) -> list[profile.Profile]:
+    """Returns no profile: there is no store of profiles."""
+    return []
+
+
+def read(files: tuple[str, ...]) -> list[profile.Profile]:
+    """Reads the profiles of an executor, one for each bundle.
+
+    Raises:
+        ConfigError: a file cannot be read or is not a profile.
+    """
+    found = []
+    for file in files:
+        try:
+            with Path(file).open("rb") as stream:
+                found.append(profile.decode(stream.read(profile.LIMIT_BYTES + 1), file))
+        except OSError as error:
+            raise ConfigError(f"The profile {file} cannot be read: {error.strerror}.") from error
+        except ProtocolError as error:
+            raise ConfigError(error.message) from error
+    return found
+
+
+def profiles_near(bundle: Path, name: str, fingerprint: Callable[[], str]) -> list[profile.Profile]:
+    """Returns the profile of this machine in or next to a bundle's folder; logs and skips unreadable ones.
+
+    Args:
+        bundle: its folder.
+        name: of the bundle.
+        fingerprint: returns that of this machine, `Catalogue.fingerprint`; called only if there is a profile.
+    """
+    files = list(bundled_profiles(bundle, name))
+    if not files:
+        return []
+    found, damaged = profile_of_machine(files, fingerprint())
+    for file, fault in damaged.items():
+        log.warning("profile left out", path=str(file), error=fault)
+    return [found] if found is not None else []
+
+
+def of_this_machine(
+    bundle: Path, name: str, model_digest: str, fingerprint: Callable[[], str], priors: Priors
+) -> list[profile.Profile]:
+    """Returns the bundle's own profile of this machine, or that of the store if it lacks the model.
+
+    Args:
+        bundle: its folder.
+        name: of the bundle.
+        model_digest: `Model.digest`.
+        fingerprint: see `profiles_near`.
+        priors: reads the store of profiles.
+    """
+    bundled = profiles_near(bundle, name, fingerprint)
+    if any(point.key.model_digest == model_digest for one in bundled for point in one.points):
+        return bundled
+    return priors(name, model_digest, fingerprint())
+
+
+def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, power_w: float) -> Costs:
+    """Returns the costs of batches of one model.
+
+    Args:
+        profiles: of the executor's machine; where two have the same point, the latter's holds.
+        model_digest: `Model.digest`; points of other models say nothing of this one.
+        provider: that runs it there; "" if it is unknown, which accepts the points of every provider.
+        power_w: stated; holds where the profile has no energy.
+    """
+    points = {
+        point.key.batch: point
+        for one in profiles
+        for point in one.points
+        if point.key.model_digest == model_digest
+        and point.key.condition == "warm"
+        and point.key.threads <= 1
+        and provider in ("", point.key.provider)
+        and point.query.p50_ms > 0  # 0 would give that executor everything
+    }
+    peak_bytes = {rows: known(point.peak_memory_bytes) for rows, point in points.items()}
+    least_bytes = min((each for each in peak_bytes.values() if each is not None), default=0.0)
+    energy_mj = {rows: known(point.energy_mj) for rows, point in points.items()}
+    is_measured = all(isinstance(point.energy_mj, Measured) for point in points.values())
+    return Costs(
+        seconds={rows: point.query.p50_ms / 1000 for rows, point in points.items()},
+        # The model itself, and what its smallest batch takes, is in the estimate of the model.
+        memory_bytes={rows: each - least_bytes for rows, each in peak_bytes.items() if each is not None},
+        energy_j={rows: each / 1000 for rows, each in energy_mj.items() if each is not None},
+        energy_source="measured" if is_measured else "modelled",
+        power_w=power_w,
+    )
