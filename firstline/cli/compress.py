@@ -68,7 +68,7 @@ class StudentOptions:
 
 @dataclass(frozen=True, slots=True)
 class RuleOptions:
-    """What is required of a candidate."""
+    """The requirements for a candidate."""
 
     max_loss_points: Annotated[
         float, typer.Option(min=0, max=100, help="Points of accuracy that a candidate may lose.")
@@ -103,7 +103,7 @@ class RuleOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What is compressed, for which machine, and how the models run."""
+    """The model to compress, the target machine, and how the models run."""
 
     of: Annotated[
         str, typer.Option(help="Model by id. Default: the first edge variant in fp32, else the full model.")

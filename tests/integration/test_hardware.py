@@ -28,7 +28,7 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     assert measured_here.engine("onnx", "CPUExecutionProvider")
     news: list[bool] = []
     keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", on_change=lambda: news.append(True))
-    keeper.keep(measured_here)
+    keeper.store(measured_here)
     await keeper.run()  # it would take half a minute if it measured anew
     assert news == [True]
     assert keeper.catalogue is not None
@@ -45,7 +45,7 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
 async def test_a_damaged_catalogue_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text('{"format": 1}\nbroken\n')
     keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", measures=False)
-    assert keeper.kept() is None
+    assert keeper.read_stored() is None
     await keeper.run()
     assert keeper.catalogue is not None
     assert not keeper.catalogue.measured

@@ -86,7 +86,7 @@ def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | N
 def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
     """Returns the latest profile of a machine of this fingerprint that has the model and was not sent by a device.
 
-    What a device states about another machine would steer this gateway's work.
+    A device is not trusted here: its statement about another machine would steer this gateway's work.
     """
     trusted = (_P.bundle == bundle, _P.fingerprint == fingerprint, ~_P.by.startswith(device_principal("")))
     found = select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)

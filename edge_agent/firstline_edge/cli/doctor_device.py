@@ -184,7 +184,7 @@ def _fsync_ms(folder: Path) -> float:
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings of two sensor readings, because counters need two, and of the stored catalogue."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    engines = engine_findings(Surveyor(tree, folder, hardware_path(folder)).kept(), settings.models.providers)
+    engines = engine_findings(Surveyor(tree, folder, hardware_path(folder)).read_stored(), settings.models.providers)
     if problem := missing_kernel_files(tree):
         return [missing("hardware.root", problem), *engines]
     return [*_sensor_findings(settings, tree), *engines]

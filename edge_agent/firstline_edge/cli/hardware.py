@@ -55,7 +55,7 @@ def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
     surveyor = Surveyor(tree, folder, hardware_path(folder))
     described = read_in_time(tree, partial(describe_device, tree, folder))
     if not measure:
-        stored = surveyor.kept()
+        stored = surveyor.read_stored()
         is_valid = stored is not None and stored.fingerprint == described.fingerprint
         return with_measurements(described, stored) if stored is not None and is_valid else described
     try:
@@ -65,7 +65,7 @@ def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
     measured = measure_device(described, tree, folder, lambda what: print_progress(f"measuring: {what}"))
-    surveyor.keep(measured)
+    surveyor.store(measured)
     return measured
 
 

@@ -91,7 +91,7 @@ def _catalogue(settings: EdgeSettings) -> Catalogue:
     """Returns the stored catalogue if it is valid; nothing is measured for a plan."""
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     described = read_in_time(tree, partial(describe_device, tree, folder))
-    stored = Surveyor(tree, folder, hardware_path(folder)).kept()
+    stored = Surveyor(tree, folder, hardware_path(folder)).read_stored()
     return stored if stored is not None and stored.fingerprint == described.fingerprint else described
 
 

@@ -66,52 +66,52 @@ class Surveyor:
         refused = False
         while True:
             try:
-                return await self._find_out()
+                return await self._survey()
             except REFUSED as error:
                 if not refused:
-                    log.warning("this device cannot be looked at yet; it is tried again", error=str(error))
+                    log.warning("the hardware cannot be described yet; retrying", error=str(error))
                 refused = True
             await self._clock.sleep(_AGAIN_S)
 
-    async def _find_out(self) -> None:
+    async def _survey(self) -> None:
         found = await in_daemon_thread(partial(describe_device, self._tree, self._folder))  # a driver may hang
-        kept = await asyncio.to_thread(self.kept)
-        if kept is not None and kept.fingerprint == found.fingerprint:
-            found = with_measurements(found, kept)
-        self._take_up(found)
+        stored = await asyncio.to_thread(self.read_stored)
+        if stored is not None and stored.fingerprint == found.fingerprint:
+            found = with_measurements(found, stored)
+        self._publish(found)
         if self._measures and not found.measured:
             await self._clock.sleep(_DELAY_S)
             try:
                 measured = await survey(self._tree.root, self._folder)
             except FirstlineError as error:
-                log.warning("this device could not be measured", error=error.message)
+                log.warning("the hardware could not be measured", error=error.message)
                 return
-            self._take_up(measured)
-            await asyncio.to_thread(self.keep, measured)
+            self._publish(measured)
+            await asyncio.to_thread(self.store, measured)
 
-    def kept(self) -> Catalogue | None:
+    def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""
         try:
             return decode(read_checked(self._path), str(self._path))
         except FileNotFoundError:
             return None
         except (OSError, IntegrityError, ProtocolError) as error:
-            log.warning("what is known of this device cannot be read; it is measured anew", error=str(error))
+            log.warning("the stored catalogue cannot be read; the hardware is measured again", error=str(error))
             return None
 
-    def keep(self, measured: Catalogue) -> None:
+    def store(self, measured: Catalogue) -> None:
         """Stores the catalogue; if the disk refuses, the device is measured again at the next start."""
         try:
             write_whole(self._path, with_checksum(encode(measured)))
         except OSError as error:
-            log.warning("what this device is cannot be written down", path=str(self._path), error=str(error))
+            log.warning("the catalogue cannot be stored", path=str(self._path), error=str(error))
 
-    def _take_up(self, found: Catalogue) -> None:
+    def _publish(self, found: Catalogue) -> None:
         """Rejects a catalogue that a reader would refuse."""
         try:
-            self.catalogue = decode(encode(found), "What this device says of itself")
+            self.catalogue = decode(encode(found), "The catalogue of this device")
         except ProtocolError as error:
-            log.warning("this device cannot be described", error=error.message)
+            log.warning("the catalogue of this device is invalid", error=error.message)
             return
         self._on_change()
 

@@ -30,7 +30,7 @@ LOSS_DELTA = 0.05
 
 
 class Rule(Struct, frozen=True):
-    """What is required of a candidate, besides what `judge` requires of each.
+    """The requirements for a candidate, in addition to those of `judge`.
 
     Attributes:
         promise: that it is certified for.

@@ -14,7 +14,7 @@ measurement repeats to. With a twofold gain a file may be the one that fits, or 
 deadline. Energy counts if both sides have it measured, or both modelled. Latency counts if other work left both sides
 the core.
 
-Of several accepted candidates, one is refused if another is no worse in anything and better in something.
+An accepted candidate is refused if another one is at least as good in everything and better in something.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a measurement reads of the machine: energy of queries, peak memory, and heat under full load."""
+"""Energy of queries, peak memory, and heat under full load, read while a point is measured."""
 
 from __future__ import annotations
 
