@@ -187,18 +187,20 @@ def distil(
         torch.set_num_threads(lesson.threads)
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    network = _onnx2torch().convert(student)
+    network = import_module("onnx2torch").convert(student)
     normalised(network, torch.from_numpy(views(rows[:_NORMALISING_ROWS], random)))
     optimiser = torch.optim.AdamW(network.parameters(), lr=lesson.rate, weight_decay=1e-4)
-    steps = lesson.epochs * max(1, len(rows) // batch)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share_of_rate(step, steps))
+    batches = max(1, len(rows) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, lesson.rate, lesson.epochs * batches, pct_start=_WARM_UP, cycle_momentum=False
+    )
     training = {"network": network, "optimiser": optimiser, "schedule": schedule}
     begun = _resume(checkpoint, training, random) if checkpoint is not None else 0
     if begun:
         report(f"The training continues after epoch {begun} of {lesson.epochs}")
     divergence = torch.nn.KLDivLoss(reduction="batchmean", log_target=True)
     for epoch in range(begun, lesson.epochs):
-        for chosen in np.array_split(random.permutation(len(rows)), max(1, len(rows) // batch)):
+        for chosen in np.array_split(random.permutation(len(rows)), batches):
             seen = views(rows[chosen], random)
             answered, wanted = (
                 torch.log_softmax(logits / _TEMPERATURE, dim=1)
@@ -235,11 +237,6 @@ def views(rows: Array, random: np.random.Generator) -> NDArray[np.float32]:
         share = random.beta(1, 1, (len(made), *([1] * (made.ndim - 1)))).astype(np.float32)
         made = share * made + (1 - share) * made[random.permutation(len(made))]
     return made
-
-
-def _share_of_rate(step: int, steps: int) -> float:
-    done = step / steps
-    return done / _WARM_UP + 1e-3 if done < _WARM_UP else 0.5 * (1 + float(np.cos(np.pi * done)))
 
 
 def checkpoint_file(folder: Path, rows: Array, dependencies: Iterable[bytes]) -> Path:
@@ -286,27 +283,6 @@ def _resume(place: Path, training: Mapping[str, Any], random: np.random.Generato
         return 0
     except Exception as error:  # PyTorch raises whatever comes
         raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
-
-
-def _onnx2torch() -> Any:
-    """The converter.
-
-    It imports torchvision for two operators of detectors. torchvision's compiled part loads only with the build of
-    PyTorch that it was made for; without it, its Python part fails on unregistered operators. In that case they are
-    declared here and never called. If the compiled part is loaded too, declaring them ends the process.
-    """
-    torch = import_module("torch")
-    try:
-        import_module("torchvision")
-    except RuntimeError:  # the operator is not registered
-        declared = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            declared.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _declared.append(declared)  # the declaration lasts as long as the object
-    return import_module("onnx2torch")
-
-
-_declared: list[Any] = []
 
 
 def normalised(network: Any, rows: Any) -> Any:

@@ -110,8 +110,9 @@ def test_a_student_has_the_input_and_output_of_its_teacher() -> None:
 @pytest.mark.filterwarnings("default")
 def test_normalisation_changes_nothing_and_folds_away(tmp_path: Path) -> None:
     import torch
+    from onnx2torch import convert
 
-    network = student._onnx2torch().convert(onnx.load(_network(tmp_path / "m.onnx", 0)))
+    network = convert(onnx.load(_network(tmp_path / "m.onnx", 0)))
     rows = torch.from_numpy(_images(30))
     with torch.no_grad():
         before = network(rows)
