@@ -31,7 +31,7 @@ def model_of(text: str) -> tuple[str, int | None]:
     return name, int(version) if version else None
 
 
-def heard(device: FleetDevice) -> Cell:
+def last_seen(device: FleetDevice) -> Cell:
     """Returns when a device was last seen, and whether it is online."""
     age = wording.age(device.last_seen_age_s)
     if not device.accepted:
@@ -78,7 +78,7 @@ def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
     """Returns the facts of one device, by name."""
     reported = device.reported
     found = [
-        ("Heard of", heard(device)),
+        ("Heard of", last_seen(device)),
         ("First heard of", Cell(moment(device.first_seen_s))),
         ("Tags", Cell(wording.tags(device))),
         ("Runs", Cell(wording.runs(device))),
@@ -126,7 +126,7 @@ def device_rows(page: FleetDevicePage, **query: str) -> Listing:
 
 DEVICES: tuple[Column[FleetDevice], ...] = (
     Column("device", "Device", lambda device: Cell(device.name, device_page(device.name))),
-    Column("heard", "Heard of", heard),
+    Column("heard", "Heard of", last_seen),
     Column("runs", "Runs", wording.runs),
     Column("wanted", "Is to run", wording.wanted),
     Column("update", "Update", _latest),

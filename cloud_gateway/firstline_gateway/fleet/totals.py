@@ -75,17 +75,17 @@ def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals
         before: the latest report of the same process; None for the first.
         report: the report after it.
     """
-    known = {(model.name, model.version): model for model in totals.models}
+    sums = {(model.name, model.version): model for model in totals.models}
     earlier = {(model.name, model.version): model for model in before.models} if before is not None else {}
     reported = set()
     for model in report.models:
         key = model.name, model.version
         gain = difference(model, earlier.get(key))
-        known[key] = _sum(known[key], gain) if key in known else gain
+        sums[key] = _sum(sums[key], gain) if key in sums else gain
         reported.add(key)
     # As many versions that are no longer reported as there is room for.
-    others = islice((key for key in reversed(known) if key not in reported), max(0, _MODELS - len(reported)))
-    models = tuple(known[key] for key in sorted(reported | set(others)))
+    others = islice((key for key in reversed(sums) if key not in reported), max(0, _MODELS - len(reported)))
+    models = tuple(sums[key] for key in sorted(reported | set(others)))
     uptime_s = report.uptime_s - (before.uptime_s if before is not None else 0.0)
     service_s = min(_MOST_TIME, totals.service_s + max(0.0, uptime_s))
     return Totals(models, service_s, max(totals.unclean, report.unclean))

@@ -76,18 +76,18 @@ def tensor_of(answers: GoldenAnswers, spec: InputSpec) -> Tensor:
         raise IntegrityError(f"The golden inputs are none of shape {list(answers.shape)}: {error}.") from error
 
 
-def deviation(answers: GoldenAnswers, variant: str, said: Probabilities) -> float | None:
+def deviation(answers: GoldenAnswers, variant: str, actual: Probabilities) -> float | None:
     """Returns the largest difference of a probability; None for an unknown variant, infinite for another shape.
 
     Args:
         answers: of the bundle.
         variant: its id.
-        said: probabilities (rows, classes) on this device.
+        actual: probabilities (rows, classes) on this device.
     """
     expected = answers.outputs.get(variant)
     if expected is None:
         return None
     wanted = np.array(expected, np.float64) if len({len(row) for row in expected}) == 1 else np.empty(0)
-    if wanted.shape != said.shape or not np.isfinite(said).all():
+    if wanted.shape != actual.shape or not np.isfinite(actual).all():
         return float("inf")
-    return float(np.abs(wanted - said).max())
+    return float(np.abs(wanted - actual).max())

@@ -112,7 +112,7 @@ class LoadedModel:
             InvalidTensorError: rows that are not from `prepare`.
             InferenceError: the runtime failed, or did not return one finite probability per label and row.
         """
-        return self._run(rows).probabilities
+        return self._finite(self.compute(rows)).probabilities
 
     def predict(self, tensor: Tensor) -> Probabilities:
         """Returns `run(prepare(tensor))`: (n, classes) float32."""
@@ -120,7 +120,7 @@ class LoadedModel:
 
     def predict_with_logits(self, tensor: Tensor) -> Prediction:
         """Like `predict`, with the logits before the softmax step, if there is one."""
-        return self._run(self.prepare(tensor))
+        return self._finite(self.compute(self.prepare(tensor)))
 
     def finish(self, output: Array, rows: int) -> Probabilities:
         """Postprocesses the output of a model that ran elsewhere, like `run`.
@@ -134,30 +134,27 @@ class LoadedModel:
         """
         return self._finite(self._post_processed(output, rows)).probabilities
 
-    def _run(self, rows: Array) -> Prediction:
-        return self._finite(self.compute(rows))
-
-    def _finite(self, found: Prediction) -> Prediction:
-        if not all_finite(found.probabilities):
-            finite = np.isfinite(found.probabilities)
+    def _finite(self, prediction: Prediction) -> Prediction:
+        if not all_finite(prediction.probabilities):
+            finite = np.isfinite(prediction.probabilities)
             raise InferenceError(
                 f"Model '{self.model.id}' gave NaN or infinity for {len(finite) - int(finite.all(axis=1).sum())} of "
                 f"{len(finite)} rows; such an input is outside of what it computes."
             )
-        return found
+        return prediction
 
     def compute(self, rows: Array) -> Prediction:
         """Like `run`, without the check for finite numbers, for inputs of zeros."""
         return self._post_processed(self.runtime.run({self.input.name: rows})[self.output_name], len(rows))
 
-    def _post_processed(self, found: Array, rows: int) -> Prediction:
-        probabilities: Probabilities = self._post(found)
+    def _post_processed(self, output: Array, rows: int) -> Prediction:
+        probabilities: Probabilities = self._post(output)
         if probabilities.shape != (rows, len(self.labels)):
             raise InferenceError(
                 f"Model '{self.model.id}' gave {list(probabilities.shape)} for {rows} rows, but the bundle has "
                 f"{len(self.labels)} labels; correct the labels, the output's name or the label offset."
             )
-        return Prediction(probabilities, self._to_logits(found) if self._to_logits is not None else None)
+        return Prediction(probabilities, self._to_logits(output) if self._to_logits is not None else None)
 
     def close(self) -> None:
         """Frees the model and its graphs; calling it twice is harmless."""
@@ -274,7 +271,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
 
 
 def load_edge(
-    bundle: Bundle, options: RuntimeOptions, way: Callable[[Model], RuntimeOptions] | None = None
+    bundle: Bundle, options: RuntimeOptions, options_for: Callable[[Model], RuntimeOptions] | None = None
 ) -> LoadedModel:
     """Loads the first edge variant, in the manifest's order of preference, that is present and loads.
 
@@ -283,7 +280,7 @@ def load_edge(
     Args:
         bundle: has the variants.
         options: for the runtimes.
-        way: options per variant; None for the same options.
+        options_for: returns the options of a variant; None to use `options` for all.
 
     Raises:
         ModelLoadError: none loads; the message has the reason for each.
@@ -292,7 +289,7 @@ def load_edge(
     reasons: list[str] = []
     for model in bundle.manifest.edge:
         try:
-            loaded = load_model(bundle, model, options if way is None else way(model))
+            loaded = load_model(bundle, model, options if options_for is None else options_for(model))
         except ModelLoadError as error:
             reasons.append(f"{model.id}: {error.message}")
             continue
@@ -341,11 +338,7 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
 def _graph_step(graph: Runtime, file: str) -> Step:
     feed = pick_port(graph.inputs, "", f"Graph {file}", "input", only=True).name
     output = pick_port(graph.outputs, "", f"Graph {file}", "output", only=True).name
-    return partial(_run_graph, graph, feed, output)
-
-
-def _run_graph(graph: Runtime, feed: str, output: str, array: Array) -> Array:
-    return graph.run({feed: array})[output]
+    return lambda array: graph.run({feed: array})[output]
 
 
 def _warm_up(loaded: LoadedModel, spec: InputSpec) -> None:

@@ -19,7 +19,7 @@ from firstline_core.routing.policy import Logistic, feature_count
 from firstline_core.storage.artefact import Artefact, Sha256
 from firstline_core.types import PROBABILITIES, Name, TensorSpec
 
-Words = Annotated[str, Meta(max_length=4096)]
+Text = Annotated[str, Meta(max_length=4096)]
 
 
 class Provenance(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +36,8 @@ class Provenance(Struct, frozen=True, forbid_unknown_fields=True):
     technique: Name
     source: Name
     source_digest: Sha256
-    parameters: dict[Name, Words] = {}
-    libraries: dict[Name, Words] = {}
+    parameters: dict[Name, Text] = {}
+    libraries: dict[Name, Text] = {}
 
 
 FORMAT = 1
@@ -93,17 +93,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """Returns the sha256 over everything that can change this model's outputs: its bytes and its processing."""
-        said = msgspec.json.encode(
-            [
-                self.artefact.sha256,
-                self.runtime,
-                self.preprocess,
-                self.postprocess,
-                self.input,
-                self.output,
-            ]
-        )
-        return hashlib.sha256(said).hexdigest()
+        fields = [self.artefact.sha256, self.runtime, self.preprocess, self.postprocess, self.input, self.output]
+        return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 class Score(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,10 +122,10 @@ class Score(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """Returns the sha256 over everything that can change a score, given the model's output."""
-        said = [self.kind, float(self.temperature), self.graph.sha256 if self.graph is not None else None]
+        fields = [self.kind, float(self.temperature), self.graph.sha256 if self.graph is not None else None]
         if self.learned is not None:
-            said += [*self.learned.weights, self.learned.bias]
-        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+            fields += [*self.learned.weights, self.learned.bias]
+        return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):

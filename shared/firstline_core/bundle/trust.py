@@ -141,7 +141,7 @@ class Trust:
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
             raise refusal(error, fetcher.name, fetcher.content, updater.trusted if updater else None) from error
         except OSError as error:
-            raise self._unkept(error) from error
+            raise self._storage_error(error) from error
         self._updater = updater
         return {
             path: SignedFile(path, found.length, found.hashes[_SHA256], found.custom or {})
@@ -183,7 +183,7 @@ class Trust:
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
             raise refusal(error, self._fetcher.name, self._fetcher.content, updater.trusted) from error
         except OSError as error:
-            raise self._unkept(error) from error
+            raise self._storage_error(error) from error
 
     @property
     def _refreshed(self) -> _DurableUpdater:
@@ -191,7 +191,7 @@ class Trust:
             raise UpdateError("No metadata has been verified yet; refresh it first.")
         return self._updater
 
-    def _unkept(self, error: OSError) -> UpdateError:
+    def _storage_error(self, error: OSError) -> UpdateError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return (NoRoomError if full else UpdateError)(
             f"Metadata cannot be kept in {self._folder}: {error.strerror or error}."
@@ -220,8 +220,8 @@ class _DurableUpdater(Updater):
         super()._persist_root(version, data)
 
     def _check_keys(self) -> None:
-        if said := duplicate_key(self.trusted.root):
-            raise exceptions.RepositoryError(f"{said}, which would sign for two")
+        if problem := duplicate_key(self.trusted.root):
+            raise exceptions.RepositoryError(f"{problem}, which would sign for two")
 
     def _update_root_symlink(self) -> None:
         self._check_keys()
@@ -287,22 +287,22 @@ def refusal(
         content: of the last file.
         trusted: metadata verified before; None if the root itself was refused.
     """
-    said = str(error).rstrip(".")
+    reason = str(error).rstrip(".")
     if trusted is None:
-        return IntegrityError(f"The root metadata of this device is invalid: {said}; enrol the device again.")
+        return IntegrityError(f"The root metadata of this device is invalid: {reason}; enrol the device again.")
     if isinstance(error, exceptions.DownloadError):
-        return ProtocolError(f"The registry has no {name}: has a release been published? ({said}.)")
+        return ProtocolError(f"The registry has no {name}: has a release been published? ({reason}.)")
     if isinstance(error, exceptions.ExpiredMetadataError):
         return _expired(name, trusted)
     if isinstance(error, exceptions.UnsignedMetadataError):
-        return _unsigned(name, said)
+        return _unsigned(name, reason)
     if isinstance(error, exceptions.LengthOrHashMismatchError):
-        return _mismatch(name, said) if _is_genuine(content, trusted) else _unsigned(name, said)
+        return _mismatch(name, reason) if _is_genuine(content, trusted) else _unsigned(name, reason)
     if isinstance(error, exceptions.BadVersionNumberError):
-        return _wrong_version(name, content, trusted, said)
-    if "missing info" in said:  # a snapshot without metadata that an earlier one listed
-        return _rollback(name, said)
-    return IntegrityError(f"{name} is not valid metadata: {said}.")
+        return _wrong_version(name, content, trusted, reason)
+    if "missing info" in reason:  # a snapshot without metadata that an earlier one listed
+        return _rollback(name, reason)
+    return IntegrityError(f"{name} is not valid metadata: {reason}.")
 
 
 def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
@@ -318,28 +318,28 @@ def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
     )
 
 
-def _unsigned(name: str, said: str) -> SignatureError:
+def _unsigned(name: str, reason: str) -> SignatureError:
     return SignatureError(
-        f"{name} does not have the required signatures: {said}. It was modified, or signed with a key that the "
+        f"{name} does not have the required signatures: {reason}. It was modified, or signed with a key that the "
         "root does not name. It is not used."
     )
 
 
-def _mismatch(name: str, said: str) -> MetadataMismatchError:
+def _mismatch(name: str, reason: str) -> MetadataMismatchError:
     return MetadataMismatchError(
-        f"{name} is genuine, but does not match the other metadata: {said}. The registry mixes metadata of different "
+        f"{name} is genuine, but does not match the other metadata: {reason}. The registry mixes metadata of different "
         "moments. It is not used."
     )
 
 
-def _rollback(name: str, said: str) -> MetadataRollbackError:
+def _rollback(name: str, reason: str) -> MetadataRollbackError:
     return MetadataRollbackError(
-        f"{name} is older than the metadata seen before: {said}. A registry must not go back: after a restored backup "
-        "publish again (`firstline keys publish`)."
+        f"{name} is older than the metadata seen before: {reason}. A registry must not go back: after a restored "
+        "backup publish again (`firstline keys publish`)."
     )
 
 
-def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, said: str) -> FirstlineError:
+def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, reason: str) -> FirstlineError:
     """Tells a rollback from a mismatch with the other metadata; the content was verified before."""
     found: Metadata[Any] = Metadata.from_bytes(content)
     signed = found.signed
@@ -349,7 +349,7 @@ def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, said:
         older = signed.version == trusted.timestamp.snapshot_meta.version
     else:
         older = signed.type == Timestamp.type
-    return (_rollback if older else _mismatch)(name, said)
+    return (_rollback if older else _mismatch)(name, reason)
 
 
 def _is_genuine(content: bytes, trusted: TrustedMetadataSet) -> bool:

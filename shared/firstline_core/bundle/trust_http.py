@@ -41,5 +41,5 @@ class HttpMetadata:
         except httpx.TimeoutException as error:
             raise RemoteTimeoutError(f"The registry did not answer within {TIMEOUT_S:g} s ({name}).") from error
         except HTTP_FAILURES as error:
-            said = str(error).rstrip(".") or type(error).__name__
-            raise LinkDownError(f"The registry cannot be reached for {name}: {said}.") from error
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise LinkDownError(f"The registry cannot be reached for {name}: {reason}.") from error

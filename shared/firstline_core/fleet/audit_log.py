@@ -51,8 +51,8 @@ class Entry(Struct, frozen=True):
 
     def sealed(self) -> Entry:
         """Returns the entry with its hash."""
-        said = [self.number, self.at_s, self.actor, self.action, self.subject, self.details, self.previous]
-        return replace(self, sha256=hashlib.sha256(msgspec.json.encode(said)).hexdigest())
+        fields = [self.number, self.at_s, self.actor, self.action, self.subject, self.details, self.previous]
+        return replace(self, sha256=hashlib.sha256(msgspec.json.encode(fields)).hexdigest())
 
 
 class Head(Struct, frozen=True):
@@ -74,7 +74,7 @@ class Head(Struct, frozen=True):
 
     def signed(self, key: Ed25519PrivateKey) -> Head:
         """Returns the head with its signature; `public_key` must belong to this key."""
-        return replace(self, signature=key.sign(self._said()).hex())
+        return replace(self, signature=key.sign(self._signed_bytes()).hex())
 
     def check_signature(self) -> None:
         """Verifies the signature with the key that the head names.
@@ -84,11 +84,11 @@ class Head(Struct, frozen=True):
         """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.public_key))
-            key.verify(bytes.fromhex(self.signature), self._said())
+            key.verify(bytes.fromhex(self.signature), self._signed_bytes())
         except (InvalidSignature, ValueError) as error:
             raise IntegrityError(f"The head at entry {self.number} is not signed by the key that it names.") from error
 
-    def _said(self) -> bytes:
+    def _signed_bytes(self) -> bytes:
         return _CONTEXT + msgspec.json.encode([self.number, self.sha256, self.at_s, self.public_key])
 
 
@@ -111,12 +111,12 @@ def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[in
     Raises:
         IntegrityError: an entry was changed, removed or inserted, or a head belongs to another log.
     """
-    wanted = {0: FIRST}
-    last = 0, FIRST
-    kept = list(heads)
-    for head in kept:
+    heads = list(heads)
+    for head in heads:
         head.check_signature()
-    at = {head.number for head in kept}
+    hashes = {0: FIRST}
+    last = 0, FIRST
+    signed = {head.number for head in heads}
     for entry in entries:
         number, previous = last
         if entry.number != number + 1:
@@ -124,11 +124,11 @@ def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[in
         if entry.previous != previous or entry.sealed().sha256 != entry.sha256:
             raise IntegrityError(f"Entry {entry.number} of the audit trail was changed, or one before it was.")
         last = entry.number, entry.sha256
-        if entry.number in at:
-            wanted[entry.number] = entry.sha256
-    for head in kept:
-        if head.number not in wanted:
+        if entry.number in signed:
+            hashes[entry.number] = entry.sha256
+    for head in heads:
+        if head.number not in hashes:
             raise IntegrityError(f"The audit trail ends at entry {last[0]}, but had entry {head.number} when signed.")
-        if wanted[head.number] != head.sha256:
+        if hashes[head.number] != head.sha256:
             raise IntegrityError(f"Entry {head.number} of the audit trail is not the one that was signed.")
     return last

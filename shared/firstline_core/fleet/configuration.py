@@ -20,7 +20,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
@@ -97,14 +97,8 @@ class Configuration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def changes(self) -> dict[str, dict[str, object]]:
         """Returns the values that the document sets, by section and key."""
-        sections = {name: getattr(self, name) for name in SECTIONS}
-        set_ = {
-            name: {
-                key: getattr(section, key) for key in section.__struct_fields__ if getattr(section, key) is not UNSET
-            }
-            for name, section in sections.items()
-        }
-        return {name: values for name, values in set_.items() if values}
+        sections: dict[str, dict[str, object]] = {name: to_builtins(getattr(self, name)) for name in SECTIONS}
+        return {name: values for name, values in sections.items() if values}
 
 
 SECTIONS = ("policy", "budget", "costs", "audit")
@@ -122,7 +116,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
 
     Args:
         content: TOML, at most `LIMIT_BYTES`.
-        where: whence it came, for the error.
+        where: its origin, for the error.
 
     Raises:
         ConfigError: it is too long, not TOML, or sets a key that cannot be set remotely.
@@ -133,12 +127,12 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8 text; save it as UTF-8.") from error
-    found = settings.load(Configuration, file=Path(where), text=text)
-    for section, values in found.changes.items():
+    configuration = settings.load(Configuration, file=Path(where), text=text)
+    for section, values in configuration.changes.items():
         for key, value in values.items():
             if value != value:  # noqa: PLR0124 (NaN is not equal to itself)
                 raise ConfigError(f"{where} sets {section}.{key} to what is no number; name one, or leave it out.")
-    return found
+    return configuration
 
 
 def configuration_path(name: str, version: int) -> str:

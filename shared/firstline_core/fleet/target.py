@@ -131,17 +131,16 @@ def bundle_of_target(path: str) -> tuple[str, int] | None:
     return name, int(version)
 
 
-def target_fields(manifest: Manifest, asked: Mapping[str, ExtraNeeds] | None = None) -> dict[str, Release | Use]:
+def target_fields(manifest: Manifest, extra_needs: Mapping[str, ExtraNeeds] | None = None) -> dict[str, Release | Use]:
     """Returns the custom fields of a bundle's targets, by the path within the bundle.
 
     Args:
         manifest: of the bundle.
-        asked: additional requirements by variant id.
+        extra_needs: additional requirements by variant id.
 
     Raises:
         IntegrityError: an artefact has the path of the manifest.
     """
-    asked = asked or {}
     users: dict[str, list[str]] = {artefact.file: [] for artefact in manifest.artefacts}
     if MANIFEST_NAME in users:
         raise IntegrityError(f"The bundle names {MANIFEST_NAME} as an artefact; rename that file.")
@@ -155,7 +154,7 @@ def target_fields(manifest: Manifest, asked: Mapping[str, ExtraNeeds] | None = N
         if certificate is not None:
             numbers = certificate.epsilon, certificate.delta, certificate.threshold
             summary = CertificateSummary(certificate.promise, *map(repr, numbers))
-        more = asked.get(model.id, ExtraNeeds())
+        more = (extra_needs or {}).get(model.id, ExtraNeeds())
         needs = Needs(model.runtime, sum(needed.values()), more.architectures, more.memory_mb)
         variants.append(Variant(model.id, model.precision, model.digest, needs, summary))
     for artefact in manifest.full.artefacts if manifest.full is not None else ():
@@ -176,8 +175,8 @@ def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
 
 def listed_bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
     """Returns the bundles and versions among targets, sorted."""
-    found = (bundle_of_target(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
-    return sorted({one for one in found if one is not None})
+    bundles = (bundle_of_target(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
+    return sorted({bundle for bundle in bundles if bundle is not None})
 
 
 def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> ListedBundle:
@@ -194,12 +193,11 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
     release = _custom(manifest, Release)
     if (release.bundle, release.version) != (name, version):
         raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it again.")
-    found: dict[str, tuple[SignedFile, Use]] = {}
+    artefacts: dict[str, tuple[SignedFile, Use]] = {}
     for path, file in files.items():
         if path.startswith(folder) and file is not manifest:
-            inside = _relative(path, folder)
-            found[inside] = file, _custom(file, Use)
-    return ListedBundle(release, manifest, found)
+            artefacts[_relative(path, folder)] = file, _custom(file, Use)
+    return ListedBundle(release, manifest, artefacts)
 
 
 def choose_variants(release: Release, device: Hardware) -> tuple[Variant, ...]:
@@ -211,18 +209,18 @@ def choose_variants(release: Release, device: Hardware) -> tuple[Variant, ...]:
         IncompatibleTargetError: the device can run none; the message lists the requirements of each.
     """
     lacking = {variant.id: unmet_needs(variant.needs, device) for variant in release.variants}
-    found = tuple(variant for variant in release.variants if not lacking[variant.id])
-    if not found:
+    suitable = tuple(variant for variant in release.variants if not lacking[variant.id])
+    if not suitable:
         reasons = "; ".join(f"{id_} {what}" for id_, what in lacking.items())
         raise IncompatibleTargetError(
             f"{release.bundle} version {release.version} has nothing for this device: "
             f"{reasons or 'it has no edge variant'}."
         )
     if not device.several:
-        return found[:1]
-    left_bytes = math.inf if device.free_bytes is None else device.free_bytes - found[0].needs.size_bytes
-    taken = [found[0]]
-    for variant in found[1:]:
+        return suitable[:1]
+    left_bytes = math.inf if device.free_bytes is None else device.free_bytes - suitable[0].needs.size_bytes
+    taken = [suitable[0]]
+    for variant in suitable[1:]:
         if variant.needs.size_bytes <= left_bytes:
             left_bytes -= variant.needs.size_bytes
             taken.append(variant)

@@ -88,16 +88,16 @@ def adjusted(groups: Groups, tolerance: float) -> Floats:
     """
     values = groups.values - tolerance * groups.treated
     weights = groups.weights
-    known = np.isfinite(groups.before) & (weights > 0)
-    if known.sum() < 3:
+    has_before = np.isfinite(groups.before) & (weights > 0)
+    if has_before.sum() < 3:
         return values
-    centre = np.average(groups.before[known], weights=weights[known])
-    moved = np.where(known, groups.before - centre, 0.0)
-    spread = float(np.sum(weights * moved * moved))
+    centre = np.average(groups.before[has_before], weights=weights[has_before])
+    centred = np.where(has_before, groups.before - centre, 0.0)
+    spread = float(np.sum(weights * centred * centred))
     if spread <= 0:
         return values
-    slope = float(np.sum(weights * moved * (values - np.average(values, weights=weights)))) / spread
-    return values - slope * moved
+    slope = float(np.sum(weights * centred * (values - np.average(values, weights=weights)))) / spread
+    return values - slope * centred
 
 
 def p_values(tested: Sequence[tuple[Groups, float]], smallest: float, rng: np.random.Generator) -> list[float]:

@@ -1,4 +1,4 @@
-"""Golden answers: what the file says, what it is compared with, and the formats that know of it."""
+"""Golden answers: file format and comparison."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WITH = msgspec.structs.replace(BARE, golden=Golden(GOLDEN, 0.02))
 
 
 @pytest.mark.parametrize("manifest", [BARE, WITH])
-def test_golden_answers_survive_the_file_form(manifest: Manifest) -> None:
+def test_golden_answers_round_trip_through_the_manifest(manifest: Manifest) -> None:
     assert parse_manifest(encode_manifest(manifest)) == manifest
 
 
-def test_every_variant_needs_them_on_a_device() -> None:
+def test_every_variant_needs_the_golden_answers() -> None:
     said = target_fields(WITH)
     assert said["golden.json"] == Use(("edge",))
     assert WITH.artefacts == (FILE, GOLDEN)
 
 
-def test_what_was_written_is_read_and_compared(tmp_path: Path) -> None:
+def test_golden_answers_are_read_and_compared(tmp_path: Path) -> None:
     rows = np.array([[1, 2], [3, 4]], np.float32)
     answers = GoldenAnswers(tuple(row.tobytes() for row in rows), {"edge": ((0.25, 0.75), (0.5, 0.5))}, (2,))
     (tmp_path / "golden.json").write_bytes(encode_golden(answers))
@@ -54,7 +54,7 @@ def test_what_was_written_is_read_and_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"inputs": [], "outputs": {}}', b'{"inputs": ["%"], "outputs": {}}'])
-def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(IntegrityError):
         read_golden(Bundle(tmp_path, WITH), GOLDEN)
     (tmp_path / "golden.json").write_bytes(content)

@@ -34,7 +34,7 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
     assert loaded.digest == loaded.model.digest
 
 
-def test_a_row_without_a_finite_answer_is_no_answer(tmp_path: Path) -> None:
+def test_a_row_without_finite_outputs_is_an_error(tmp_path: Path) -> None:
     path = write_graph(
         tmp_path / "log.onnx",
         [helper.make_node("Log", ["x"], ["logits"])],
@@ -69,7 +69,7 @@ def test_prepared_rows_of_several_requests_run_together(tmp_path: Path) -> None:
         (Tensor("x", np.array([[np.inf, 1]], np.float32)), "Row 0 of input 'x' has NaN or infinity"),
     ],
 )
-def test_what_is_not_the_bundles_input_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
+def test_an_input_that_does_not_match_the_bundle_is_refused(tmp_path: Path, tensor: Tensor, message: str) -> None:
     loaded = load_edge(number_bundle(tmp_path), OPTIONS)
     with pytest.raises(InvalidTensorError, match=message):
         loaded.prepare(tensor)
@@ -84,14 +84,14 @@ def test_an_image_input_takes_bytes_or_pixels_only(tmp_path: Path) -> None:
         loaded.prepare(two_axes)
 
 
-def test_rows_that_the_model_does_not_take_are_found_before_they_join_a_batch(tmp_path: Path) -> None:
+def test_rows_of_a_wrong_shape_are_refused_before_they_join_a_batch(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, resize=False), OPTIONS)
     assert loaded.prepare(images(encode(solid(0, 4)))).shape == (1, 3, 4, 4)
     with pytest.raises(InvalidTensorError, match=r"rows of shape \[3, 6, 6\], but model 'colours' takes \[3, 4, 4\]"):
         loaded.prepare(images(encode(solid(0, 6))))
 
 
-def test_where_sizes_are_free_a_wrong_label_file_is_found_at_the_first_run(tmp_path: Path) -> None:
+def test_a_wrong_label_file_is_detected_at_the_first_run_if_sizes_are_free(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path, labels=("red", "green"), resize=False, size="side"), OPTIONS)
     with pytest.raises(InferenceError, match=r"gave \[1, 3\] for 1 rows, but the bundle has 2 labels"):
         loaded.predict(images(encode(solid(0))))
@@ -120,7 +120,7 @@ def test_predicts_from_several_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_label_offset_holds_for_logits_too_and_a_graph_hides_them(tmp_path: Path) -> None:
+def test_a_label_offset_applies_to_logits_and_a_graph_hides_them(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", np.eye(2, 3, dtype=np.float32))
     steps = (Softmax(), LabelOffset())
     bundle = write_manifest(tmp_path, [model(path, tmp_path, postprocess=steps)], ["a", "b"], input=NUMBERS)
@@ -181,7 +181,7 @@ def test_graphs_of_the_bundle_before_and_after_the_model(tmp_path: Path) -> None
         load_model(bundle, declared, OPTIONS)
 
 
-def test_the_first_variant_that_loads_is_taken_and_the_others_are_told(
+def test_the_first_variant_that_loads_is_used_and_skipped_ones_are_listed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "broken.tflite"
@@ -203,7 +203,7 @@ def test_the_first_variant_that_loads_is_taken_and_the_others_are_told(
         assert told in refused.value.message
 
 
-def test_a_bundle_without_edge_variants_says_so(tmp_path: Path) -> None:
+def test_a_bundle_without_edge_variants_is_refused(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", EYE)
     bundle = write_manifest(tmp_path, [], ["a", "b"], input=NUMBERS, full=model(path, tmp_path))
     with pytest.raises(ModelLoadError, match="declares no edge variant"):
@@ -220,7 +220,7 @@ def test_the_declared_score(tmp_path: Path) -> None:
     np.testing.assert_array_equal(score(PROBABILITIES), policy.score("margin", PROBABILITIES, temperature=2.0))
 
 
-def test_energy_looks_at_what_the_softmax_is_given(tmp_path: Path) -> None:
+def test_the_energy_score_uses_the_input_of_the_softmax(tmp_path: Path) -> None:
     bundle = number_bundle(tmp_path, policy=Policy(Score("energy", temperature=2.0)))
     score = load_scorer(bundle, OPTIONS)
     rows = np.array([[3.0, 1.0], [0.0, 0.0]], np.float32)
@@ -266,7 +266,7 @@ def test_the_bundles_own_score_graph(tmp_path: Path) -> None:
         load_scorer(bundle, OPTIONS)
 
 
-def test_an_infinite_score_becomes_the_largest_number_that_json_can_say(tmp_path: Path) -> None:
+def test_an_infinite_score_becomes_the_largest_finite_number(tmp_path: Path) -> None:
     graph = log_odds_graph(tmp_path / "score.onnx")
     score = load_scorer(
         number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path)))), OPTIONS

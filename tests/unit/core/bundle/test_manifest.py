@@ -36,17 +36,17 @@ def changed(**fields: Any) -> bytes:
     return json.dumps(json.loads(encode_manifest(MANIFEST)) | fields).encode()
 
 
-def test_says_what_clients_see() -> None:
+def test_the_specifications_that_clients_see() -> None:
     assert MANIFEST.input_spec == TensorSpec("image", "BYTES", (-1,))
     assert MANIFEST.output_spec == TensorSpec("probabilities", "FP32", (-1, 2))
     assert MANIFEST.full_digest == FULL.digest
 
 
-def test_names_every_file_once() -> None:
+def test_every_file_is_listed_once() -> None:
     assert MANIFEST.artefacts == (FILE, FULL.artefact, GRAPH)
 
 
-def test_survives_its_file_form() -> None:
+def test_a_manifest_round_trips_through_its_file_form() -> None:
     assert parse_manifest(encode_manifest(MANIFEST)) == MANIFEST
 
 
@@ -77,7 +77,7 @@ def test_survives_its_file_form() -> None:
         ({"input": {"name": "x", "datatype": "BYTES", "shape": [-1, 1]}}, r"BYTES input has shape \[-1\]"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:
+def test_an_invalid_field_is_named_in_the_error(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(IntegrityError, match=message):
         parse_manifest(changed(**fields))
 
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "file", ["../up.onnx", "/etc/passwd", "a/../../b", ".hidden", "a/.hidden", "a//b", "a\\b", "", "a/", "a\n"]
 )
-def test_a_file_cannot_lie_outside_of_the_bundle(file: str) -> None:
+def test_a_file_outside_the_bundle_is_refused(file: str) -> None:
     edge = json.loads(encode_manifest(MANIFEST))["edge"][0]
     edge["artefact"]["file"] = file
     with pytest.raises(IntegrityError, match="is not a manifest"):
@@ -93,7 +93,7 @@ def test_a_file_cannot_lie_outside_of_the_bundle(file: str) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"\xff", b'{"format": 1', b"[" * 100_000, b'{"format": {}}'])
-def test_what_is_no_manifest_is_refused(text: bytes) -> None:
+def test_an_invalid_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(IntegrityError):
         parse_manifest(text)
 
@@ -113,7 +113,7 @@ def test_a_huge_file_is_not_parsed() -> None:
         Model("edge", FILE, "onnx", "fp32", EDGE.preprocess, EDGE.postprocess, output="logits"),
     ],
 )
-def test_the_digest_changes_with_all_that_changes_answers(other: Model) -> None:
+def test_the_digest_changes_with_everything_that_changes_answers(other: Model) -> None:
     assert other.digest != EDGE.digest
 
 
@@ -125,7 +125,7 @@ def test_the_digest_does_not_change_with_names_and_figures() -> None:
     assert renamed.digest == EDGE.digest
 
 
-def test_provenance_survives_the_file_form_and_changes_no_digest() -> None:
+def test_provenance_round_trips_and_changes_no_digest() -> None:
     made = Provenance("static-int8", "full", "c" * 64, {"per_channel": "yes"}, {"onnxruntime": "1.23.2"})
     told = msgspec.structs.replace(EDGE, provenance=made)
     manifest = msgspec.structs.replace(MANIFEST, edge=(told,))
@@ -133,7 +133,7 @@ def test_provenance_survives_the_file_form_and_changes_no_digest() -> None:
     assert told.digest == EDGE.digest
 
 
-def test_a_learned_score_and_value_survive_the_file_form_and_tell_in_the_scores_digest() -> None:
+def test_a_learned_score_and_value_round_trip_and_change_the_score_digest() -> None:
     learned = Logistic((0.1, -2.5, 1e-9, 3.0, 0.0, 1 / 3), -0.7)
     policy = Policy(Score("learned", learned=learned), 0.5, learned)
     found = parse_manifest(encode_manifest(msgspec.structs.replace(MANIFEST, policy=policy)))
@@ -143,6 +143,6 @@ def test_a_learned_score_and_value_survive_the_file_form_and_tell_in_the_scores_
     assert Policy(policy.score, value=other).score.digest == policy.score.digest
 
 
-def test_the_full_model_carries_no_certificate() -> None:
+def test_a_certificate_of_the_full_model_is_refused() -> None:
     with pytest.raises(ValueError, match="belongs to an edge variant"):
         msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))

@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_opens_what_is_as_declared(root: Path) -> None:
+def test_a_bundle_that_matches_its_manifest_opens(root: Path) -> None:
     bundle = open_bundle(root)
     assert bundle.manifest.name == "small"
     assert all(bundle.has(found) for found in bundle.manifest.models)
@@ -36,7 +36,7 @@ def test_an_artefact_that_this_device_does_not_need_may_be_absent(root: Path) ->
     assert bundle.has(bundle.manifest.edge[0])
 
 
-def test_one_flipped_bit_is_found(root: Path) -> None:
+def test_one_flipped_bit_is_detected(root: Path) -> None:
     file = root / "models" / "edge.onnx"
     content = bytearray(file.read_bytes())
     content[20] ^= 1
@@ -45,7 +45,7 @@ def test_one_flipped_bit_is_found(root: Path) -> None:
         open_bundle(root)
 
 
-def test_a_truncated_file_is_found(root: Path) -> None:
+def test_a_truncated_file_is_detected(root: Path) -> None:
     file = root / "full.onnx"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(IntegrityError, match=r"full\.onnx has \d+ bytes, but the manifest says \d+"):
@@ -74,7 +74,7 @@ def test_a_linked_manifest_is_refused(root: Path) -> None:
         open_bundle(root)
 
 
-def test_links_inside_of_the_bundle_and_to_the_bundle_are_fine(root: Path) -> None:
+def test_links_inside_the_bundle_and_to_the_bundle_are_allowed(root: Path) -> None:
     (root / "full.onnx").rename(root / "other.onnx")
     (root / "full.onnx").symlink_to("other.onnx")
     (root.parent / "current").symlink_to(root)
@@ -88,21 +88,21 @@ def test_a_loop_of_links_is_refused(root: Path) -> None:
         open_bundle(root)
 
 
-def test_what_is_no_file_is_refused(root: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_refused(root: Path) -> None:
     (root / "full.onnx").unlink()
     os.mkfifo(root / "full.onnx")
     with pytest.raises(IntegrityError, match="is not a file"):
         open_bundle(root)
 
 
-def test_no_bundle_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match=r"cannot be read: No such file or directory; is .* a bundle"):
         open_bundle(tmp_path)
     with pytest.raises(IntegrityError, match="cannot be read"):
         open_bundle(tmp_path / "nowhere")
 
 
-def test_a_manifest_that_is_none(root: Path) -> None:
+def test_an_invalid_manifest_file_is_refused(root: Path) -> None:
     (root / "manifest.json").write_text('{"format": 1, "name": "x"}')
     with pytest.raises(IntegrityError, match=r"manifest\.json is not a manifest: .*missing required field"):
         open_bundle(root)

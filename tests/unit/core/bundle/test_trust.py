@@ -1,4 +1,4 @@
-"""What a device believes: each attack on metadata has its own error, and leaves what was believed before."""
+"""Trusted metadata of a device: each attack has its own error, and the earlier metadata stays."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def device(tmp_path: Path, repository: SignedRepository) -> Device:
     return found
 
 
-def test_what_is_signed_is_listed_and_an_older_bundle_among_it(device: Device, repository: SignedRepository) -> None:
+def test_signed_files_are_listed_including_an_older_bundle(device: Device, repository: SignedRepository) -> None:
     repository.add("digits/2/manifest.json", b"second", bundle="digits")
     repository.publish()
     found = device.trust.refresh()
@@ -95,7 +95,7 @@ def test_what_is_signed_is_listed_and_an_older_bundle_among_it(device: Device, r
     assert set(device.trust.targets.signed.targets) == set(found)
 
 
-def test_what_has_not_changed_is_neither_fetched_nor_written(device: Device, repository: SignedRepository) -> None:
+def test_unchanged_metadata_is_neither_fetched_nor_written(device: Device, repository: SignedRepository) -> None:
     repository.asked.clear()
     files = [path for path in device.folder.rglob("*") if path.is_file()]
     before = {path: path.lstat().st_mtime_ns for path in files}
@@ -115,13 +115,13 @@ def test_tampered_metadata_is_refused(name: str, device: Device, repository: Sig
     device.refused(SignatureError, name)
 
 
-def test_a_root_that_too_few_have_signed_is_refused(device: Device, repository: SignedRepository) -> None:
+def test_a_root_with_too_few_signatures_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.root.version = 2
     repository.publish_root(by=repository.signers[Root.type][:1])
     device.refused(SignatureError, "2.root.json", "1/2 keys")
 
 
-def test_a_root_that_only_its_own_new_keys_have_signed_is_refused(device: Device, repository: SignedRepository) -> None:
+def test_a_root_signed_only_by_its_own_new_keys_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.root.version = 2
     for _ in range(2):
         repository.exchange(Root.type)
@@ -130,7 +130,7 @@ def test_a_root_that_only_its_own_new_keys_have_signed_is_refused(device: Device
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_roots_are_rotated_one_after_the_other(role: str, device: Device, repository: SignedRepository) -> None:
+def test_roots_are_rotated_in_order(role: str, device: Device, repository: SignedRepository) -> None:
     by = list(repository.signers[Root.type])
     for version in (2, 3):
         repository.root.version = version
@@ -189,19 +189,19 @@ def test_a_snapshot_that_withdraws_targets_is_refused(device: Device, repository
     device.refused(MetadataRollbackError, "targets.json")
 
 
-def test_an_older_root_in_a_newer_ones_place_is_refused(device: Device, repository: SignedRepository) -> None:
+def test_an_older_root_in_place_of_a_newer_one_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.files["2.root.json"] = repository.files["1.root.json"]
     device.refused(MetadataRollbackError, "2.root.json")
 
 
-def test_a_root_that_leaves_one_out_is_refused(device: Device, repository: SignedRepository) -> None:
+def test_a_root_that_skips_a_version_is_refused(device: Device, repository: SignedRepository) -> None:
     repository.root.version = 3
     repository.publish_root()
     repository.files["2.root.json"] = repository.files["3.root.json"]
     device.refused(MetadataMismatchError, "2.root.json")
 
 
-def test_a_frozen_registry_is_noticed_when_its_metadata_ends(device: Device) -> None:
+def test_a_frozen_registry_is_detected_when_its_metadata_expires(device: Device) -> None:
     device.now = START + DAY / 2
     device.trust.refresh()
     device.now = START + 2 * DAY
@@ -209,9 +209,7 @@ def test_a_frozen_registry_is_noticed_when_its_metadata_ends(device: Device) -> 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_metadata_that_has_ended_is_refused_whichever_it_is(
-    role: str, tmp_path: Path, repository: SignedRepository
-) -> None:
+def test_expired_metadata_of_any_role_is_refused(role: str, tmp_path: Path, repository: SignedRepository) -> None:
     signed = {"root": repository.root, "targets": repository.targets, "snapshot": repository.snapshot}.get(
         role, repository.timestamp
     )
@@ -228,26 +226,26 @@ def test_metadata_that_has_ended_is_refused_whichever_it_is(
     device.trust.refresh()
 
 
-def test_a_clock_that_was_never_set_believes_nothing_that_its_floor_knows_to_have_ended(device: Device) -> None:
+def test_an_unset_clock_accepts_no_metadata_that_expired_before_its_time_floor(device: Device) -> None:
     device.now = datetime.fromtimestamp(max(0.0, (START + 3 * DAY).timestamp()), START.tzinfo)
     device.refused(MetadataExpiredError)
 
 
-def test_genuine_targets_of_another_moment_are_refused(device: Device, repository: SignedRepository) -> None:
+def test_genuine_targets_of_another_snapshot_are_refused(device: Device, repository: SignedRepository) -> None:
     older = repository.files["2.targets.json"]
     repository.publish()
     repository.files["3.targets.json"] = older
     device.refused(MetadataMismatchError, "3.targets.json", "moments")
 
 
-def test_a_genuine_snapshot_of_another_moment_is_refused(device: Device, repository: SignedRepository) -> None:
+def test_a_genuine_snapshot_of_another_timestamp_is_refused(device: Device, repository: SignedRepository) -> None:
     older = repository.files["2.snapshot.json"]
     repository.publish()
     repository.files["3.snapshot.json"] = older
     device.refused(MetadataMismatchError, "3.snapshot.json")
 
 
-def test_a_mix_is_noticed_where_no_hashes_are_named(device: Device, repository: SignedRepository) -> None:
+def test_mixed_metadata_is_detected_without_hashes(device: Device, repository: SignedRepository) -> None:
     repository.publish()
     repository.snapshot.meta["targets.json"].hashes = None
     repository.publish_snapshot()
@@ -261,7 +259,7 @@ def test_a_mix_is_noticed_where_no_hashes_are_named(device: Device, repository: 
 
 
 @pytest.mark.parametrize("name", ["2.root.json", "timestamp.json", "3.snapshot.json", "3.targets.json"])
-def test_endless_metadata_is_given_up_at_its_limit(name: str, device: Device, repository: SignedRepository) -> None:
+def test_endless_metadata_is_refused_at_its_size_limit(name: str, device: Device, repository: SignedRepository) -> None:
     repository.publish()
     given = 0
 
@@ -281,7 +279,7 @@ def test_endless_metadata_is_given_up_at_its_limit(name: str, device: Device, re
     assert given <= limit + 4096
 
 
-def test_slow_metadata_is_given_up(device: Device, repository: SignedRepository) -> None:
+def test_slow_metadata_is_refused_at_its_time_limit(device: Device, repository: SignedRepository) -> None:
     def slow(_name: str, content: bytes) -> Iterator[bytes]:
         for position in range(len(content)):
             device.clock._now_s += 1.0
@@ -293,7 +291,7 @@ def test_slow_metadata_is_given_up(device: Device, repository: SignedRepository)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"signed": {"_type": "targets"}}', b"\xff\xfe", b"9" * 9000])
-def test_what_is_no_metadata_is_refused(content: bytes, device: Device, repository: SignedRepository) -> None:
+def test_invalid_metadata_is_refused(content: bytes, device: Device, repository: SignedRepository) -> None:
     repository.files["timestamp.json"] = content
     device.refused(IntegrityError, "timestamp.json")
 
@@ -303,7 +301,7 @@ def test_metadata_of_another_role_is_refused(device: Device, repository: SignedR
     device.refused(IntegrityError, "timestamp.json", "targets")
 
 
-def test_an_empty_registry_and_a_dead_link_may_be_tried_again(device: Device, repository: SignedRepository) -> None:
+def test_an_empty_registry_and_a_lost_link_can_be_retried(device: Device, repository: SignedRepository) -> None:
     del repository.files["timestamp.json"]
     device.refused(ProtocolError, "timestamp.json")
 
@@ -316,7 +314,7 @@ def test_an_empty_registry_and_a_dead_link_may_be_tried_again(device: Device, re
     device.refused(LinkDownError)
 
 
-def test_an_anchor_that_is_none_is_said(tmp_path: Path, repository: SignedRepository) -> None:
+def test_an_invalid_anchor_is_reported(tmp_path: Path, repository: SignedRepository) -> None:
     found = Trust(tmp_path, repository, anchor=b"{}", now_s=START.timestamp)
     with pytest.raises(IntegrityError, match="root metadata of this device is invalid"):
         found.refresh()
@@ -326,20 +324,20 @@ def test_an_anchor_that_is_none_is_said(tmp_path: Path, repository: SignedReposi
         Trust(tmp_path / "none", repository, anchor=None, now_s=START.timestamp).refresh()
 
 
-def test_the_anchor_counts_and_not_what_somebody_put_beside_it(tmp_path: Path, device: Device) -> None:
+def test_the_anchor_takes_precedence_over_a_stored_root(tmp_path: Path, device: Device) -> None:
     other = SignedRepository()
     stranger = Trust(device.folder, other, anchor=device.repository.anchor, now_s=START.timestamp)
     with pytest.raises(SignatureError):
         stranger.refresh()
 
 
-def test_a_damaged_memory_is_fetched_again(device: Device, repository: SignedRepository) -> None:
+def test_damaged_stored_metadata_is_fetched_again(device: Device, repository: SignedRepository) -> None:
     for name in ("timestamp.json", "snapshot.json", "targets.json"):
         (device.folder / name).write_bytes(b"")
     assert list(device.trust.refresh()) == ["digits/1/manifest.json"]
 
 
-def test_each_file_is_on_the_disk_before_it_takes_its_place(
+def test_each_file_is_synced_before_it_replaces_the_old_one(
     device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -356,7 +354,7 @@ def test_each_file_is_on_the_disk_before_it_takes_its_place(
 
 
 @pytest.mark.parametrize(("refusal", "kind"), [(errno.ENOSPC, NoRoomError), (errno.EIO, UpdateError)])
-def test_a_disk_that_refuses_metadata_is_no_verdict_on_it(
+def test_a_disk_error_is_not_a_refusal_of_the_metadata(
     device: Device, repository: SignedRepository, monkeypatch: pytest.MonkeyPatch, refusal: int, kind: type[UpdateError]
 ) -> None:
     def refused(_: int) -> None:

@@ -1,4 +1,4 @@
-"""What The Update Framework's conformance suite asks of a client beyond `test_trust.py`: keys, recovery, delegation.
+"""Requirements of The Update Framework's conformance suite beyond `test_trust.py`: keys, recovery, delegation.
 
 The suite itself is `make tuf-conformance`; these are its cases in words of our own, on the client that devices run.
 """
@@ -70,7 +70,7 @@ def with_keys(repository: SignedRepository, role: str, keys: str, threshold: int
         (("012", 2, "01"), ("012", 1, "0"), False),
     ],
 )
-def test_a_root_is_followed_where_enough_of_the_old_and_of_the_new_keys_signed_it(
+def test_a_root_needs_enough_signatures_of_old_and_new_keys(
     tmp_path: Path,
     repository: SignedRepository,
     first: tuple[str, int, str],
@@ -103,7 +103,7 @@ def test_a_root_is_followed_where_enough_of_the_old_and_of_the_new_keys_signed_i
         (("015", 3, "01"), False),
     ],
 )
-def test_other_metadata_is_believed_where_enough_of_its_keys_signed_it(
+def test_other_metadata_needs_enough_signatures_of_its_keys(
     tmp_path: Path, repository: SignedRepository, role: str, keys: tuple[str, int, str], accepted: bool
 ) -> None:
     found = device(tmp_path, repository)
@@ -120,7 +120,7 @@ def test_other_metadata_is_believed_where_enough_of_its_keys_signed_it(
             found.refresh()
 
 
-def test_one_key_that_is_named_twice_makes_no_threshold(tmp_path: Path, repository: SignedRepository) -> None:
+def test_one_key_listed_twice_counts_once(tmp_path: Path, repository: SignedRepository) -> None:
     found = device(tmp_path, repository)
     found.refresh()
     with_keys(repository, Snapshot.type, "0", 2, "0")
@@ -140,9 +140,7 @@ def again(key: Key, keyid: str, **values: str) -> Key:
 
 @pytest.mark.parametrize("role", [Root.type, Targets.type])
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
-def test_one_key_under_two_ids_makes_no_threshold(
-    tmp_path: Path, repository: SignedRepository, role: str, kind: str
-) -> None:
+def test_one_key_under_two_ids_is_refused(tmp_path: Path, repository: SignedRepository, role: str, kind: str) -> None:
     found = device(tmp_path, repository)
     found.refresh()
     private = Ed25519PrivateKey.generate() if kind == "ed25519" else ec.generate_private_key(ec.SECP256R1())
@@ -183,7 +181,7 @@ def test_one_key_under_two_ids_makes_no_threshold(
     ],
     ids=["timestamp", "snapshot", "targets"],
 )
-def test_versions_that_a_thief_counted_up_go_back_once_the_keys_were_exchanged(
+def test_inflated_versions_are_reset_after_a_key_rotation(
     tmp_path: Path, repository: SignedRepository, exchanged: tuple[str, ...], back: tuple[str, ...]
 ) -> None:
     found = device(tmp_path, repository)
@@ -205,7 +203,7 @@ def test_versions_that_a_thief_counted_up_go_back_once_the_keys_were_exchanged(
     assert all(found.versions[role] == 6 for role in back)
 
 
-def test_fields_that_nobody_knows_are_part_of_what_was_signed(tmp_path: Path, repository: SignedRepository) -> None:
+def test_unknown_fields_are_part_of_the_signed_content(tmp_path: Path, repository: SignedRepository) -> None:
     repository.root.unrecognized_fields["field"] = "value"
     repository.root.roles[Root.type].unrecognized_fields["another"] = [1, 2]
     keyid = repository.root.roles[Root.type].keyids[0]
@@ -217,7 +215,7 @@ def test_fields_that_nobody_knows_are_part_of_what_was_signed(tmp_path: Path, re
     assert found.root.version == 2
 
 
-def test_another_timestamp_of_the_same_version_is_not_taken(tmp_path: Path, repository: SignedRepository) -> None:
+def test_another_timestamp_of_the_same_version_is_ignored(tmp_path: Path, repository: SignedRepository) -> None:
     found = device(tmp_path, repository)
     found.refresh()
     before = (tmp_path / "timestamp.json").read_bytes()
@@ -227,7 +225,7 @@ def test_another_timestamp_of_the_same_version_is_not_taken(tmp_path: Path, repo
     assert (tmp_path / "timestamp.json").read_bytes() == before
 
 
-def test_what_has_ended_here_is_good_enough_to_get_what_is_newer(tmp_path: Path, repository: SignedRepository) -> None:
+def test_expired_stored_metadata_still_verifies_newer_metadata(tmp_path: Path, repository: SignedRepository) -> None:
     device(tmp_path, repository).refresh()
     repository.timestamp.expires = repository.snapshot.expires = START + 21 * DAY
     repository.publish()
@@ -237,9 +235,7 @@ def test_what_has_ended_here_is_good_enough_to_get_what_is_newer(tmp_path: Path,
 
 
 @pytest.mark.parametrize("them", ["them", "?", "#", "/them", "../them"])
-def test_a_target_of_somebody_else_is_found_where_it_was_left_to_them(
-    tmp_path: Path, repository: SignedRepository, them: str
-) -> None:
+def test_delegated_targets_are_found(tmp_path: Path, repository: SignedRepository, them: str) -> None:
     theirs, signer = Targets(expires=START + DAY), SIGNERS[0]
     key = signer.public_key
     left = DelegatedRole(them, [key.keyid], 1, terminating=True, paths=["theirs/*"])

@@ -1,4 +1,4 @@
-"""A configuration says what may be set from afar, and nothing else."""
+"""Fleet-managed settings: which keys a document can set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parsed(text: str) -> dict[str, dict[str, object]]:
     return parse_configuration((HEAD + text).encode(), "quiet.toml").changes
 
 
-def test_what_is_set_is_told_and_nothing_else() -> None:
+def test_changes_list_exactly_the_set_keys() -> None:
     found = parsed("[policy]\nmin_threshold = inf\n[budget]\nbytes_per_day = 20_000\n[audit]\non_alarm = 'escalate'\n")
     assert found == {
         "policy": {"min_threshold": math.inf},
@@ -36,7 +36,7 @@ def test_what_is_set_is_told_and_nothing_else() -> None:
     }
 
 
-def test_one_that_sets_nothing_leaves_a_device_its_own_settings() -> None:
+def test_an_empty_configuration_changes_nothing() -> None:
     assert parsed("") == parsed("[budget]\n") == {}
 
 
@@ -55,7 +55,7 @@ def test_one_that_sets_nothing_leaves_a_device_its_own_settings() -> None:
         ("#" * LIMIT_BYTES, "more than"),
     ],
 )
-def test_what_cannot_be_set_from_afar_is_refused_with_a_sentence(text: str, why: str) -> None:
+def test_keys_that_cannot_be_set_remotely_are_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parsed(text)
 
@@ -66,18 +66,18 @@ def test_a_configuration_has_a_name_and_a_version(head: str) -> None:
         parse_configuration(f"{head}[budget]\nbytes_per_day = 1\n".encode(), "it")
 
 
-def test_no_address_identity_or_path_is_among_what_can_be_set() -> None:
+def test_addresses_identities_and_paths_cannot_be_set() -> None:
     assert {key.partition(".")[0] for key in KEYS} == set(SECTIONS)
     assert not [key for key in KEYS for word in ("url", "host", "file", "dir", "token", "limit") if word in key]
 
 
 @given(st.from_regex(NAME_PATTERN, fullmatch=True), st.integers(1, 10**15 - 1))
-def test_a_path_says_which_configuration_it_is_and_is_no_bundles(name: str, version: int) -> None:
+def test_a_target_path_names_a_configuration_and_no_bundle(name: str, version: int) -> None:
     path = configuration_path(name, version)
     assert configuration_at(path) == (name, version)
     assert bundle_of_target(path) is None
 
 
 @pytest.mark.parametrize("path", ["digits/1/manifest.json", "configurations/a@0.toml", "configurations/../a@1.toml"])
-def test_another_path_is_no_configurations(path: str) -> None:
+def test_other_paths_name_no_configuration(path: str) -> None:
     assert configuration_at(path) is None

@@ -1,4 +1,4 @@
-"""What a signed target says, and what a device makes of it."""
+"""Signed targets: their custom fields, and the files that a device fetches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bundle(asked: dict[str, ExtraNeeds] | None = None) -> ListedBundle:
     return find_bundle(signed(digits(), asked), "digits", 1)
 
 
-def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None:
+def test_a_device_gets_the_files_of_its_variant_and_never_the_full_model() -> None:
     found = bundle()
     assert {variant.id for variant in found.release.variants} == {"edge-onnx", "edge-tflite-float", "edge-tflite-int8"}
     for variant in found.release.variants:
@@ -60,14 +60,14 @@ def test_a_device_gets_what_its_variant_needs_and_never_the_full_model() -> None
     assert found.release.full_digest == digits().full_digest
 
 
-def test_a_file_that_several_need_is_named_for_each() -> None:
+def test_a_shared_file_lists_each_variant() -> None:
     manifest = digits()
     edge = tuple(msgspec.structs.replace(model, artefact=manifest.edge[0].artefact) for model in manifest.edge)
     found = find_bundle(signed(msgspec.structs.replace(manifest, edge=edge)), "digits", 1)
     assert files_for(found, "edge-onnx")[1:] == files_for(found, "edge-tflite-int8")[1:]
 
 
-def test_the_first_variant_that_runs_is_chosen_and_else_it_is_said_what_each_lacks() -> None:
+def test_the_first_suitable_variant_is_chosen_or_each_unmet_need_is_reported() -> None:
     assert [variant.id for variant in choose_variants(bundle().release, ONNX)] == ["edge-onnx"]
     (first,) = choose_variants(bundle().release, ONNX._replace(runtimes=frozenset({"tflite"})))
     assert first.id.startswith("edge-tflite")
@@ -86,7 +86,7 @@ def test_the_first_variant_that_runs_is_chosen_and_else_it_is_said_what_each_lac
         choose_variants(none, ONNX)
 
 
-def test_a_device_that_holds_several_variants_gets_all_that_it_can_run() -> None:
+def test_a_device_with_several_variants_gets_all_that_fit() -> None:
     found, both = bundle(), ONNX._replace(runtimes=frozenset({"onnx", "tflite"}), several=True)
     variants = choose_variants(found.release, both)
     assert variants == found.release.variants
@@ -99,7 +99,7 @@ def test_a_device_that_holds_several_variants_gets_all_that_it_can_run() -> None
     assert choose_variants(found.release, both._replace(free_bytes=5)) == found.release.variants[:1]
 
 
-def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
+def test_only_a_valid_certificate_is_summarised() -> None:
     manifest = digits()
     plain = msgspec.structs.replace(manifest.edge[1], certificate=None)
     certified = with_certificate(manifest.edge[0], manifest)
@@ -113,7 +113,7 @@ def test_a_valid_certificate_rides_along_and_a_void_one_does_not() -> None:
     assert by_id[void.id] is None
 
 
-def test_bundles_are_found_by_their_paths_and_others_targets_passed_over() -> None:
+def test_bundles_are_found_by_path_and_other_targets_are_ignored() -> None:
     files = signed(digits()) | {
         path: SignedFile(path, 1, "0" * 64, {})
         for path in (
@@ -141,21 +141,21 @@ def test_bundles_are_found_by_their_paths_and_others_targets_passed_over() -> No
         ("digits/1//etc/passwd", {"models": []}, "no path within a bundle"),
     ],
 )
-def test_what_was_signed_in_error_is_refused(path: str, custom: dict[str, Any], sentence: str) -> None:
+def test_invalid_signed_fields_are_refused(path: str, custom: dict[str, Any], sentence: str) -> None:
     files = signed(digits())
     files[path] = SignedFile(path, 1, "0" * 64, custom)
     with pytest.raises(IntegrityError, match=sentence):
         find_bundle(files, "digits", 1)
 
 
-def test_fields_of_a_newer_version_are_passed_over() -> None:
+def test_fields_of_a_newer_version_are_ignored() -> None:
     files = signed(digits())
     path = "digits/1/manifest.json"
     files[path] = files[path]._replace(custom={**files[path].custom, "format": 2, "colour": "green"})
     assert find_bundle(files, "digits", 1).release.variants
 
 
-def test_an_artefact_in_the_manifests_place_is_refused() -> None:
+def test_an_artefact_with_the_manifests_path_is_refused() -> None:
     manifest = digits()
     artefact = msgspec.structs.replace(manifest.edge[0].artefact, file=MANIFEST_NAME)
     edge = (msgspec.structs.replace(manifest.edge[0], artefact=artefact),)
@@ -165,7 +165,7 @@ def test_an_artefact_in_the_manifests_place_is_refused() -> None:
 
 @pytest.mark.parametrize("sha256", ["../../../etc/passwd", "0" * 63, "", "A" * 64])
 @pytest.mark.parametrize("file", ["digits/1/manifest.json", "digits/1/edge-onnx.onnx"])
-def test_what_names_a_file_on_disks_is_a_hash(file: str, sha256: str) -> None:
+def test_a_signed_digest_must_be_a_sha256(file: str, sha256: str) -> None:
     files = signed(digits())
     files[file] = files[file]._replace(sha256=sha256)
     with pytest.raises(IntegrityError, match=file):

@@ -1,4 +1,4 @@
-"""The fleet's documents: read strictly where it matters, and by older readers too."""
+"""The documents of a device's twin: strict validation, and compatibility with newer writers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ WANTED = DesiredModel("digits", 3, SHA256, rollout="r1", window=Window(60, 30))
         Telemetry("s", 4, models=(ModelCounts("digits", 3, rows=2, kept=1, escalated=1, latency=(1, 1)),)),
     ],
 )
-def test_a_document_says_on_the_other_side_what_it_said_here(document: msgspec.Struct) -> None:
+def test_documents_round_trip(document: msgspec.Struct) -> None:
     assert read_document(msgspec.json.encode(document), type(document), "it") == document
 
 
-def test_what_a_device_is_travels_with_its_report_and_may_be_missing(tmp_path: Path) -> None:
+def test_a_report_contains_optional_hardware(tmp_path: Path) -> None:
     with board("jetson-orin-nano", tmp_path):
         said = Reported("s", 1, hardware=describe_device(Tree(tmp_path), tmp_path))
     sent = msgspec.json.encode(said)
@@ -57,7 +57,7 @@ def test_what_a_device_is_travels_with_its_report_and_may_be_missing(tmp_path: P
     assert read_document(newer, Reported, "it") == said
 
 
-def test_fields_of_a_newer_writer_are_passed_over() -> None:
+def test_fields_of_a_newer_writer_are_ignored() -> None:
     assert read_document(b'{"revision": 2, "colour": "blue"}', Desired, "it") == Desired(2)
 
 
@@ -74,13 +74,13 @@ def test_fields_of_a_newer_writer_are_passed_over() -> None:
         (b"[" * 20_000, "does not say what it must"),
     ],
 )
-def test_what_is_no_document_is_refused_in_a_sentence(content: bytes, why: str) -> None:
+def test_an_invalid_document_is_refused(content: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         read_document(content, Desired, "The desired state")
 
 
 @given(st.integers(0, 10_079), st.integers(1, 10_080), st.floats(0, 4e9))
-def test_a_window_opens_when_it_says(from_minute: int, minutes: int, wall_s: float) -> None:
+def test_a_window_opens_at_its_minute(from_minute: int, minutes: int, wall_s: float) -> None:
     window = Window(from_minute, minutes)
     wait_s = window.wait_s(wall_s)
     assert 0 <= wait_s < 7 * 86_400
@@ -96,11 +96,11 @@ def test_minutes_of_the_week_begin_on_monday() -> None:
     assert Window(60, 30).wait_s(monday + 30 * 60) == 7 * 86_400 - 30 * 60
 
 
-def test_a_latency_lies_in_the_bin_whose_bound_it_does_not_pass() -> None:
+def test_a_latency_belongs_to_the_bin_with_the_next_bound() -> None:
     assert [latency_bin(ms) for ms in (0.0, 1.0, 1.1, 5000.0, math.inf)] == [0, 0, 1, 11, len(LATENCY_BOUNDS_MS)]
 
 
-def test_profiles_are_passed_over_by_agents_of_before_and_missed_in_none_of_their_reports() -> None:
+def test_profiles_are_optional_in_both_documents() -> None:
     class Before(msgspec.Struct):
         revision: int
         models: tuple[DesiredModel, ...] = ()
@@ -113,7 +113,7 @@ def test_profiles_are_passed_over_by_agents_of_before_and_missed_in_none_of_thei
     assert read_document(msgspec.json.encode(told), Reported, "it").profiles == ()
 
 
-def test_a_bundle_is_to_be_measured_once_and_of_few_bundles() -> None:
+def test_profiling_requests_are_unique_per_bundle_and_bounded() -> None:
     def document(*bundles: str) -> bytes:
         wanted = [{"id": str(number), "bundle": bundle} for number, bundle in enumerate(bundles)]
         return msgspec.json.encode({"revision": 1, "profiles": wanted})

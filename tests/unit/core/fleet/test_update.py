@@ -1,4 +1,4 @@
-"""The states of an update: each has an end, and nothing that was refused comes back by itself."""
+"""The states of an update and their transitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _reached(start: UpdateState) -> set[UpdateState]:
 
 
 @pytest.mark.parametrize("state", UpdateState)
-def test_every_state_is_reached_and_leads_to_an_end(state: UpdateState) -> None:
+def test_every_state_is_reachable_and_leads_to_an_end(state: UpdateState) -> None:
     assert state in _reached(UpdateState.OFFERED)
     assert _reached(state) & ENDED
 
@@ -27,12 +27,12 @@ def test_no_state_leads_back_to_itself(state: UpdateState) -> None:
     assert all(state not in _reached(after) for after in FOLLOWERS[state])
 
 
-def test_only_what_was_tried_is_rolled_back() -> None:
+def test_only_tried_updates_are_rolled_back() -> None:
     befores = {before for before in UpdateState if may_follow(before, UpdateState.ROLLED_BACK)}
     assert befores == {UpdateState.TRIAL, UpdateState.COMMITTED}
 
 
-def test_what_is_being_tried_is_kept_or_undone_and_nothing_else() -> None:
+def test_a_trial_is_committed_or_rolled_back() -> None:
     assert FOLLOWERS[UpdateState.TRIAL] == {UpdateState.COMMITTED, UpdateState.ROLLED_BACK}
 
 

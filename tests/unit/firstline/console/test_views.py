@@ -53,7 +53,7 @@ def updating(*updates: Update) -> FleetDevice:
     ],
 )
 def test_only_an_online_device_has_the_good_tone(device: FleetDevice, words: str, tone: Tone) -> None:
-    assert devices_view.heard(device) == Cell(words, tone=tone)
+    assert devices_view.last_seen(device) == Cell(words, tone=tone)
 
 
 def test_the_row_of_a_device() -> None:

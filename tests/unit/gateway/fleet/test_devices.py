@@ -1,4 +1,4 @@
-"""The fleet in the store: who is here, what each shall run, and whose late words are not believed."""
+"""Devices in the store: presence, desired documents, tags, and late messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors mean the devices that they say."""
+"""Selectors of devices by tags."""
 
 from __future__ import annotations
 

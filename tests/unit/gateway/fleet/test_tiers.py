@@ -1,4 +1,4 @@
-"""Who answered, over time: added up in memory, kept in the store, and none of it twice."""
+"""Answers by tier over time: added up in memory and stored once."""
 
 from __future__ import annotations
 
