@@ -106,20 +106,20 @@ def _local_status(keyring: Keyring) -> _Status:
     targets: Targets = keyring.targets().signed
     files = keyring.files()
     signed = {Root.type: root, Targets.type: targets}
-    found = _Status([], [], keyring.lacking(), None, [])
+    status = _Status([], [], keyring.lacking(), None, [])
     for name, role in root.roles.items():
         metadata = signed.get(name)
         expires_s = metadata.expires.timestamp() if metadata is not None else 0.0
         version = metadata.version if metadata is not None else 0
-        found.roles.append(_Role(name, version, expires_s, role.threshold, role.keyids))
+        status.roles.append(_Role(name, version, expires_s, role.threshold, role.keyids))
         for keyid in role.keyids:
             file = files.get(short(keyid))
-            found.keys.append(_Key(name, keyid, str(file) if file is not None else None))
+            status.keys.append(_Key(name, keyid, str(file) if file is not None else None))
     expiries_s = {name: metadata.expires.timestamp() for name, metadata in signed.items()}
-    found.warnings += expiry_warnings(expiries_s, time.time()).values()
-    if found.lacking:
-        found.warnings.append(_missing_signatures(keyring))
-    return found
+    status.warnings += expiry_warnings(expiries_s, time.time()).values()
+    if status.lacking:
+        status.warnings.append(_missing_signatures(keyring))
+    return status
 
 
 def _status_text(status: _Status) -> Iterator[str | Table]:

@@ -85,25 +85,25 @@ def _rows(lines: Iterable[str], source: str) -> Iterator[ScoredRow]:
 
 def _score(text: str | None, where: str) -> float:
     try:
-        found = float(text or "")
+        value = float(text or "")
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        value = math.nan
+    if not math.isfinite(value):
         raise ConfigError(f"{where} has the score {_shown(text)}; a score is a finite number.")
-    return found
+    return value
 
 
 def _weight(text: str | None, where: str) -> float:
     try:
-        found = float(text or "")
+        value = float(text or "")
     except ValueError:
-        found = math.nan
-    if not (math.isfinite(found) and found > 0):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
         raise ConfigError(
             f"{where} has the weight {_shown(text)}; it is a number above 0, one over the probability with which the "
             "row was drawn."
         )
-    return found
+    return value
 
 
 def _agree(text: str | None, where: str) -> int:
@@ -114,5 +114,5 @@ def _agree(text: str | None, where: str) -> int:
 
 def _shown(text: str | None) -> str:
     """A cell in quotes, cut short, with nothing in it that a terminal would obey."""
-    found = text or ""
-    return ascii(found if len(found) <= _CELL_SHOWN else found[: _CELL_SHOWN - 3] + "...")
+    cell = text or ""
+    return ascii(cell if len(cell) <= _CELL_SHOWN else cell[: _CELL_SHOWN - 3] + "...")

@@ -63,17 +63,17 @@ class EventReader:
         """
         searched = max(0, len(self._held) - 1)  # an end may lie across two pieces
         self._held += piece
-        found: list[Event] = []
+        events: list[Event] = []
         start = 0
         while (end := self._held.find(_END, max(start, searched))) >= 0:
             event = _event(bytes(self._held[start:end]))
             if event is not None:
-                found.append(event)
+                events.append(event)
             start = end + len(_END)
         del self._held[:start]
         if len(self._held) > self._limit_bytes:
             raise ProtocolError(f"An event is larger than {self._limit_bytes} bytes, the most that is read.")
-        return found
+        return events
 
 
 def _event(block: bytes) -> Event | None:
@@ -183,7 +183,7 @@ class Following(Generic[T]):
             FirstlineError: the job was refused or failed.
             ProtocolError: a Firstline server does not send such a stream.
         """
-        found: list[T] = []
+        answers: list[T] = []
         for event in self._reader.read(piece):
             if event.id <= self._seen:
                 continue
@@ -195,8 +195,8 @@ class Following(Generic[T]):
                 raise ProtocolError("An event's answer does not say how it came about.")
             self._seen, self._request_id = event.id, answer.answer.request_id
             self.done = answer.answer.status is not Status.PROVISIONAL
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     @contextmanager
     def attempt(self, url: str) -> Iterator[None]:
@@ -257,12 +257,12 @@ def _tensors(data: bytes) -> InferResponse:
 
 def _prediction(data: bytes) -> Prediction:
     try:
-        found = orjson.loads(data)
+        document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ProtocolError("The event stream has an event that is not JSON.") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ProtocolError("The event stream has an event that is not a JSON object.")
-    return prediction_from(found, "The event stream")
+    return prediction_from(document, "The event stream")
 
 
 def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:

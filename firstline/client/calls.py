@@ -103,8 +103,8 @@ def infer(
         raise InvalidTensorError(f"inputs is {type(inputs).__name__}; give arrays by the names of the model's inputs.")
     if isinstance(outputs, str):
         raise InvalidTensorError(f"outputs is the string {shown(outputs)}; give a list of names.")
-    for said, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
-        _check_text(said, name)
+    for text, name in ((model, "model"), (client_id, "id"), *((each, "the name of an input") for each in inputs)):
+        _check_text(text, name)
     request = InferRequest(
         model=model,
         inputs=tuple(_tensor(name, value) for name, value in inputs.items()),
@@ -211,15 +211,15 @@ def metadata(model: str, version: str | int = "") -> Call[ModelMetadata]:
 
 def read_metadata(response: httpx.Response) -> ModelMetadata:
     """Returns the model's inputs and outputs."""
-    found = _json(response)
+    document = _json(response)
     try:
         return ModelMetadata(
-            name=found["name"],
-            versions=tuple(found.get("versions", ())),
-            platform=found.get("platform", ""),
-            inputs=tuple(_spec(spec) for spec in found["inputs"]),
-            outputs=tuple(_spec(spec) for spec in found["outputs"]),
-            labels=tuple(found.get("labels", ())),
+            name=document["name"],
+            versions=tuple(document.get("versions", ())),
+            platform=document.get("platform", ""),
+            inputs=tuple(_spec(spec) for spec in document["inputs"]),
+            outputs=tuple(_spec(spec) for spec in document["outputs"]),
+            labels=tuple(document.get("labels", ())),
         )
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"{response.url} did not describe a V2 model: {error}.") from error
@@ -243,15 +243,15 @@ def read_ready(response: httpx.Response) -> bool:
 
 
 def _v2(model: str, version: str | int) -> str:
-    path, said = f"/v2/models/{quote(model, safe='')}", str(version)
-    return f"{path}/versions/{quote(said, safe='')}" if said else path
+    path, text = f"/v2/models/{quote(model, safe='')}", str(version)
+    return f"{path}/versions/{quote(text, safe='')}" if text else path
 
 
-def _check_text(said: str, name: str) -> None:
+def _check_text(text: str, name: str) -> None:
     try:
-        said.encode()
+        text.encode()
     except (AttributeError, UnicodeEncodeError) as error:
-        raise InvalidTensorError(f"{name} is {said!a:.80}, which is no text that can be sent; use a string.") from error
+        raise InvalidTensorError(f"{name} is {text!a:.80}, which is no text that can be sent; use a string.") from error
 
 
 def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
@@ -315,8 +315,8 @@ def _priority(options: RequestOptions) -> int:
     return priority
 
 
-def _spec(found: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(found["name"], found["datatype"], tuple(found["shape"]))
+def _spec(spec: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(spec["name"], spec["datatype"], tuple(spec["shape"]))
 
 
 def _check(response: httpx.Response) -> None:
@@ -336,21 +336,21 @@ def _check(response: httpx.Response) -> None:
 
 def _has_sentence(body: bytes) -> bool:
     try:
-        found = orjson.loads(body)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    return isinstance(found, dict) and isinstance(found.get("error"), str)
+    return isinstance(document, dict) and isinstance(document.get("error"), str)
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
     _check(response)
     try:
-        found = orjson.loads(response.content)
+        document = orjson.loads(response.content)
     except orjson.JSONDecodeError as error:
         raise ProtocolError(f"{response.url} did not answer in JSON.") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ProtocolError(f"{response.url} did not answer with a JSON object.")
-    return found
+    return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,27 +372,27 @@ class Prediction:
     answer: Answer
 
 
-def prediction_from(found: Mapping[str, Any], source: str) -> Prediction:
+def prediction_from(document: Mapping[str, Any], source: str) -> Prediction:
     """Reads the JSON answer of the endpoint for files.
 
     Args:
-        found: the decoded object.
+        document: the decoded object.
         source: the server's address, for error messages.
 
     Raises:
         InvalidTensorError: the file held several rows, or the model is not a classifier.
         ProtocolError: a Firstline server does not send this.
     """
-    if "results" in found or "outputs" in found:
+    if "results" in document or "outputs" in document:
         raise InvalidTensorError("The answer is not one label: `infer` gives several rows, and outputs of any kind.")
     try:
         return Prediction(
-            label=found["label"],
-            probability=float(found["probability"]),
-            top=tuple((entry["label"], float(entry["probability"])) for entry in found["top"]),
-            model=found["model"],
-            version=found["version"],
-            answer=answers.from_dict(found),
+            label=document["label"],
+            probability=float(document["probability"]),
+            top=tuple((entry["label"], float(entry["probability"])) for entry in document["top"]),
+            model=document["model"],
+            version=document["version"],
+            answer=answers.from_dict(document),
         )
     except (KeyError, TypeError, ValueError, InvalidTensorError) as error:
         raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
@@ -419,10 +419,10 @@ def _current_span() -> dict[str, str]:
     span = current().get_span_context()
     if not span.is_valid:
         return {}
-    found = restored(
+    trace = restored(
         f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}", span.trace_state.to_header()
     )
-    return {} if found is None else found.headers()
+    return {} if trace is None else trace.headers()
 
 
 def with_current_trace(options: RequestOptions) -> RequestOptions:

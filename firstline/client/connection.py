@@ -90,12 +90,12 @@ def base_url(url: str) -> httpx.URL:
         ConfigError: `url` is not the URL of a server.
     """
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ConfigError(f"'{url}' is no URL: {error}.") from error
-    if found.scheme not in ("http", "https") or not found.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"'{url}' is no server's URL; give one such as http://127.0.0.1:8070.")
-    return found
+    return parsed
 
 
 def authorization(token: str | None) -> dict[str, str]:
@@ -104,15 +104,15 @@ def authorization(token: str | None) -> dict[str, str]:
     Raises:
         ConfigError: a header cannot carry the token; the message does not contain it.
     """
-    said = (token or "").strip()
-    if not said:
+    value = (token or "").strip()
+    if not value:
         return {}
-    if not (said.isascii() and said.isprintable() and " " not in said):
+    if not (value.isascii() and value.isprintable() and " " not in value):
         raise ConfigError(
             "The token has spaces, line ends or letters beyond ASCII, so it is none; give the one word that "
             "`firstline-gateway key create` printed."
         )
-    return {"Authorization": f"Bearer {said}"}
+    return {"Authorization": f"Bearer {value}"}
 
 
 def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
@@ -132,14 +132,14 @@ def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
 
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
     """Returns an httpx error as a Firstline error."""
-    said = str(error).rstrip(".") or type(error).__name__
+    reason = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
-        return ProtocolError(f"{url} broke off, or does not speak HTTP: {said}.")
-    if "CERTIFICATE_VERIFY_FAILED" in said:  # httpx hands on no more than OpenSSL's words
+        return ProtocolError(f"{url} broke off, or does not speak HTTP: {reason}.")
+    if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx hands on no more than OpenSSL's words
         return LinkDownError(
-            f"{url} is not believed: {said}. If it is a gateway with an authority of its own, name that authority's "
+            f"{url} is not believed: {reason}. If it is a gateway with an authority of its own, name that authority's "
             "certificate (authorities.pem): `--ca`, ca_file=, or SSL_CERT_FILE."
         )
-    return LinkDownError(f"{url} cannot be reached: {said}. Is the server running, and is the address right?")
+    return LinkDownError(f"{url} cannot be reached: {reason}. Is the server running, and is the address right?")

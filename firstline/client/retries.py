@@ -124,9 +124,9 @@ def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
     """Repeats a call until the answer with an id is no longer provisional."""
     end_s = time.monotonic() + timeout_s
     while True:
-        found: InferResponse = yield answer(request_id)
-        if found.answer is None or found.answer.status is not Status.PROVISIONAL:
-            return found
+        latest: InferResponse = yield answer(request_id)
+        if latest.answer is None or latest.answer.status is not Status.PROVISIONAL:
+            return latest
         if time.monotonic() >= end_s:
             raise RemoteTimeoutError(
                 f"The answer {request_id} was still provisional after {timeout_s} s; ask again later."

@@ -81,8 +81,8 @@ async def broker(folder: Path) -> AsyncIterator[int]:
 
 def mosquitto() -> Path | None:
     """The broker's binary, or None where it is not installed; Debian keeps it where only root's PATH looks."""
-    found = shutil.which("mosquitto", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    return Path(found) if found else None
+    binary = shutil.which("mosquitto", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    return Path(binary) if binary else None
 
 
 @asynccontextmanager

@@ -99,28 +99,28 @@ class Keyring:
 
     def roots(self) -> dict[int, Path]:
         """The root metadata that are whole, by version."""
-        found = {}
+        versions = {}
         for path in self.metadata.glob("*.root.json"):
             match = _ROOT.fullmatch(path.name)
             if match is not None:
-                found[int(match[1])] = path
-        if not found:
+                versions[int(match[1])] = path
+        if not versions:
             raise ConfigError(f"There are no keys in {self.folder}; `firstline keys init` makes them.")
-        return dict(sorted(found.items()))
+        return dict(sorted(versions.items()))
 
     def root(self) -> Metadata[Root]:
         """The newest root metadata that is whole."""
         version, path = list(self.roots().items())[-1]
-        found: Metadata[Root] = roles.read_metadata(self._read(path), Root, str(path))
-        if found.signed.version != version:
-            raise ConfigError(f"{path} is of version {found.signed.version}; give it its name back.")
-        return found
+        metadata: Metadata[Root] = roles.read_metadata(self._read(path), Root, str(path))
+        if metadata.signed.version != version:
+            raise ConfigError(f"{path} is of version {metadata.signed.version}; give it its name back.")
+        return metadata
 
     def targets(self) -> Metadata[Targets]:
         """The metadata that this machine signed last."""
         path = self.metadata / "targets.json"
-        found: Metadata[Targets] = roles.read_metadata(self._read(path), Targets, str(path))
-        return found
+        metadata: Metadata[Targets] = roles.read_metadata(self._read(path), Targets, str(path))
+        return metadata
 
     def keep_targets(self, targets: Metadata[Targets]) -> None:
         """Keeps what is signed for now."""
@@ -137,15 +137,15 @@ class Keyring:
         Raises:
             ConfigError: one cannot be read, or is not what its name says.
         """
-        files, found = self.files(), []
+        files, signers = self.files(), []
         for keyid in keyids:
             file = files.get(short(keyid))
             if file is not None:
                 signer = read_key(file, self._passphrase)
                 if signer.public_key.keyid != keyid:
                     raise ConfigError(f"{file} holds another key than its name says; give it its name back.")
-                found.append(signer)
-        return found
+                signers.append(signer)
+        return signers
 
     def targets_signers(self, root: Root) -> list[CryptoSigner]:
         """The keys that sign for bundles.
@@ -154,11 +154,11 @@ class Keyring:
             ConfigError: none is here.
         """
         keyids = root.roles[Targets.type].keyids
-        found = self.signers(keyids)
-        if not found:
-            wanted = ", ".join(f"targets-{short(keyid)}{SUFFIX}" for keyid in keyids)
-            raise ConfigError(f"None of the keys that may sign for bundles is in {self.folder}: {wanted}.")
-        return found
+        signers = self.signers(keyids)
+        if not signers:
+            files = ", ".join(f"targets-{short(keyid)}{SUFFIX}" for keyid in keyids)
+            raise ConfigError(f"None of the keys that may sign for bundles is in {self.folder}: {files}.")
+        return signers
 
     def exchange(self, role: str, old: str, now_s: float, *, never: str = "") -> Path:
         """Puts a new root or targets key in an old one's place, in a draft of the next root.
@@ -222,8 +222,8 @@ class Keyring:
         """
         if not self.draft.exists():
             raise ConfigError(f"There is no draft in {self.metadata}; nothing lacks a signature.")
-        found: Metadata[Root] = roles.read_metadata(self._read(self.draft), Root, str(self.draft))
-        return found
+        draft: Metadata[Root] = roles.read_metadata(self._read(self.draft), Root, str(self.draft))
+        return draft
 
     def lacking(self) -> dict[str, int]:
         """Number of signatures that the draft lacks, by role; empty without a draft."""

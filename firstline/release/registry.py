@@ -149,10 +149,10 @@ class Registry:
         Raises:
             NotFoundError: it is not signed.
         """
-        found = next((one for one in self.configurations(name) if one.version == version), None)
-        if found is None:
+        entry = next((one for one in self.configurations(name) if one.version == version), None)
+        if entry is None:
             raise NotFoundError(f"The registry has no configuration {name} version {version}.")
-        return found
+        return entry
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
         """Returns the current aliases."""

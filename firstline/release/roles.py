@@ -64,8 +64,8 @@ def check_keys(root: Root) -> None:
     Raises:
         ConfigError: one has, so that who holds it could sign for two.
     """
-    if said := duplicate_key(root):
-        raise ConfigError(f"It is not signed: {said}, and who holds it would sign for two. Name another key.")
+    if duplicate := duplicate_key(root):
+        raise ConfigError(f"It is not signed: {duplicate}, and who holds it would sign for two. Name another key.")
 
 
 def sign(metadata: Metadata[Any], signers: Iterable[CryptoSigner]) -> None:
@@ -76,10 +76,10 @@ def sign(metadata: Metadata[Any], signers: Iterable[CryptoSigner]) -> None:
 
 def missing(metadata: Metadata[Root], before: Metadata[Root] | None) -> dict[str, int]:
     """How many signatures a root metadata lacks: by the keys "before" it, which devices believe, and by its "own"."""
-    found = {"own": metadata.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)}
+    results = {"own": metadata.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)}
     if before is not None:
-        found["before"] = before.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)
-    return {who: result.missing for who, result in found.items() if result.missing}
+        results["before"] = before.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)
+    return {who: result.missing for who, result in results.items() if result.missing}
 
 
 def allows(root: Root, targets: Metadata[Targets]) -> bool:
@@ -94,22 +94,22 @@ def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
         IntegrityError: it is not valid.
     """
     try:
-        found: Metadata[Any] = Metadata.from_bytes(content)
+        metadata: Metadata[Any] = Metadata.from_bytes(content)
     except (RepositoryError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is no signed metadata: {error}.") from error
-    if not isinstance(found.signed, kind):
-        raise IntegrityError(f"{where} is {found.signed.type} metadata, not {kind.__name__.lower()} metadata.")
-    return found
+    if not isinstance(metadata.signed, kind):
+        raise IntegrityError(f"{where} is {metadata.signed.type} metadata, not {kind.__name__.lower()} metadata.")
+    return metadata
 
 
-def public_key(found: OnlineKey) -> Key:
+def public_key(online: OnlineKey) -> Key:
     """A gateway's public key, as the root is to name it.
 
     Raises:
         IntegrityError: it is not valid.
     """
     try:
-        return Key.from_dict(found.keyid, dict(found.key))
+        return Key.from_dict(online.keyid, dict(online.key))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError(f"The gateway's online key cannot be used: {error}.") from error
 

@@ -64,12 +64,12 @@ def calibrate(
     """Chooses the bundle's temperature, then its threshold.
 
     The temperature is that of the least negative log-likelihood of the first edge variant's answers. The threshold
-    is the smallest with which no variant's kept answers disagree with the full model more often than the target.
+    is the smallest with which no variant's accepted answers disagree with the full model more often than the target.
 
     Args:
         bundle: with edge and full model.
         dataset: images that no model was trained on; labels matter only with `against` "labels".
-        target_disagreement: of the kept answers, in 0..1.
+        target_disagreement: of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
         keep_temperature: leaves the temperature as the bundle has it.
         options: how the models run.
@@ -90,20 +90,20 @@ def calibrate(
         models = [load_model(bundle, model, options) for model in manifest.models]
         for model in models:
             stack.callback(model.close)
-        seen: list[list[Probabilities]] = [[] for _ in models]
+        outputs: list[list[Probabilities]] = [[] for _ in models]
         truth = []
         for done, observed in enumerate(observe(models, manifest.input, dataset), start=1):
-            for answers, answer in zip(seen, observed.answers, strict=True):
+            for answers, answer in zip(outputs, observed.answers, strict=True):
                 answers.append(answer)
             truth.append(observed.label)
             progress(done, len(dataset))
 
-    *edges, full = [np.concatenate(answers) for answers in seen]
+    *edges, full = [np.concatenate(answers) for answers in outputs]
     best = full.argmax(axis=1)
     policy = manifest.policy
     if not keep_temperature:
-        found = fit_temperature(edges[0], np.asarray(truth) if against == "labels" else best)
-        policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=found))
+        temperature = fit_temperature(edges[0], np.asarray(truth) if against == "labels" else best)
+        policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
     score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
     scores = [score(probabilities).astype(np.float64) for probabilities in edges]
     differs = [probabilities.argmax(axis=1) != best for probabilities in edges]
@@ -155,7 +155,7 @@ def fit_temperature(probabilities: Probabilities, truth: NDArray[np.integer]) ->
 def smallest_threshold(
     scores: Sequence[NDArray[np.floating]], differs: Sequence[NDArray[np.bool_]], target_disagreement: float
 ) -> float:
-    """The smallest threshold at which every variant's kept answers meet the target.
+    """The smallest threshold at which every variant's accepted answers meet the target.
 
     It lies half-way between the lowest score that is kept and the next one below, and scores closer than 1e-6 are kept
     or sent on together, so that the last digits, which differ between processors and batch sizes, decide nothing.
@@ -163,22 +163,22 @@ def smallest_threshold(
     Args:
         scores: (n,) of each variant; compared as FP64, as routing does.
         differs: (n,) of each variant: the full model says another label.
-        target_disagreement: share of the kept answers, in 0..1.
+        target_disagreement: share of the accepted answers, in 0..1.
 
     Raises:
         ConfigError: even the surest answers disagree too often.
     """
     exact = [sure.astype(np.float64) for sure in scores]
-    known = np.unique(np.concatenate(exact))
-    known = known[np.isfinite(known)]
-    candidates = known[np.diff(known, prepend=-np.inf) > _SAME * np.maximum(1, np.abs(known))]
+    values = np.unique(np.concatenate(exact))
+    values = values[np.isfinite(values)]
+    candidates = values[np.diff(values, prepend=-np.inf) > _SAME * np.maximum(1, np.abs(values))]
     fits = np.ones(len(candidates), np.bool_)
     for sure, differ in zip(exact, differs, strict=True):
         order = np.argsort(-sure)
         # wrong[k]: how many disagree among the k surest answers.
         wrong = np.append(0, np.cumsum(differ[order]))
-        kept = np.searchsorted(-sure[order], -candidates, side="right")
-        fits &= wrong[kept] <= target_disagreement * kept
+        accepted = np.searchsorted(-sure[order], -candidates, side="right")
+        fits &= wrong[accepted] <= target_disagreement * accepted
     if not fits.any():
         raise ConfigError(
             f"No threshold keeps the disagreement at {target_disagreement:g}: even the surest answers differ more "
@@ -187,7 +187,7 @@ def smallest_threshold(
     position = int(fits.argmax())
     chosen = float(candidates[position])
     if position > 0:
-        return _between(float(known[np.searchsorted(known, chosen) - 1]), chosen)
+        return _between(float(values[np.searchsorted(values, chosen) - 1]), chosen)
     below = chosen - _SAME * max(1.0, abs(chosen))
     return 0.0 if below < 0 <= chosen else _between(below, chosen)
 
@@ -199,5 +199,5 @@ def _between(below: float, above: float) -> float:
     return short if below + margin <= short <= above - margin else middle
 
 
-def _choice(variant: str, kept: NDArray[np.bool_], differs: NDArray[np.bool_]) -> VariantChoice:
-    return VariantChoice(variant, float(kept.mean()), float(differs[kept].mean()) if kept.any() else 0.0)
+def _choice(variant: str, accepted: NDArray[np.bool_], differs: NDArray[np.bool_]) -> VariantChoice:
+    return VariantChoice(variant, float(accepted.mean()), float(differs[accepted].mean()) if accepted.any() else 0.0)

@@ -148,9 +148,9 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
     proof, selection = _prove_groups(bundle, evidence, groups, "class", terms)
     limits = {group: each.threshold for group, each in proof.groups.items()}
     rows = selection.rest.tolist()
-    kept = [at for at in rows if (limit := limits[groups[at]]) is not None and selection.scores[at] >= limit]
+    accepted = [at for at in rows if (limit := limits[groups[at]]) is not None and selection.scores[at] >= limit]
     # Where every class keeps to epsilon, all of them together do, and that is what audits see.
-    bound = audit_epsilon(terms, evidence.losses("disagreement")[kept])
+    bound = audit_epsilon(terms, evidence.losses("disagreement")[accepted])
     return _certification(bundle, evidence, selection, proof, terms, audited=bound)
 
 
@@ -344,47 +344,47 @@ def _certificate(
     )
 
 
-def policy_of(policy: Policy, found: Certification) -> Policy:
+def policy_of(policy: Policy, certification: Certification) -> Policy:
     """The bundle's policy with what was decided.
 
     The declared threshold is in the score's own units: with another score it becomes the certified one, which is the
     best that is known for variants without a certificate of their own; of a promise by class, the strictest, for none
     of the looser ones speaks of the other classes.
     """
-    value = found.selection.value or policy.value
-    if found.certificate is None or found.selection.score == policy.score:
+    value = certification.selection.value or policy.value
+    if certification.certificate is None or certification.selection.score == policy.score:
         return msgspec.structs.replace(policy, value=value)
-    by_class = [group.threshold for group in found.certificate.groups.values() if group.threshold is not None]
-    return Policy(found.selection.score, max(by_class, default=found.certificate.threshold), value)
+    by_class = [group.threshold for group in certification.certificate.groups.values() if group.threshold is not None]
+    return Policy(certification.selection.score, max(by_class, default=certification.certificate.threshold), value)
 
 
-def voided(manifest: Manifest, found: Certification) -> tuple[str, ...]:
+def voided(manifest: Manifest, certification: Certification) -> tuple[str, ...]:
     """Ids of the other variants whose certificates are valid now, and void once the new score is the bundle's."""
-    if found.selection.score.digest == manifest.policy.score.digest:
+    if certification.selection.score.digest == manifest.policy.score.digest:
         return ()
-    return tuple(m.id for m in manifest.edge if m.id != found.variant.id and valid_certificate(manifest, m) is not None)
+    others = (model for model in manifest.edge if model.id != certification.variant.id)
+    return tuple(model.id for model in others if valid_certificate(manifest, model) is not None)
 
 
-def with_certificate(manifest: Manifest, found: Certification) -> Manifest:
+def with_certificate(manifest: Manifest, certification: Certification) -> Manifest:
     """The manifest with the variant's new certificate and what was decided; its version is the caller's to count."""
+    variant = next(model for model in manifest.edge if model.id == certification.variant.id)
+    replaced = msgspec.structs.replace(variant, certificate=certification.certificate)
     return msgspec.structs.replace(
         manifest,
-        policy=policy_of(manifest.policy, found),
-        edge=tuple(
-            msgspec.structs.replace(model, certificate=found.certificate) if model.id == found.variant.id else model
-            for model in manifest.edge
-        ),
+        policy=policy_of(manifest.policy, certification),
+        edge=tuple(replaced if model.id == replaced.id else model for model in manifest.edge),
     )
 
 
-def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: bool = False) -> Bundle:
+def write_certified(bundle: Bundle, certification: Certification, out: Path, *, force: bool = False) -> Bundle:
     """Writes the bundle with the variant's new certificate and its score, as the next version.
 
     Other variants keep theirs, void or not: see `voided`. Files that are absent stay absent.
 
     Args:
         bundle: that was certified.
-        found: with a certificate.
+        certification: with a certificate.
         out: must not exist, unless `force`; may then be the bundle itself.
         force: replaces a bundle; anything else that lies there is never touched.
 
@@ -393,7 +393,7 @@ def write_certified(bundle: Bundle, found: Certification, out: Path, *, force: b
     """
     manifest = bundle.manifest
     refuse_overwriting(out, force)
-    certified = msgspec.structs.replace(with_certificate(manifest, found), version=manifest.version + 1)
+    certified = msgspec.structs.replace(with_certificate(manifest, certification), version=manifest.version + 1)
     with staged_folder(out) as staged:
         for artefact in manifest.artefacts:
             if (source := bundle.file(artefact)).is_file():

@@ -72,10 +72,10 @@ class Dataset:
         Raises:
             ConfigError: an image is missing, unreadable or too large.
         """
-        found = hashlib.sha256()
+        total = hashlib.sha256()
         for encoded, label in self.read():
-            found.update(f"{hashlib.sha256(encoded).hexdigest()} {label}\n".encode())
-        return found.hexdigest()
+            total.update(f"{hashlib.sha256(encoded).hexdigest()} {label}\n".encode())
+        return total.hexdigest()
 
     def check_labels(self, labels: Sequence[str]) -> None:
         """Compares with a bundle's labels.
@@ -160,12 +160,12 @@ def spread(all_of_them: Sequence[_T], limit: int | None) -> Sequence[_T]:
 def _listed(images: _Images) -> list[str]:
     """All images that lie there, as labels.csv would name them; names that start with a dot are passed over."""
     if images.archive is not None:
-        found = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
+        paths = [PurePosixPath(name) for name in images.archive.namelist() if not name.endswith("/")]
     else:
-        found = [
+        paths = [
             PurePosixPath(*path.relative_to(images.folder).parts) for path in images.folder.rglob("*") if path.is_file()
         ]
-    return sorted(str(path) for path in found if not any(part.startswith(".") for part in path.parts))
+    return sorted(str(path) for path in paths if not any(part.startswith(".") for part in path.parts))
 
 
 def _samples(rows: csv.DictReader[str], file: Path, *, labelled: bool) -> Iterator[Sample]:
@@ -215,8 +215,8 @@ def _opened(folder: Path) -> Iterator[_Images]:
     images, archive = folder / "images", folder / "images.zip"
     if not images.is_dir() and not archive.exists():
         raise ConfigError(f"{folder} has neither images/ nor images.zip.")
-    with _opened_at(images if images.is_dir() else archive) as found:
-        yield found
+    with _opened_at(images if images.is_dir() else archive) as opened:
+        yield opened
 
 
 @contextmanager

@@ -71,12 +71,12 @@ def compare(
     for name, share in (("overlap", overlap), ("least confidence", least)):
         if not 0 < share <= 1:
             raise ConfigError(f"The {name} is {share:g}, but must be above 0 and at most 1, such as 0.5.")
-    asked = [image.id for image in _read(images, _Asked).images]
-    if len(set(asked)) != len(asked):
+    image_ids = [image.id for image in _read(images, _Asked).images]
+    if len(set(image_ids)) != len(image_ids):
         raise ConfigError(f"{images} names an image more than once; each id stands for one image.")
-    near, far = (_boxes(path, asked, images, least) for path in (edge, full))
+    near, far = (_boxes(path, image_ids, images, least) for path in (edge, full))
     score = mean_confidence if mean else minimum_confidence
-    for image_id in asked:
+    for image_id in image_ids:
         ours, theirs = near.get(image_id, _NONE), far.get(image_id, _NONE)
         agree = not any_unmatched(ours, theirs, overlap=overlap, least=least)
         yield DetectionRow(image_id, score(ours, least), int(agree))
@@ -85,13 +85,13 @@ def compare(
 _NONE = Boxes.of([], [], [])
 
 
-def _boxes(path: Path, asked: Iterable[_ImageId], images: Path, least: float) -> dict[_ImageId, Boxes]:
-    found: dict[_ImageId, list[_Detection]] = {image_id: [] for image_id in asked}
+def _boxes(path: Path, image_ids: Iterable[_ImageId], images: Path, least: float) -> dict[_ImageId, Boxes]:
+    detections: dict[_ImageId, list[_Detection]] = {image_id: [] for image_id in image_ids}
     for detection in _read(path, list[_Detection]):
-        if detection.image_id not in found:
+        if detection.image_id not in detections:
             raise ConfigError(f"{path} has boxes of the image {detection.image_id!r}, which {images} does not name.")
-        found[detection.image_id].append(detection)
-    for image_id, boxes in found.items():
+        detections[detection.image_id].append(detection)
+    for image_id, boxes in detections.items():
         count = sum(box.score >= least for box in boxes)
         if count > MOST_BOXES:
             raise ConfigError(
@@ -104,7 +104,7 @@ def _boxes(path: Path, asked: Iterable[_ImageId], images: Path, least: float) ->
             [box.category_id for box in boxes],
             [box.score for box in boxes],
         )
-        for image_id, boxes in found.items()
+        for image_id, boxes in detections.items()
     }
 
 

@@ -49,16 +49,16 @@ class EdgeRun(ModelRun):
     Attributes:
         scores: (n,) by the bundle's score function.
         probabilities: (n,) of the likeliest class, tempered as the score has them.
-        threshold: from which its answers are kept.
+        threshold: from which its answers are accepted.
         by: "class" where thresholds are by predicted class, `threshold` being the lowest; else "".
-        kept: (n,) whether the bundle's policy keeps the answer.
+        accepted: (n,) whether the bundle's policy accepts the answer.
     """
 
     scores: NDArray[np.float64]
     probabilities: NDArray[np.float64]
     threshold: float
     by: str
-    kept: NDArray[np.bool_]
+    accepted: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,18 +116,18 @@ def measure(
         seconds = np.empty((len(models), count), np.float64)
         scores, probabilities = np.empty((2, len(edges), count), np.float64)
         truth, sizes = np.empty((2, count), np.int64)
-        for i, seen in enumerate(observe(models, manifest.input, dataset)):
-            truth[i], sizes[i], seconds[:, i] = seen.label, seen.size_bytes, seen.seconds
-            labels[:, i] = [int(rows.argmax()) for rows in seen.answers]
-            for at, rows in enumerate(seen.answers[: len(edges)]):
-                scores[at, i] = score(rows, seen.logits[at])[0]
+        for i, observation in enumerate(observe(models, manifest.input, dataset)):
+            truth[i], sizes[i], seconds[:, i] = observation.label, observation.size_bytes, observation.seconds
+            labels[:, i] = [int(rows.argmax()) for rows in observation.answers]
+            for at, rows in enumerate(observation.answers[: len(edges)]):
+                scores[at, i] = score(rows, observation.logits[at])[0]
                 probabilities[at, i] = temper(rows, manifest.policy.score.temperature).max()
             progress(i + 1, count)
 
     runs = []
     for at, edge in enumerate(edges):
         certificate = valid_certificate(manifest, edge.model)
-        found = [
+        thresholds = [
             policy.threshold_in_use(manifest.policy.threshold, certificate, label=manifest.labels[label])
             for label in labels[at].tolist()
         ]
@@ -141,7 +141,7 @@ def measure(
                 probabilities=probabilities[at],
                 threshold=policy.threshold_in_use(manifest.policy.threshold, certificate),
                 by=certificate.by if certificate is not None else "",
-                kept=scores[at] >= np.array(found),
+                accepted=scores[at] >= np.array(thresholds),
             )
         )
     return Measured(
@@ -155,16 +155,16 @@ def measure(
 
 
 def _load_edges(bundle: Bundle, variants: Sequence[str], options: RuntimeOptions) -> list[LoadedModel]:
-    known: dict[str, Model] = {model.id: model for model in bundle.manifest.edge}
+    by_id: dict[str, Model] = {model.id: model for model in bundle.manifest.edge}
     if not variants:
-        return [load_edge(bundle, options)] if known else []
-    names = list(known) if ALL_VARIANTS in variants else list(variants)
-    unknown = [name for name in names if name not in known]
+        return [load_edge(bundle, options)] if by_id else []
+    names = list(by_id) if ALL_VARIANTS in variants else list(variants)
+    unknown = [name for name in names if name not in by_id]
     if unknown:
         raise ConfigError(
-            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {', '.join(known) or 'none'}."
+            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {', '.join(by_id) or 'none'}."
         )
-    return [load_model(bundle, known[name], options) for name in names]
+    return [load_model(bundle, by_id[name], options) for name in names]
 
 
 class Latency(Struct, frozen=True):
@@ -189,10 +189,10 @@ class TieredFigures(Struct, frozen=True):
 
     Attributes:
         edge_share: answered at the edge, in 0..1.
-        disagreement: of the answers kept at the edge, the share for which the full model says another label; None
-            where none was kept.
-        auroc: how well the score tells the answers that disagree from the others, kept or not: the chance that one of
-            them scores below one of the others. None where none disagrees, or all do.
+        disagreement: of the answers accepted at the edge, the share for which the full model says another label; None
+            where none was accepted.
+        auroc: how well the score tells the answers that disagree from the others, accepted or not: the chance that one
+            of them scores below one of the others. None where none disagrees, or all do.
         bytes_sent: of the encoded images that travel.
         bytes_all: if every image travelled.
         latency_ms: of both models where both ran; the network's share comes on top.
@@ -213,7 +213,7 @@ class Variant(Struct, frozen=True):
     """An edge variant.
 
     Attributes:
-        threshold: its answers are kept from this score on.
+        threshold: its answers are accepted from this score on.
         by: "class" where each predicted class has a threshold of its own, `threshold` being the lowest; else "".
         tiered: None where the bundle has no full model.
     """
@@ -281,19 +281,19 @@ def _model_figures(run: ModelRun, truth: NDArray[np.int64]) -> ModelFigures:
 
 
 def _tiered(edge: EdgeRun, full: ModelRun, truth: NDArray[np.int64], sizes: NDArray[np.int64]) -> TieredFigures:
-    kept = edge.kept
-    answers = np.where(kept, edge.labels, full.labels)
+    accepted = edge.accepted
+    answers = np.where(accepted, edge.labels, full.labels)
     differs = edge.labels != full.labels
     return TieredFigures(
         accuracy=float((answers == truth).mean()),
-        edge_share=float(kept.mean()),
-        kept=int(kept.sum()),
-        escalated=int((~kept).sum()),
-        disagreement=float(differs[kept].mean()) if kept.any() else None,
+        edge_share=float(accepted.mean()),
+        kept=int(accepted.sum()),
+        escalated=int((~accepted).sum()),
+        disagreement=float(differs[accepted].mean()) if accepted.any() else None,
         auroc=auroc(edge.scores, differs),
-        bytes_sent=int(sizes[~kept].sum()),
+        bytes_sent=int(sizes[~accepted].sum()),
         bytes_all=int(sizes.sum()),
-        latency_ms=_latency(edge.seconds + np.where(kept, 0.0, full.seconds)),
+        latency_ms=_latency(edge.seconds + np.where(accepted, 0.0, full.seconds)),
     )
 
 

@@ -51,13 +51,13 @@ class Evidence:
     @property
     def edge(self) -> NDArray[np.int64]:
         """(n,) the edge model's labels."""
-        found: NDArray[np.int64] = self.probabilities.argmax(axis=1)
-        return found
+        labels: NDArray[np.int64] = self.probabilities.argmax(axis=1)
+        return labels
 
     def losses(self, contract: Contract) -> NDArray[np.bool_]:
-        """(n,) whether keeping the answer breaks a contract on kept answers."""
-        found: NDArray[np.bool_] = self.edge != self.full
-        return found & (self.full == self.truth) if contract == "harm" else found
+        """(n,) whether accepting the edge answer breaks a contract on edge answers."""
+        differs: NDArray[np.bool_] = self.edge != self.full
+        return differs & (self.full == self.truth) if contract == "harm" else differs
 
 
 def full_model(bundle: Bundle, edge: str) -> Model:
@@ -73,9 +73,9 @@ def full_model(bundle: Bundle, edge: str) -> Model:
     manifest = bundle.manifest
     if not manifest.edge or manifest.full is None:
         raise ConfigError("A certificate compares edge and full model; the bundle needs both.")
-    known = [model.id for model in manifest.edge]
-    if edge and edge not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(known)}.")
+    ids = [model.id for model in manifest.edge]
+    if edge and edge not in ids:
+        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(ids)}.")
     return manifest.full
 
 
@@ -217,8 +217,8 @@ def gather_from_agent(
             except RequestError as error:
                 raise ConfigError(f"'{sample.file}' of {dataset.folder} was refused: {error.message}") from error
             probabilities[i] = _row(response, manifest, agent.url)
-            said = response.answer.confidence if response.answer is not None else None
-            scores[i] = np.nan if said is None else said
+            confidence = response.answer.confidence if response.answer is not None else None
+            scores[i] = np.nan if confidence is None else confidence
             progress(i + 1, count)
     return Evidence(variant, probabilities, None, scores, full, truth)
 
@@ -235,26 +235,26 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
         ConfigError: it holds another version, another bundle of this version, or runs no variant.
         ProtocolError: it is not the status of an agent.
     """
-    name, wanted = manifest.name, str(manifest.version)
+    name, version = manifest.name, str(manifest.version)
     remedy = "certify the bundle that it runs, or give it this one"
     try:
         held = [model for model in status["models"] if model["name"] == name]
-        found = next((model for model in held if model["version"] == wanted), None)
-        if found is None:
+        running = next((model for model in held if model["version"] == version), None)
+        if running is None:
             has = ", ".join(model["version"] for model in held)
-            said = f"'{name}' in version {has}, not {wanted}" if has else f"no model '{name}'"
-            raise ConfigError(f"The device at {where} holds {said}; {remedy}.")
-        if found["edge"] is None:
-            raise ConfigError(f"The device at {where} runs no variant of '{name}' {wanted}: {found['problem']}")
-        parts = {"full model": (found["full_model_digest"], manifest.full_digest)}
-        parts["score"] = (found["score_digest"], manifest.policy.score.digest)
-        variant = next((model for model in manifest.edge if model.digest == found["model_digest"]), None)
+            other_version = f"'{name}' in version {has}, not {version}" if has else f"no model '{name}'"
+            raise ConfigError(f"The device at {where} holds {other_version}; {remedy}.")
+        if running["edge"] is None:
+            raise ConfigError(f"The device at {where} runs no variant of '{name}' {version}: {running['problem']}")
+        parts = {"full model": (running["full_model_digest"], manifest.full_digest)}
+        parts["score"] = (running["score_digest"], manifest.policy.score.digest)
+        variant = next((model for model in manifest.edge if model.digest == running["model_digest"]), None)
         other = [what for what, (its, ours) in parts.items() if its != ours]
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"What answers at {where} is no edge agent, or one of another version.") from error
     if variant is None or other:
         differs = " and another ".join((["edge model or processing"] if variant is None else []) + other)
-        raise ConfigError(f"The device at {where} runs '{name}' {wanted} with another {differs}; {remedy}.")
+        raise ConfigError(f"The device at {where} runs '{name}' {version} with another {differs}; {remedy}.")
     return variant
 
 
@@ -282,10 +282,11 @@ def _ask(client: Client, manifest: Manifest, encoded: bytes, route: Any, digest:
 
 
 def _row(response: InferResponse, manifest: Manifest, where: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    found = response.output(PROBABILITIES)
-    if found.shape != (1, len(manifest.labels)):
-        raise ProtocolError(f"{where} gave {list(found.shape)} probabilities for one of {len(manifest.labels)} labels.")
-    row: np.ndarray[Any, np.dtype[np.float32]] = found[0]
+    probabilities = response.output(PROBABILITIES)
+    if probabilities.shape != (1, len(manifest.labels)):
+        shape, labels = list(probabilities.shape), len(manifest.labels)
+        raise ProtocolError(f"{where} gave {shape} probabilities for one of {labels} labels.")
+    row: np.ndarray[Any, np.dtype[np.float32]] = probabilities[0]
     return row
 
 

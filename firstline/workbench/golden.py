@@ -59,15 +59,15 @@ def answered_golden(
         options: for the runs.
         tolerance: see `Golden`; None for the usual one.
     """
-    asked = tensor_of(inputs, bundle.manifest.input)
+    tensor = tensor_of(inputs, bundle.manifest.input)
     outputs = {}
     for model in bundle.manifest.edge:
         with closing(load_model(bundle, model, options)) as loaded:
             try:
-                said = loaded.predict(asked).astype(np.float64).round(_DIGITS)
+                probabilities = loaded.predict(tensor).astype(np.float64).round(_DIGITS)
             except InvalidTensorError as error:
                 raise ConfigError(f"A golden input is none that '{model.id}' takes: {error.message}") from error
-        outputs[model.id] = tuple(map(tuple, said.tolist()))
+        outputs[model.id] = tuple(map(tuple, probabilities.tolist()))
     content = encode_golden(msgspec.structs.replace(inputs, outputs=outputs))
     if len(content) > LIMIT_BYTES:
         raise ConfigError(
@@ -82,16 +82,16 @@ def answered_golden(
 def read_inputs(files: Sequence[Path], spec: InputSpec) -> GoldenAnswers:
     """Returns the inputs without answers; raises ConfigError as `write_golden` does."""
     if spec.datatype == "BYTES":
-        found = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
+        golden = GoldenAnswers(tuple(_within_limit(image for file in files for image in _images_of(file))), {})
     else:
         arrays = [_rows_of(file, spec) for file in files]
         shapes = {array.shape[1:] for array in arrays}
         if len(shapes) != 1:
             raise ConfigError(f"Golden inputs are rows of one shape, and these have {sorted(map(list, shapes))}.")
-        found = GoldenAnswers(tuple(row.tobytes() for array in arrays for row in array), {}, shapes.pop())
-    if not 0 < len(found.inputs) <= ROWS_LIMIT:
-        raise ConfigError(f"There are {len(found.inputs)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
-    return found
+        golden = GoldenAnswers(tuple(row.tobytes() for array in arrays for row in array), {}, shapes.pop())
+    if not 0 < len(golden.inputs) <= ROWS_LIMIT:
+        raise ConfigError(f"There are {len(golden.inputs)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
+    return golden
 
 
 def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
@@ -122,7 +122,7 @@ def _bytes_of(file: Path) -> bytes:
 
 def _rows_of(file: Path, spec: InputSpec) -> NDArray[np.generic]:
     """(rows, ...) little-endian, in C order."""
-    wanted = np.dtype(DATATYPES[spec.datatype])
+    dtype = np.dtype(DATATYPES[spec.datatype])
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
@@ -135,8 +135,8 @@ def _rows_of(file: Path, spec: InputSpec) -> NDArray[np.generic]:
     if not fits or any(size not in (-1, has) for size, has in zip(spec.shape[1:], array.shape[1:], strict=True)):
         has = list(array.shape) if isinstance(array, np.ndarray) else "several arrays"
         raise ConfigError(f"The golden input {file} has shape {has}, and the bundle takes {list(spec.shape)}.")
-    if array.dtype != wanted:
+    if array.dtype != dtype:
         raise ConfigError(f"The golden input {file} holds {array.dtype}, and the bundle takes {spec.datatype}.")
     if array.nbytes > LIMIT_BYTES:
         raise ConfigError(f"The golden input {file} has {array.nbytes} bytes; give at most {LIMIT_BYTES}.")
-    return np.ascontiguousarray(array, dtype=wanted.newbyteorder("<"))
+    return np.ascontiguousarray(array, dtype=dtype.newbyteorder("<"))

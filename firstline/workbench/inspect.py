@@ -67,22 +67,22 @@ class Check(Struct, frozen=True):
 def summarise(bundle: Bundle) -> Summary:
     manifest = bundle.manifest
 
-    def model(found: Model) -> ModelSummary:
+    def model(entry: Model) -> ModelSummary:
         return ModelSummary(
-            id=found.id,
-            tier="full" if found is manifest.full else "edge",
-            file=found.artefact.file,
-            present=bundle.has(found),
-            size_bytes=found.artefact.size_bytes,
-            sha256=found.artefact.sha256,
-            digest=found.digest,
-            runtime=found.runtime,
-            precision=found.precision,
-            preprocess=spell(found.preprocess),
-            postprocess=spell(found.postprocess),
-            measured=found.measured,
-            certificate=found.certificate,
-            uncertified="" if found is manifest.full else certificate_problem(manifest, found),
+            id=entry.id,
+            tier="full" if entry is manifest.full else "edge",
+            file=entry.artefact.file,
+            present=bundle.has(entry),
+            size_bytes=entry.artefact.size_bytes,
+            sha256=entry.artefact.sha256,
+            digest=entry.digest,
+            runtime=entry.runtime,
+            precision=entry.precision,
+            preprocess=spell(entry.preprocess),
+            postprocess=spell(entry.postprocess),
+            measured=entry.measured,
+            certificate=entry.certificate,
+            uncertified="" if entry is manifest.full else certificate_problem(manifest, entry),
         )
 
     return Summary(
@@ -92,7 +92,7 @@ def summarise(bundle: Bundle) -> Summary:
         input=manifest.input,
         labels=manifest.labels,
         policy=manifest.policy,
-        models=tuple(model(found) for found in manifest.models),
+        models=tuple(model(entry) for entry in manifest.models),
     )
 
 
@@ -131,17 +131,17 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
                 return Check(what, "ok", f"loads on {loaded.runtime.provider}; its input's sizes are free, so not run")
             rows = loaded.prepare(tensor)
             probabilities = loaded.run(rows)
-            found = misfit(loaded, tensor, rows)
+            range_error = misfit(loaded, tensor, rows)
         finally:
             loaded.close()
     except FirstlineError as error:
         return Check(what, "failed", error.message)
     if not np.isfinite(probabilities).all():
         return Check(what, "failed", "gives NaN or infinity for noise")
-    if found is not None and found.hopeless:
-        return Check(what, "failed", found.sentence)
+    if range_error is not None and range_error.hopeless:
+        return Check(what, "failed", range_error.sentence)
     shape = f"{list(probabilities.shape)} on {loaded.runtime.provider}"
-    noted = f"; {found.sentence}" if found is not None else ""
+    noted = f"; {range_error.sentence}" if range_error is not None else ""
     if not may_be_probabilities(probabilities):
         return Check(what, "ok", f"gives {shape}, which do not look like probabilities{noted}")
     return Check(what, "ok", f"gives probabilities {shape}{noted}")

@@ -99,18 +99,18 @@ def _check_classes(bundle: Bundle, model: Model, source: Path, options: RuntimeO
     if outputs - offset == labels:
         return
     dropped = f", {outputs - offset} after label_offset:{offset}," if offset else ""
-    said = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels"
+    counts = f"{source.name} has {outputs} outputs{dropped} and there are {labels} labels"
     if not offset and outputs == labels + 1:
         raise ConfigError(
-            f"{said}: add label_offset:1 to its postprocessing where its first output is a background class, or give "
+            f"{counts}: add label_offset:1 to its postprocessing where its first output is a background class, or give "
             "the label that is missing."
         )
     if labels == outputs - offset + 1:
         raise ConfigError(
-            f"{said}: leave out the first label (--labels-skip 1) where it is a background class that the model "
+            f"{counts}: leave out the first label (--labels-skip 1) where it is a background class that the model "
             f"{'does not count' if not offset else 'drops'}, or correct the labels."
         )
-    raise ConfigError(f"{said}: give the labels of this model, one for each output.")
+    raise ConfigError(f"{counts}: give the labels of this model, one for each output.")
 
 
 def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, warn: Callable[[str], None]) -> None:
@@ -118,10 +118,10 @@ def _check_outputs(loaded: LoadedModel, tensor: Tensor | None, source: Path, war
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
     rows = loaded.prepare(tensor)
-    if (found := misfit(loaded, tensor, rows)) is not None:
-        if found.hopeless:
-            raise ConfigError(f"{found.sentence}.")
-        warn(f"{source.name}: {found.sentence}.")
+    if (range_error := misfit(loaded, tensor, rows)) is not None:
+        if range_error.hopeless:
+            raise ConfigError(f"{range_error.sentence}.")
+        warn(f"{source.name}: {range_error.sentence}.")
     output = _port(loaded.runtime.outputs, loaded.model.output, loaded.model, "output")
     raw = loaded.runtime.run({loaded.input.name: rows})[output.name].reshape(len(rows), -1)
     probabilities = loaded.run(rows)

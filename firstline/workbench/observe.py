@@ -62,7 +62,7 @@ def observe(models: Sequence[LoadedModel], spec: InputSpec, dataset: Dataset) ->
                     model.predict(tensor)
                 warm = True
             timed = [_timed(model, tensor) for model in models]
-        answers, logits = zip(*(said for said, _ in timed), strict=True)
+        answers, logits = zip(*(prediction for prediction, _ in timed), strict=True)
         size_bytes, seconds = len(tensor.array[0]), tuple(seconds for _, seconds in timed)
         yield Observation(sample.label, size_bytes, answers, logits, seconds)
 
@@ -135,8 +135,8 @@ def accuracies_on(
         if not models:
             raise ConfigError(f"No model of {bundle.path} loads here, so that none has an accuracy: {why}")
         right = np.zeros(len(models), np.int64)
-        for done, seen in enumerate(observe(models, manifest.input, dataset), 1):
-            right += [int(rows.argmax()) == seen.label for rows in seen.answers]
+        for done, observation in enumerate(observe(models, manifest.input, dataset), 1):
+            right += [int(rows.argmax()) == observation.label for rows in observation.answers]
             progress(done, len(dataset))
     return {
         loaded.model.digest: float(count) / len(dataset) for loaded, count in zip(models, right.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Draws what a sheet counts, as PNG images for light and for dark pages. Needs matplotlib: `firstline[analysis]`."""
+"""Draws the numbers of a report as PNG images for light and for dark pages. Needs matplotlib: `firstline[analysis]`."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ LIGHT = Theme(paper="#ffffff", ink="#1d2329", faint="#c9d0d6", first="#0b62b8", 
 DARK = Theme(paper="#161b20", ink="#e4e8eb", faint="#4a545d", first="#6db3f8", second="#ff9e57")
 
 
-def accuracy(sheet: ReportData, tiers: Tiers, theme: Theme) -> bytes:
+def accuracy(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
     """Accuracy of all answers against the share that is escalated."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        seen = tiers.curve
-        axes.plot(seen.escalated, seen.accuracy, color=theme.first, label="by threshold of the score")
-        ends = (sheet.edge.value, tiers.full.value)
+        curve = tiers.curve
+        axes.plot(curve.escalated, curve.accuracy, color=theme.first, label="by threshold of the score")
+        ends = (data.edge.value, tiers.full.value)
         axes.plot((0, 1), ends, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="escalating at random")
-        if sheet.certificate is not None and sheet.certificate.contract == "stream":
-            least = tiers.full.value - sheet.certificate.epsilon
-            promised = f"certified: at most {points(sheet.certificate.epsilon)} below the full model"
+        if data.certificate is not None and data.certificate.contract == "stream":
+            least = tiers.full.value - data.certificate.epsilon
+            promised = f"certified: at most {points(data.certificate.epsilon)} below the full model"
             axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
         _point(axes, tiers.escalated, tiers.accuracy, theme, "this bundle, with its 95 % interval")
         _percent(axes, "escalated to the full model (% of answers)", "right answers (%)")
@@ -58,7 +58,7 @@ def accuracy(sheet: ReportData, tiers: Tiers, theme: Theme) -> bytes:
 
 
 def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
-    """Disagreement among kept answers against the share that is escalated.
+    """Disagreement among accepted edge answers against the share that is escalated.
 
     Args:
         tiers: the data to draw.
@@ -75,7 +75,7 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
             axes.axhline(epsilon, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=promised)
         if tiers.disagreement.rows:
             _point(axes, tiers.escalated, tiers.disagreement, theme, "this bundle, with its 95 % interval")
-        _percent(axes, "escalated to the full model (% of answers)", "kept answers that disagree with it (%)")
+        _percent(axes, "escalated to the full model (% of answers)", "accepted edge answers that disagree with it (%)")
         axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper right")
@@ -83,17 +83,17 @@ def risk(tiers: Tiers, epsilon: float | None, by: str, theme: Theme) -> bytes:
     return rendered(draw, theme)
 
 
-def reliability(sheet: ReportData, theme: Theme) -> bytes:
+def reliability(data: ReportData, theme: Theme) -> bytes:
     """Share of right answers against the probability that the edge model gives them, and how many there are."""
 
     def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-        bins = sheet.reliability.bins
+        bins = data.reliability.bins
         upper.plot((0, 1), (0, 1), color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="perfectly calibrated")
-        values = np.array([found.right.value for found in bins])
-        ends = np.array([(found.right.low, found.right.high) for found in bins])
+        values = np.array([each.right.value for each in bins])
+        ends = np.array([(each.right.low, each.right.high) for each in bins])
         upper.errorbar(
-            [found.probability for found in bins],
+            [each.probability for each in bins],
             values,
             yerr=np.abs(ends.T - values),
             fmt="o",
@@ -103,7 +103,7 @@ def reliability(sheet: ReportData, theme: Theme) -> bytes:
             color=theme.first,
             label="edge model, with 95 % intervals",
         )
-        counts = [found.right.rows for found in bins]
+        counts = [each.right.rows for each in bins]
         middles, widths = zip(*(((b.low + b.high) / 2, 0.9 * (b.high - b.low)) for b in bins), strict=True)
         lower.bar(middles, counts, widths, color=theme.first)
         _counted(lower, max(counts))
@@ -112,34 +112,34 @@ def reliability(sheet: ReportData, theme: Theme) -> bytes:
         lower.xaxis.set_major_formatter(_FORMATTER)
         upper.set_xlim(-0.02, 1.02)
         upper.set_ylim(-0.04, 1.04)
-        upper.set_title(f"expected calibration error {100 * sheet.reliability.error:.1f} %", loc="left")
+        upper.set_title(f"expected calibration error {100 * data.reliability.error:.1f} %", loc="left")
         figure.legend(loc="outside upper left", ncols=2)
 
     return rendered(draw, theme)
 
 
-def scores(sheet: ReportData, tiers: Tiers, theme: Theme) -> bytes:
+def scores(data: ReportData, tiers: Tiers, theme: Theme) -> bytes:
     """How scores lie, of the answers that agree with the full model and of those that do not."""
 
     def draw(figure: Figure) -> None:
-        seen = tiers.scores
-        marked = bool(seen.edges[0] <= sheet.threshold <= seen.edges[-1])
-        by = sheet.certificate.by if sheet.certificate is not None else ""
-        meaning = f"some are kept from here on, by {by}" if by else "kept from here on"
-        middles, widths = (seen.edges[:-1] + seen.edges[1:]) / 2, 0.9 * np.diff(seen.edges)
+        histograms = tiers.scores
+        marked = bool(histograms.edges[0] <= data.threshold <= histograms.edges[-1])
+        by = data.certificate.by if data.certificate is not None else ""
+        meaning = f"some are accepted from here on, by {by}" if by else "accepted from here on"
+        middles, widths = (histograms.edges[:-1] + histograms.edges[1:]) / 2, 0.9 * np.diff(histograms.edges)
         panels = (
-            ("agree with the full model", seen.agreeing, theme.first),
-            ("disagree", seen.disagreeing, theme.second),
+            ("agree with the full model", histograms.agreeing, theme.first),
+            ("disagree", histograms.disagreeing, theme.second),
         )
         for axes, (name, counts, colour) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
             axes.bar(middles, counts, widths, color=colour)
-            _counted(axes, int(max(seen.agreeing.max(), seen.disagreeing.max(), 1)))
+            _counted(axes, int(max(histograms.agreeing.max(), histograms.disagreeing.max(), 1)))
             axes.set_title(f"{int(counts.sum())} answers {name}", loc="left")
             if marked:
-                axes.axvline(sheet.threshold, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=meaning)
+                axes.axvline(data.threshold, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=meaning)
         if marked:
             axes.legend(loc="upper left")
-        axes.set_xlabel(f"score of the edge answer ({sheet.score})")
+        axes.set_xlabel(f"score of the edge answer ({data.score})")
 
     return rendered(draw, theme)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from firstline.workbench.evaluate import Measured
-from firstline.workbench.report_data import ReportData, Share, Tiers, sheet
+from firstline.workbench.report_data import ReportData, Share, Tiers, report_data
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
 
@@ -57,7 +57,7 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
         about: a sentence about the measurement and its data.
         sections: each variant with its plots.
     """
-    body = "\n".join(_section(sheet, plots) for sheet, plots in sections)
+    body = "\n".join(_section(data, plots) for data, plots in sections)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -79,64 +79,65 @@ def html(title: str, about: str, sections: Iterable[tuple[ReportData, Sequence[P
 """
 
 
-def figures(sheet: ReportData) -> Table:
+def figures(data: ReportData) -> Table:
     """The variant's figures with their intervals."""
-    shares: list[tuple[str, Share]] = [("right answers, edge model alone", sheet.edge)]
-    if (tiers := sheet.tiers) is not None:
+    shares: list[tuple[str, Share]] = [("right answers, edge model alone", data.edge)]
+    if (tiers := data.tiers) is not None:
         shares += [
             ("right answers, both tiers", tiers.accuracy),
             ("right answers, full model alone", tiers.full),
             ("escalated to the full model", tiers.escalated),
-            ("kept answers that disagree with it", tiers.disagreement),
+            ("accepted edge answers that disagree with it", tiers.disagreement),
         ]
     return Table(
         "What this data shows",
         ("", "%", "95 % interval", "images"),
-        [(name, percent(found.value), interval(found), f"{found.hits} of {found.rows}") for name, found in shares],
+        [(name, percent(share.value), interval(share), f"{share.hits} of {share.rows}") for name, share in shares],
     )
 
 
 def curve_table(tiers: Tiers) -> Table:
     """The curve at every twentieth of the answers."""
-    seen = tiers.curve
-    positions = sorted({seen.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
+    curve = tiers.curve
+    positions = sorted({curve.at(step / _STEPS) for step in range(_STEPS + 1)}, reverse=True)
     return Table(
         "By threshold of the score",
-        ("escalated, %", "kept from a score of", "right answers, %", "kept that disagree, %"),
+        ("escalated, %", "accepted from a score of", "right answers, %", "accepted that disagree, %"),
         [
             (
-                percent(seen.escalated[at]),
-                "none is kept" if at == 0 else f"{seen.thresholds[at]:.6g}",
-                percent(seen.accuracy[at]),
-                percent(seen.disagreement[at]),
+                percent(curve.escalated[at]),
+                "none is accepted" if at == 0 else f"{curve.thresholds[at]:.6g}",
+                percent(curve.accuracy[at]),
+                percent(curve.disagreement[at]),
             )
             for at in positions
         ],
     )
 
 
-def reliability_table(sheet: ReportData) -> Table:
+def reliability_table(data: ReportData) -> Table:
     """The bins of the reliability diagram."""
     return Table(
-        f"Expected calibration error {percent(sheet.reliability.error)} %",
+        f"Expected calibration error {percent(data.reliability.error)} %",
         ("probability, %", "mean, %", "right, %", "95 % interval", "images"),
         [
             (
-                f"{percent(found.low)} to {percent(found.high)}",
-                percent(found.probability),
-                percent(found.right.value),
-                interval(found.right),
-                str(found.right.rows),
+                f"{percent(each.low)} to {percent(each.high)}",
+                percent(each.probability),
+                percent(each.right.value),
+                interval(each.right),
+                str(each.right.rows),
             )
-            for found in sheet.reliability.bins
+            for each in data.reliability.bins
         ],
     )
 
 
 def scores_table(tiers: Tiers) -> Table:
     """The histograms' bars; scores that never occur are left out."""
-    seen = tiers.scores
-    bars = zip(seen.edges, seen.edges[1:], seen.agreeing.tolist(), seen.disagreeing.tolist(), strict=False)
+    histograms = tiers.scores
+    counts = histograms.agreeing.tolist(), histograms.disagreeing.tolist()
+    bars = zip(histograms.edges, histograms.edges[1:], *counts, strict=False)
     return Table(
         "Images by score",
         ("score", "agree", "disagree"),
@@ -148,34 +149,34 @@ def scores_table(tiers: Tiers) -> Table:
     )
 
 
-def standing(sheet: ReportData) -> str:
+def certificate_sentence(data: ReportData) -> str:
     """The promise of this variant, or why there is none."""
-    certificate = sheet.certificate
+    certificate = data.certificate
     if certificate is None:
         return (
-            f"Not certified: {sheet.uncertified}. Answers are kept from a score of {sheet.threshold:.6g} on, and say "
+            f"Not certified: {data.uncertified}. Answers are accepted from a score of {data.threshold:.6g} on, and say "
             "that they are not certified."
         )
     risk = f"risk was {percent(certificate.risk_upper)} %"
     if certificate.contract == "stream":
         risk = f"accuracy given up was {points(certificate.risk_upper)}"
-    rule = f"answers are kept from a score of {certificate.threshold:.6g} on"
+    rule = f"answers are accepted from a score of {certificate.threshold:.6g} on"
     if certificate.by:
-        known = [group.threshold for group in certificate.groups.values() if group.threshold is not None]
+        thresholds = [group.threshold for group in certificate.groups.values() if group.threshold is not None]
         rule = (
-            f"answers are kept from the score of their class on, {min(known):.6g} to {max(known):.6g}, in {len(known)} "
-            f"of {sheet.classes} classes; of the others nothing is proved, and none is kept"
+            f"answers are accepted from the score of their class on, {min(thresholds):.6g} to {max(thresholds):.6g}, "
+            f"in {len(thresholds)} of {data.classes} classes; of the others nothing is proved, and none is accepted"
         )
     return (
-        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: {rule}. That kept "
+        f"Certified: {certificate.promise}. Proved on {certificate.n} rows: {rule}. That accepted "
         f"{percent(certificate.kept)} % of them, and the upper bound of the {risk}."
     )
 
 
 def area(tiers: Tiers) -> str:
     """How well the score tells answers that disagree from the others."""
-    found = "n/a" if tiers.auroc is None else f"{tiers.auroc:.3f}"
-    return f'AUROC of the score for "edge disagrees with full": {found}.'
+    value = "n/a" if tiers.auroc is None else f"{tiers.auroc:.3f}"
+    return f'AUROC of the score for "edge disagrees with full": {value}.'
 
 
 def percent(value: float) -> str:
@@ -183,17 +184,17 @@ def percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.2f}"
 
 
-def interval(found: Share) -> str:
-    return f"{percent(found.low)} to {percent(found.high)}"
+def interval(share: Share) -> str:
+    return f"{percent(share.low)} to {percent(share.high)}"
 
 
-def _section(sheet: ReportData, plots: Sequence[Plot]) -> str:
+def _section(data: ReportData, plots: Sequence[Plot]) -> str:
     drawn = "\n".join(_figure(plot) for plot in plots)
-    told = f"\n<p>{escape(area(sheet.tiers))}</p>" if sheet.tiers is not None else ""
+    paragraph = f"\n<p>{escape(area(data.tiers))}</p>" if data.tiers is not None else ""
     return f"""<section>
-<h2>{escape(sheet.variant)}</h2>
-<p class="standing">{escape(standing(sheet)).replace(" %", "&nbsp;%")}</p>
-{_table(figures(sheet))}{told}
+<h2>{escape(data.variant)}</h2>
+<p class="certificate">{escape(certificate_sentence(data)).replace(" %", "&nbsp;%")}</p>
+{_table(figures(data))}{paragraph}
 {drawn}
 </section>"""
 
@@ -240,7 +241,7 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.5 sy
 main { max-width: 46rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
 h1, h2 { line-height: 1.25; overflow-wrap: anywhere; }
-.standing { background: var(--mark); border-radius: .5rem; padding: .75rem 1rem; }
+.certificate { background: var(--mark); border-radius: .5rem; padding: .75rem 1rem; }
 figure { margin: 2rem 0; } figcaption { font-weight: 600; margin-bottom: .5rem; }
 img { display: block; width: 100%; height: auto; }
 .table { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -288,13 +289,13 @@ def write_report(measured: Measured, folder: Path) -> Path:
     if not measured.edges:
         raise ConfigError(f"Bundle '{measured.manifest.name}' has no edge variant; there is nothing to draw.")
     require_drawing(folder)
-    sections = [(found, _drawn(found)) for found in (sheet(measured, edge) for edge in measured.edges)]
+    sections = [(data, _drawn(data)) for data in (report_data(measured, edge) for edge in measured.edges)]
     title = f"{measured.manifest.name} version {measured.manifest.version}"
     about = f"Measured on {len(measured.truth)} labelled images of {measured.data}."
     try:
-        for found, plots in sections:
+        for data, plots in sections:
             for plot in plots:
-                (folder / f"{found.variant}-{plot.name}.png").write_bytes(plot.light)
+                (folder / f"{data.variant}-{plot.name}.png").write_bytes(plot.light)
         (folder / PAGE_NAME).write_text(html(title, about, sections), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"The plots cannot be written to {folder}: {error.strerror}.") from error
@@ -309,44 +310,44 @@ def _plots() -> ModuleType:
     return plots
 
 
-def _drawn(found: ReportData) -> tuple[Plot, ...]:
-    if found.tiers is None:
-        return (_reliability(found),)
-    accuracy, risk, scores = _of_tiers(found, found.tiers)
-    return (accuracy, risk, _reliability(found), scores)
+def _drawn(data: ReportData) -> tuple[Plot, ...]:
+    if data.tiers is None:
+        return (_reliability(data),)
+    accuracy, risk, scores = _of_tiers(data, data.tiers)
+    return (accuracy, risk, _reliability(data), scores)
 
 
-def _reliability(found: ReportData) -> Plot:
+def _reliability(data: ReportData) -> Plot:
     plots = _plots()
     return Plot(
         "reliability",
         "Whether the edge model's probabilities mean what they say",
-        f"Reliability diagram: the expected calibration error is {percent(found.reliability.error)} %.",
-        plots.reliability(found, plots.LIGHT),
-        plots.reliability(found, plots.DARK),
-        reliability_table(found),
+        f"Reliability diagram: the expected calibration error is {percent(data.reliability.error)} %.",
+        plots.reliability(data, plots.LIGHT),
+        plots.reliability(data, plots.DARK),
+        reliability_table(data),
     )
 
 
-def _of_tiers(found: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
+def _of_tiers(data: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
     plots = _plots()
-    promised = found.certificate if found.certificate and found.certificate.contract == "disagreement" else None
-    epsilon, by = (promised.epsilon, promised.by) if promised is not None else (None, "")
+    certificate = data.certificate if data.certificate and data.certificate.contract == "disagreement" else None
+    epsilon, by = (certificate.epsilon, certificate.by) if certificate is not None else (None, "")
     escalated = f"{percent(tiers.escalated.value)} %"
     accuracy = Plot(
         "accuracy",
         "Right answers by how many are escalated",
-        f"Accuracy goes from {percent(found.edge.value)} % with nothing escalated to "
+        f"Accuracy goes from {percent(data.edge.value)} % with nothing escalated to "
         f"{percent(tiers.full.value)} % with everything. This bundle escalates {escalated} and has "
         f"{percent(tiers.accuracy.value)} % right, 95 % interval {interval(tiers.accuracy)} %.",
-        plots.accuracy(found, tiers, plots.LIGHT),
-        plots.accuracy(found, tiers, plots.DARK),
+        plots.accuracy(data, tiers, plots.LIGHT),
+        plots.accuracy(data, tiers, plots.DARK),
         curve_table(tiers),
     )
     risk = Plot(
         "risk",
-        "Kept answers that the full model contradicts",
-        f"Of the answers that this bundle keeps, {percent(tiers.disagreement.value)} % disagree with the "
+        "Accepted edge answers that the full model contradicts",
+        f"Of the edge answers that this bundle accepts, {percent(tiers.disagreement.value)} % disagree with the "
         f"full model, 95 % interval {interval(tiers.disagreement)} %; it escalates {escalated}.",
         plots.risk(tiers, epsilon, by, plots.LIGHT),
         plots.risk(tiers, epsilon, by, plots.DARK),
@@ -356,9 +357,9 @@ def _of_tiers(found: ReportData, tiers: Tiers) -> tuple[Plot, Plot, Plot]:
         "scores",
         "Scores of answers that agree with the full model, and of those that do not",
         f"Two histograms of the score: {tiers.scores.agreeing.sum()} answers agree, "
-        f"{tiers.scores.disagreeing.sum()} disagree. Answers are kept from {found.threshold:.6g} on.",
-        plots.scores(found, tiers, plots.LIGHT),
-        plots.scores(found, tiers, plots.DARK),
+        f"{tiers.scores.disagreeing.sum()} disagree. Answers are accepted from {data.threshold:.6g} on.",
+        plots.scores(data, tiers, plots.LIGHT),
+        plots.scores(data, tiers, plots.DARK),
         scores_table(tiers),
     )
     return accuracy, risk, scores

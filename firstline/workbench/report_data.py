@@ -53,7 +53,8 @@ class Curve:
         thresholds: falling, from infinity.
         escalated: share of all rows, falling.
         accuracy: of all answers together.
-        disagreement: of the kept answers, those for which the full model says otherwise; NaN where none is kept.
+        disagreement: of the accepted edge answers, those for which the full model says otherwise; NaN where none is
+            accepted.
     """
 
     thresholds: Floats
@@ -63,33 +64,33 @@ class Curve:
 
     def at(self, escalated: float) -> int:
         """Position of the point that escalates this share of the rows, or the next one that escalates less."""
-        found = int(np.searchsorted(-self.escalated, -escalated - 1e-12))
-        return min(found, len(self.escalated) - 1)
+        position = int(np.searchsorted(-self.escalated, -escalated - 1e-12))
+        return min(position, len(self.escalated) - 1)
 
 
 def curve(scores: Floats, edge_right: Bools, full_right: Bools, agrees: Bools) -> Curve:
-    """Walks all thresholds; rows of equal score are kept together.
+    """Walks all thresholds; rows of equal score are accepted together.
 
     Args:
-        scores: (n,), higher means keep; NaN is never kept.
+        scores: (n,), a higher value means accept; NaN is never accepted.
         edge_right: (n,) whether the edge's label is the true one.
         full_right: (n,) whether the full model's is.
         agrees: (n,) whether both say the same label.
     """
     order = np.argsort(-scores, kind="stable")[: len(scores) - int(np.isnan(scores).sum())]  # NaN sorts last
     descending = scores[order]
-    kept = np.concatenate([[0], np.unique(np.searchsorted(-descending, -descending, side="right"))])
+    accepted = np.concatenate([[0], np.unique(np.searchsorted(-descending, -descending, side="right"))])
 
-    def among_kept(rows: Bools) -> Floats:
-        found: Floats = np.concatenate([[0.0], np.cumsum(rows[order])])[kept]
-        return found
+    def among_accepted(rows: Bools) -> Floats:
+        counts: Floats = np.concatenate([[0.0], np.cumsum(rows[order])])[accepted]
+        return counts
 
-    right = among_kept(edge_right) + full_right.sum() - among_kept(full_right)
+    right = among_accepted(edge_right) + full_right.sum() - among_accepted(full_right)
     return Curve(
-        thresholds=np.concatenate([[np.inf], descending[kept[1:] - 1]]),
-        escalated=1 - kept / len(scores),
+        thresholds=np.concatenate([[np.inf], descending[accepted[1:] - 1]]),
+        escalated=1 - accepted / len(scores),
         accuracy=right / len(scores),
-        disagreement=np.where(kept > 0, among_kept(~agrees) / np.maximum(kept, 1), np.nan),
+        disagreement=np.where(accepted > 0, among_accepted(~agrees) / np.maximum(accepted, 1), np.nan),
     )
 
 
@@ -141,7 +142,7 @@ def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BI
         )
         for at in np.unique(place).tolist()
     )
-    gaps = (found.right.rows * abs(found.right.value - found.probability) for found in bins)
+    gaps = (each.right.rows * abs(each.right.value - each.probability) for each in bins)
     return Reliability(bins, sum(gaps) / len(right))
 
 
@@ -200,7 +201,7 @@ class ReportData:
 
     Attributes:
         score: the score's name, as axes have it.
-        threshold: from which answers are kept, the lowest of any class.
+        threshold: from which answers are accepted, the lowest of any class.
         edge: share of right answers of the edge model alone.
         reliability: of the edge model's probabilities.
         certificate: the variant's, where it is valid.
@@ -220,7 +221,7 @@ class ReportData:
     tiers: Tiers | None
 
 
-def sheet(measured: Measured, edge: EdgeRun) -> ReportData:
+def report_data(measured: Measured, edge: EdgeRun) -> ReportData:
     """Counts what one variant gave."""
     manifest, right = measured.manifest, edge.labels == measured.truth
     rule = manifest.policy.score
@@ -239,14 +240,14 @@ def sheet(measured: Measured, edge: EdgeRun) -> ReportData:
 
 
 def _tiers(measured: Measured, edge: EdgeRun, full: ModelRun) -> Tiers:
-    rows, kept, agrees = len(measured.truth), edge.kept, edge.labels == full.labels
+    rows, accepted, agrees = len(measured.truth), edge.accepted, edge.labels == full.labels
     edge_right, full_right = edge.labels == measured.truth, full.labels == measured.truth
-    right = int(edge_right[kept].sum() + full_right[~kept].sum())
+    right = int(edge_right[accepted].sum() + full_right[~accepted].sum())
     return Tiers(
         full=share(int(full_right.sum()), rows),
         accuracy=share(right, rows),
-        escalated=share(int((~kept).sum()), rows),
-        disagreement=share(int((~agrees[kept]).sum()), int(kept.sum())),
+        escalated=share(int((~accepted).sum()), rows),
+        disagreement=share(int((~agrees[accepted]).sum()), int(accepted.sum())),
         auroc=auroc(edge.scores, ~agrees),
         curve=curve(edge.scores, edge_right, full_right, agrees),
         scores=histograms(edge.scores, agrees),

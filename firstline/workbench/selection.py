@@ -244,16 +244,16 @@ def _fit(
 ) -> Logistic:
     if losses.all() or not losses.any():
         raise ConfigError("A learned score needs rows with and without a loss; there is only one kind.")
-    found = features(probabilities).astype(np.float64)
-    centre, scale = np.zeros(found.shape[1]), np.ones(found.shape[1])
+    inputs = features(probabilities).astype(np.float64)
+    centre, scale = np.zeros(inputs.shape[1]), np.ones(inputs.shape[1])
     # Not the classes: standardised, a rare class would get a weight from a handful of rows.
-    centre[:MEASURES], scale[:MEASURES] = found[:, :MEASURES].mean(axis=0), found[:, :MEASURES].std(axis=0) + 1e-6
-    seen = (found - centre) / scale
+    centre[:MEASURES], scale[:MEASURES] = inputs[:, :MEASURES].mean(axis=0), inputs[:, :MEASURES].std(axis=0) + 1e-6
+    scaled = (inputs - centre) / scale
     if prior is not None:
-        seen = np.column_stack([seen, _PRIOR_SCALE * (found @ np.asarray(prior.weights) + prior.bias)])
+        scaled = np.column_stack([scaled, _PRIOR_SCALE * (inputs @ np.asarray(prior.weights) + prior.bias)])
     model = _sklearn("linear_model").LogisticRegression(C=inverse_penalty, max_iter=1000, tol=1e-3)
-    model.fit(seen, losses)
-    weights = model.coef_[0][: found.shape[1]] / scale
+    model.fit(scaled, losses)
+    weights = model.coef_[0][: inputs.shape[1]] / scale
     bias = float(model.intercept_[0] - weights @ centre)
     if prior is not None:
         trust = _PRIOR_SCALE * float(model.coef_[0][-1])
@@ -296,22 +296,22 @@ def choose_score(
     learns = can_learn()
     if own is not None and own[0].kind not in candidates and not (learns and own[0].learned):
         candidates[own[0].kind], scores[own[0].kind] = own
-    seen: dict[ScoreKind, list[float]] = {name: [] for name in candidates}
+    areas_of: dict[ScoreKind, list[float]] = {name: [] for name in candidates}
     if learns:
-        seen[LEARNED] = []
+        areas_of[LEARNED] = []
     for fold in range(_FOLDS):
         held = fold_of == fold
-        for name, areas in seen.items():
+        for name, areas in areas_of.items():
             if learns and name == LEARNED:
-                found = fit_logistic(probabilities[~held], losses[~held]).score(probabilities[held])
+                scores_held = fit_logistic(probabilities[~held], losses[~held]).score(probabilities[held])
             else:
-                found = scores[name][held]
-            area = auroc(found, losses[held])
+                scores_held = scores[name][held]
+            area = auroc(scores_held, losses[held])
             areas.append(0.5 if area is None else area)
-    aurocs = {name: float(np.mean(areas)) for name, areas in seen.items()}
+    aurocs = {name: float(np.mean(areas)) for name, areas in areas_of.items()}
     best = max(candidates, key=lambda name: round(aurocs[name], 6))
     if learns:
-        behind = np.subtract(seen[best], seen[LEARNED])
+        behind = np.subtract(areas_of[best], areas_of[LEARNED])
         if behind.mean() <= behind.std(ddof=1) / np.sqrt(_FOLDS):
             return ScoreChoice(Score(LEARNED, temperature, learned=fit_logistic(probabilities, losses)), aurocs)
     return ScoreChoice(candidates[best], aurocs)

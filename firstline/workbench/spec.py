@@ -228,25 +228,25 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     recipe = settings.load(_Recipe, file=file)
     folder = models if models is not None else file.parent
 
-    def model(said: _Model) -> ModelSpec:
-        before = said.preprocess if said.preprocess is not None else recipe.preprocess
-        after = said.postprocess if said.postprocess is not None else recipe.postprocess
+    def model(entry: _Model) -> ModelSpec:
+        before = entry.preprocess if entry.preprocess is not None else recipe.preprocess
+        after = entry.postprocess if entry.postprocess is not None else recipe.postprocess
         return ModelSpec(
-            file=folder / said.file,
+            file=folder / entry.file,
             preprocess=parse_preprocess(before, folder),
             postprocess=parse_postprocess(after, folder),
-            id=said.id,
-            precision=said.precision,
-            input=said.input,
-            output=said.output,
-            measured=said.measured,
+            id=entry.id,
+            precision=entry.precision,
+            input=entry.input,
+            output=entry.output,
+            measured=entry.measured,
         )
 
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
         labels=read_labels(folder / recipe.labels, recipe.labels_skip),
-        edge=tuple(model(said) for said in recipe.edge),
+        edge=tuple(model(entry) for entry in recipe.edge),
         full=model(recipe.full) if recipe.full is not None else None,
         policy=PolicySpec(parse_score(recipe.policy.score, folder), recipe.policy.temperature, recipe.policy.threshold),
         input=recipe.input,

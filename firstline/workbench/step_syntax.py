@@ -133,8 +133,8 @@ def _size(value: str, text: str) -> dict[str, object]:
 
 
 def _lowered(error: Exception) -> str:
-    said = str(error).split(" - at ")[0]
-    return said[:1].lower() + said[1:]
+    text = str(error).split(" - at ")[0]
+    return text[:1].lower() + text[1:]
 
 
 def _spell_step(step: PreStep | PostStep) -> str:

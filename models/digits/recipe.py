@@ -100,9 +100,9 @@ def certify(bundle: Bundle, calibration: Path, train: Part) -> list[Certificatio
 def scores(bundle: Bundle, variant: Model, part: Part) -> NDArray[np.floating]:
     """(n,) by the bundle's score, of the variant's answers."""
     model = load_model(bundle, variant, RuntimeOptions())
-    said = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
+    probabilities = model.predict(Tensor(bundle.manifest.input.name, part.pixels[..., None]))
     model.close()
-    return load_scorer(bundle, RuntimeOptions())(said)
+    return load_scorer(bundle, RuntimeOptions())(probabilities)
 
 
 def with_promises(manifest: Manifest, proved: list[Certification]) -> Manifest:
@@ -113,19 +113,19 @@ def with_promises(manifest: Manifest, proved: list[Certification]) -> Manifest:
     return msgspec.structs.replace(manifest, policy=policy)
 
 
-def accuracies(found: Evaluation) -> dict[str, float | int]:
+def accuracies(evaluation: Evaluation) -> dict[str, float | int]:
     """Accuracy of each model on the held-out part, and how many scans that is."""
-    if found.full is None:
+    if evaluation.full is None:
         raise ValueError("the digits have a full model")
-    edges = {name: variant.edge for name, variant in zip(EDGE_FILES, found.variants, strict=True)}
-    figures = {name: round(model.accuracy, 4) for name, model in {**edges, "full": found.full}.items()}
-    return {**figures, "n": found.samples}
+    edges = {name: variant.edge for name, variant in zip(EDGE_FILES, evaluation.variants, strict=True)}
+    figures = {name: round(model.accuracy, 4) for name, model in {**edges, "full": evaluation.full}.items()}
+    return {**figures, "n": evaluation.samples}
 
 
-def routing(found: Evaluation, proved: list[Certification]) -> dict[str, object]:
+def routing(evaluation: Evaluation, proved: list[Certification]) -> dict[str, object]:
     """The promise, and what routing by it gives on the held-out part with each variant."""
     variants = {}
-    for name, variant, proof in zip(EDGE_FILES, found.variants, (each.proof for each in proved), strict=True):
+    for name, variant, proof in zip(EDGE_FILES, evaluation.variants, (each.proof for each in proved), strict=True):
         if (tiered := variant.tiered) is None or tiered.disagreement is None or proof.risk_upper is None:
             raise ValueError("the digits have a full model, and are certified")
         variants[name] = {
@@ -139,7 +139,7 @@ def routing(found: Evaluation, proved: list[Certification]) -> dict[str, object]
                 "accuracy_tiered": round(tiered.accuracy, 4),
             },
         }
-    score = found.policy.score
+    score = evaluation.policy.score
     return {
         "score": score.kind,
         "temperature": score.temperature,

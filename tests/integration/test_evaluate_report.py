@@ -16,7 +16,7 @@ from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Measured, measure
 from firstline.workbench.report import PAGE_NAME, write_report
-from firstline.workbench.report_data import sheet
+from firstline.workbench.report_data import report_data
 from firstline_core.bundle.store import open_bundle
 
 _DIGITS = Path(__file__).parents[2] / "models/digits"
@@ -84,14 +84,14 @@ def test_plots_and_a_page_that_needs_nothing_else(drawn: Path) -> None:
 
 def test_the_page_says_what_was_counted(measured: Measured, drawn: Path) -> None:
     (edge,) = measured.edges
-    tiers = sheet(measured, edge).tiers
+    tiers = report_data(measured, edge).tiers
     assert tiers is not None and measured.full is not None
     answers = [
-        near if kept else far for near, far, kept in zip(edge.labels, measured.full.labels, edge.kept, strict=True)
+        near if kept else far for near, far, kept in zip(edge.labels, measured.full.labels, edge.accepted, strict=True)
     ]
     assert tiers.accuracy.hits == (answers == measured.truth).sum()
-    assert tiers.disagreement.rows == edge.kept.sum()
-    assert tiers.escalated.hits == (~edge.kept).sum()
+    assert tiers.disagreement.rows == edge.accepted.sum()
+    assert tiers.escalated.hits == (~edge.accepted).sum()
     at = tiers.curve.at(tiers.escalated.value)
     assert tiers.curve.accuracy[at] == pytest.approx(tiers.accuracy.value)
     text = drawn.read_text()

@@ -14,8 +14,8 @@ from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.workbench.dataset import open_dataset
 from firstline.workbench.evaluate import Measured, figures, measure
-from firstline.workbench.report import html, standing, write_report
-from firstline.workbench.report_data import sheet
+from firstline.workbench.report import certificate_sentence, html, write_report
+from firstline.workbench.report_data import report_data
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import auroc
@@ -32,12 +32,14 @@ def measured() -> Measured:
 def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None:
     (edge,) = measured.edges
     bare = _replaced(edge, model=msgspec.structs.replace(edge.model, certificate=None))
-    assert standing(sheet(measured, bare)).startswith("Not certified: its bundle carries no certificate for it.")
+    assert certificate_sentence(report_data(measured, bare)).startswith(
+        "Not certified: its bundle carries no certificate for it."
+    )
     for fields, says in (({}, "Certified: at most 5 % of kept answers disagree"), ({"score_digest": "0" * 64}, "void")):
         model = with_certificate(edge.model, measured.manifest, **fields)
         certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
-        found = sheet(_replaced(measured, manifest=certified), _replaced(edge, model=model))
-        assert says in standing(found)
+        found = report_data(_replaced(measured, manifest=certified), _replaced(edge, model=model))
+        assert says in certificate_sentence(found)
 
 
 def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> None:
@@ -48,15 +50,15 @@ def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> N
     assert expected is not None
     same = _replaced(measured, full=_replaced(measured.full, labels=edge.labels))
     for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
-        text = html("digits", "", [(sheet(one, edge), ())])
+        text = html("digits", "", [(report_data(one, edge), ())])
         assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
     tiered = figures(same).variants[0].tiered
     assert tiered is not None and tiered.auroc is None
-    assert "AUROC" not in html("digits", "", [(sheet(_replaced(measured, full=None), edge), ())])
+    assert "AUROC" not in html("digits", "", [(report_data(_replaced(measured, full=None), edge), ())])
 
 
 def test_what_is_from_outside_cannot_write_html(measured: Measured) -> None:
-    text = html("digits", "Measured on <script>alert(1)</script>.", [(sheet(measured, measured.edges[0]), ())])
+    text = html("digits", "Measured on <script>alert(1)</script>.", [(report_data(measured, measured.edges[0]), ())])
     assert "<script" not in text and "&lt;script&gt;" in text
 
 
