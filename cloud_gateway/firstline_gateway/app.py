@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import LIMIT_BYTES
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import mqtt
-from firstline_gateway.api.overload import OVERLOADED, BodyBudget, OverloadGuard
+from firstline_gateway.api.overload import OVERLOADED, OverloadGuard
 from firstline_gateway.api.server import http_server, listen, open_grpc
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
@@ -110,7 +111,7 @@ class Gateway:
         self.repository = repository
         self.clock = clock
         self.metrics = RequestMetrics("gateway")
-        self.bodies = BodyBudget(settings.api.bodies_limit_bytes)
+        self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._executor = executor
         self.database = open_database(settings.store)
         self.writer = StoreWriter(self.database)

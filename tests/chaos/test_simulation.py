@@ -106,7 +106,7 @@ def _void() -> tuple[Any, Any]:
 
 
 def sends_what_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "before", lambda evidence: None)
+    monkeypatch.setattr(policy, "before", lambda *_, **__: None)
 
 
 def never_closes_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from support.small_models import ROW, Asking, gateway_of, put, small_tier
 
 from firstline_core.errors import ForbiddenError
 from firstline_core.protocol.grpc.schema import message
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of, check_local
-from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.app import EdgeAgent
 
 LOAD, UNLOAD = "/v2/repository/models/{}/load", "/v2/repository/models/{}/unload"

@@ -21,9 +21,9 @@ from firstline_core.fleet.registry import BLOBS_PATH
 from firstline_core.fleet.rest import BRAKE_PATH
 from firstline_core.protocol import http_body
 from firstline_core.protocol.enrolment import ENROL_PATH
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.api import overload
 from firstline_gateway.app import Gateway
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.settings.load import load
@@ -133,12 +133,12 @@ async def test_a_body_that_trickles_into_a_device_is_given_up(monkeypatch: pytes
 
 
 def test_one_client_may_not_take_all_room_for_bodies() -> None:
-    budget = overload.BodyBudget(100)
+    budget = BodyBudget(100, fair=True)
 
     def take(held: ExitStack, principal: str, *sizes: int) -> None:
-        share = held.enter_context(budget.share(principal))
+        take_bytes = held.enter_context(budget.share(principal))
         for size in sizes:
-            share.take(size)
+            take_bytes(size)
 
     with ExitStack() as held:
         take(held, "greedy", 30, 20)

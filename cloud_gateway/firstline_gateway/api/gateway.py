@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from firstline_core.clock import Clock
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.api.overload import BodyBudget, OverloadGuard
+from firstline_gateway.api.overload import OverloadGuard
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors.base import ExecutorReport

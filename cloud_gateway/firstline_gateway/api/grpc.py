@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import grpc
@@ -33,11 +31,6 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
         record(gateway.metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
-    @contextmanager
-    def share(principal: str) -> Iterator[Callable[[int], None]]:
-        with gateway.bodies.share(principal) as mine:
-            yield mine.take
-
     proxy_header = gateway.identity.proxy_header
 
     def unread(context: Context) -> FirstlineError | None:
@@ -49,7 +42,7 @@ def grpc_server(gateway: Gateway) -> GrpcServer:
         gateway.overload.queue_full(_mark(context, proxy_header), asyncio.get_running_loop().time())
 
     settings, tls = gateway.settings, gateway.identity.tls
-    door = CallHooks(partial(_authorize, gateway.identity), share, note, unread, no_room)
+    door = CallHooks(partial(_authorize, gateway.identity), gateway.bodies.share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
         InferenceService(gateway.plane, door, clock=gateway.clock),

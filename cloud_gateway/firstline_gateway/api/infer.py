@@ -112,8 +112,8 @@ async def _answer(gateway: Gateway, request: Request, address: Address, mark: in
         caller = await caller_of(gateway.identity, certificate, request.headers.get("authorization", ""))
         check_scope(caller, "infer")
         principal = caller.principal
-        with gateway.bodies.share(principal) as share:
-            body = await request.body(gateway.plane.limits, share.take)
+        with gateway.bodies.share(principal) as take:
+            body = await request.body(gateway.plane.limits, take)
             reply = await address.endpoint(gateway, _Call(request, address, caller, body))
     except (ClientDisconnectedError, asyncio.CancelledError) as ended:
         if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:

@@ -9,10 +9,10 @@ from firstline_core.protocol import file_inference, http
 from firstline_core.protocol.asgi import Request, Streamed
 from firstline_core.protocol.events import last_event_id
 from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.oip import encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
 
@@ -35,7 +35,7 @@ class Answers:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
         agent, model = self._agent, request.parameters["model"]
         with contextlib.ExitStack() as held:
-            with self._budget.taking() as take:
+            with self._budget.share(principal) as take:
                 body = await request.body(agent.limits, take)
                 inference = await file_inference.read_request(
                     model,

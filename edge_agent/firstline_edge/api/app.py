@@ -11,13 +11,13 @@ from firstline_core.errors import FirstlineError, NotReadyError
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
 from firstline_core.protocol.http import Reply
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.http_server import Receive, Scope, Send
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.logs import logger
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
 from firstline_edge.api.answers import Answers
-from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.purge import purge_reply
 from firstline_edge.api.routing import NoRouteError, Route, Router
@@ -120,8 +120,8 @@ class _Handlers:
     async def statistics(self, request: Request, _principal: str) -> Reply:
         return http.json_reply(extensions.statistics_json(self._agent, *_model(request)))
 
-    async def index(self, request: Request, _principal: str) -> Reply:
-        with self._bodies.taking() as take:
+    async def index(self, request: Request, principal: str) -> Reply:
+        with self._bodies.share(principal) as take:
             body = await request.body(self._agent.limits, take)
         return extensions.index_reply(self._agent, body, self._agent.limits)
 
@@ -137,7 +137,7 @@ class _Handlers:
 
     async def infer(self, request: Request, principal: str) -> Reply:
         agent = self._agent
-        with self._bodies.taking() as take:
+        with self._bodies.share(principal) as take:
             body = await request.body(agent.limits, take)
             return await http.infer_reply(
                 agent,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from firstline_core.protocol.grpc.server import GrpcServer, address_of
 from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_edge.api.access import Access, check_local
-from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.data_plane import EdgeDataPlane
 
 
@@ -28,7 +28,7 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
         return Caller(access.bearer(metadata.get("authorization", "")))
 
     # The data plane records the outcome of every request.
-    hooks = CallHooks(authorize, lambda _: bodies.taking(), lambda *_: None)
+    hooks = CallHooks(authorize, bodies.share, lambda *_: None)
     api, grpc = agent.settings.api, agent.settings.grpc
     return GrpcServer(
         InferenceService(agent, hooks),

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.http_body import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
 from firstline_core.runtime.memory import keep_freed_memory, release_freed_memory
 from firstline_core.telemetry.logs import logger
@@ -16,7 +17,6 @@ from firstline_edge.api import unix_socket
 from firstline_edge.api.access import Access
 from firstline_edge.api.address import listen, url_of
 from firstline_edge.api.app import App
-from firstline_edge.api.bodies import BodyBudget
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.settings.settings import ApiSection
 

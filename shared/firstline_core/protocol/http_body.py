@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, RemoteTimeoutError
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, QueueFullError, RemoteTimeoutError
 from firstline_core.protocol.http_errors import Lowered, header
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
@@ -27,6 +27,72 @@ _INLINE_JSON_BYTES = 256 * 1024
 _DECODING = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
 T = TypeVar("T")
+
+
+class BodyBudget:
+    """Counts the bytes of the request bodies that are in memory; limits on single bodies let a few callers fill it.
+
+    Args:
+        limit_bytes: for all bodies together.
+        fair: whether one client may hold at most as many bytes as are left free, so that there is always room for
+            another client.
+    """
+
+    def __init__(self, limit_bytes: int, *, fair: bool = False) -> None:
+        self._limit_bytes = limit_bytes
+        self._fair = fair
+        self._taken_bytes = 0
+        self._of_principal: dict[str, int] = {}
+
+    def share(self, principal: str) -> BodyShare:
+        """Returns one request's share, a context manager that gives it back at the end."""
+        return BodyShare(self, principal)
+
+    def take(self, principal: str, size_bytes: int) -> None:
+        """Holds bytes for a client until `give_back`. Bytes count when they arrive, not when announced.
+
+        Raises:
+            QueueFullError: the bytes do not fit.
+        """
+        of_client, free_bytes = self._of_principal.get(principal, 0), self._limit_bytes - self._taken_bytes
+        if size_bytes > free_bytes or (self._fair and of_client + size_bytes > free_bytes - size_bytes):
+            raise QueueFullError(
+                f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; try again later, or "
+                "raise api.bodies_limit_bytes.",
+                retry_after_s=1.0,
+            )
+        self._taken_bytes += size_bytes
+        self._of_principal[principal] = of_client + size_bytes
+
+    def give_back(self, principal: str, size_bytes: int) -> None:
+        """Returns bytes that `take` holds."""
+        self._taken_bytes -= size_bytes
+        left = self._of_principal.get(principal, 0) - size_bytes
+        if left:
+            self._of_principal[principal] = left
+        else:
+            self._of_principal.pop(principal, None)
+
+
+class BodyShare:
+    """The bytes of one request; a context manager that yields a function which takes more bytes, and returns them."""
+
+    def __init__(self, budget: BodyBudget, principal: str) -> None:
+        self._budget = budget
+        self._principal = principal
+        self._size_bytes = 0
+
+    def __enter__(self) -> Callable[[int], None]:
+        return self.take
+
+    def __exit__(self, *_: object) -> None:
+        if self._size_bytes:
+            self._budget.give_back(self._principal, self._size_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Takes more bytes; see `BodyBudget.take`."""
+        self._budget.take(self._principal, size_bytes)
+        self._size_bytes += size_bytes
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:

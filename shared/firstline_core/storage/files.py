@@ -118,7 +118,7 @@ def with_checksum(line: bytes) -> bytes:
 
 
 def read_checked(path: Path) -> bytes:
-    """Returns the line of a file made by `with_checksum`; a file of one line has no checksum to compare.
+    """Returns the line of a file made by `with_checksum`.
 
     Raises:
         FileNotFoundError: there is none.
@@ -126,7 +126,7 @@ def read_checked(path: Path) -> bytes:
         OSError: the disk refuses.
     """
     line, _, rest = path.read_bytes().rstrip(b"\n").partition(b"\n")
-    if rest and rest != _checksum(line):
+    if rest != _checksum(line):
         raise IntegrityError(f"{path} is damaged: its checksum does not fit.")
     return line
 

@@ -439,7 +439,7 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(IntegrityError):
             records.read(path)
-    path.write_bytes(whole.splitlines()[0])  # as before there were checksums
+    path.write_bytes(whole)
     assert records.read(path) == kept
     path.rename(path.with_name(f"standing.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
