@@ -14,6 +14,8 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -200,16 +202,20 @@ def _identify(tree: Tree) -> _Identity:
 
 
 def _fingerprint(identity: _Identity) -> str:
-    packages = []
-    for name in _PACKAGES:
-        try:
-            packages.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
     memory_bytes = int(measured(identity.memory) or 0)
     parts = (FORMAT, identity.board, identity.kernel, identity.processor, memory_bytes, identity.accelerators)
-    content = msgspec.json.encode((*parts, platform.python_version(), packages))
+    content = msgspec.json.encode((*parts, platform.python_version(), _packages()))
     return hashlib.sha256(content).hexdigest()[:32]
+
+
+@cache
+def _packages() -> list[str]:
+    """The installed packages that measurements depend on, with their versions."""
+    found = []
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
 
 
 def _processor(tree: Tree) -> Processor:
@@ -249,8 +255,8 @@ def _online_cores(tree: Tree) -> int:
 
 def _last_cache_bytes(tree: Tree) -> int | None:
     found: list[tuple[float, int]] = []
-    for cache in tree.names("sys/devices/system/cpu/cpu0/cache", "index*"):
-        level, matched = tree.value(f"{cache}/level", low=1, high=9), _SIZE.fullmatch(tree.word(f"{cache}/size"))
+    for folder in tree.names("sys/devices/system/cpu/cpu0/cache", "index*"):
+        level, matched = tree.value(f"{folder}/level", low=1, high=9), _SIZE.fullmatch(tree.word(f"{folder}/size"))
         if level is not None and matched is not None:
             found.append((level, int(matched[1]) * _UNITS[matched[2]]))
     return max(((level, size) for level, size in found if size <= _LARGEST_CACHE_BYTES), default=(0, None))[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -13,10 +14,13 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 from support.profiles import point
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.cli.compress import OutOptions, RuleOptions, RunOptions, StudentOptions, compress_command
+from firstline.cli.options import GatewayOptions
 from firstline.workbench.compress import compression
 from firstline.workbench.compress.costs import TRIES, Cost, measured_costs, read_costs, stated_joules, target_of
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -41,6 +45,31 @@ def _run(*arguments: object, code: int = 0) -> Any:
     result = CliRunner().invoke(app, ["compress", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
+
+
+def _judged(profile: Path) -> tuple[Any, str]:
+    """The report of one compression for a machine, as JSON and as text."""
+    report = compress_command(
+        _DIGITS / "bundle",
+        data=_DIGITS / "heldout",
+        run=RunOptions(for_=str(profile)),
+        rules=RuleOptions(epsilon=0.1, delta=0.1),
+        student=StudentOptions(),
+        next_=OutOptions(),
+        gateway=GatewayOptions(),
+    )
+    text = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
+    for part in report.text:
+        text.print(part, soft_wrap=True)
+    return msgspec.json.decode(msgspec.json.encode(report.value)), text.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The digits' bundle with all candidates."""
+    out = tmp_path_factory.mktemp("forced") / "all"
+    _run(*_ARGUMENTS, "--out", out, "--force")
+    return open_bundle(out)
 
 
 def _profile(*points: Point, fingerprint: str = "another") -> Profile:
@@ -162,10 +191,8 @@ def test_all_models_are_measured_on_this_machine(tmp_path: Path, monkeypatch: py
     assert dict(ways)["edge-onnx-static-int8"] == "CPU"
 
 
-def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path) -> None:
-    out, path = tmp_path / "all", tmp_path / "board.json"
-    _run(*_ARGUMENTS, "--out", out, "--force")
-    everything = open_bundle(out)
+def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:
+    path = tmp_path / "board.json"
     measured = measure_profile(
         everything,
         path,
@@ -183,7 +210,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path) -> None:
     )
     points = tuple(quick if one.key == quick.key else one for one in kept)
     path.write_bytes(encode(replace(measured, fingerprint="another", points=points)))
-    found = msgspec.json.decode(_run(*_ARGUMENTS, "--for", path, "-o", "json").stdout)
+    found, text = _judged(path)
     assert found["target"] == {"machine": "board", "here": False}
     by_technique = {one["technique"]: one for one in found["candidates"]}
     static = by_technique["static-int8"]
@@ -193,15 +220,13 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path) -> None:
     assert any("times thriftier" in reason for reason in static["reasons"])
     assert by_technique["fp16"]["figures"] is None
     assert "never ran on 'board'" in by_technique["fp16"]["reasons"][0]
-    text = _run(*_ARGUMENTS, "--for", path).stdout
     assert "Latency is of 'board', as its profile has it. Energy is modelled: stated 2 J a core-second" in text
     assert "fp16 is not judged: it never ran on 'board'" in text
 
 
-def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path) -> None:
-    out, path = tmp_path / "all", tmp_path / "board.json"
-    _run(*_ARGUMENTS, "--out", out, "--force")
-    made = {model.id: model for model in open_bundle(out).manifest.edge}
+def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, everything: Bundle) -> None:
+    path = tmp_path / "board.json"
+    made = {model.id: model for model in everything.manifest.edge}
 
     def ran(**ms: float) -> list[Point]:
         return [point(one, variant=name, digest=made[name].digest) for name, one in ms.items()]
@@ -213,7 +238,7 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path) ->
         "edge-onnx-int8-weights": 9.0,
     }
     path.write_bytes(encode(_profile(*ran(**small))))
-    found = msgspec.json.decode(_run(*_ARGUMENTS, "--for", path, "-o", "json").stdout)
+    found, text = _judged(path)
     assert set(found["unmeasured"]) == {"edge-onnx", "edge-tflite-float", "full"}
     by_technique = {one["technique"]: one for one in found["candidates"]}
     assert by_technique["static-int8"]["times_better"] == {
@@ -221,10 +246,9 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path) ->
     }
     assert by_technique["fp16"]["accepted"]
     assert by_technique["int8-weights"]["figures"]["latency_ms"] == 9.0
-    text = _run(*_ARGUMENTS, "--for", path).stdout
     assert "edge-onnx is no rival: it never ran on 'board': its profile has no model of this digest." in text
     path.write_bytes(encode(_profile(*ran(**{"edge-onnx-fp16": 0.5}))))
-    text = _run(*_ARGUMENTS, "--for", path).stdout
+    _, text = _judged(path)
     assert "edge-onnx-fp16 is accepted: nothing that is there is as accurate and runs there." in text
 
 
