@@ -278,10 +278,9 @@ class Gateway:
         settings, clock = self.settings.registry, self.clock
         self.registry: Registry | None = None
         self.full_models: FullModels | None = None
-        maintenance = None
         if settings.blobs:
             # Imported here: a gateway without a registry does not load python-tuf.
-            from firstline_gateway.registry.registry import RegistryMaintenance, open_registry
+            from firstline_gateway.registry.registry import open_registry
             from firstline_gateway.rollouts.full_models import FullModels
 
             self.registry = open_registry(
@@ -292,9 +291,10 @@ class Gateway:
                 in_use=RolloutBundleUse(),
                 clock=clock,
             )
-            maintenance = RegistryMaintenance(self.registry, clock)
             self._periodic.append(
-                PeriodicTask("registry maintenance", maintenance.run, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock)
+                PeriodicTask(
+                    "registry maintenance", self.registry.maintain, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock
+                )
             )
             if self.settings.fetched_models is not None:
                 self.full_models = FullModels(
@@ -307,7 +307,8 @@ class Gateway:
                     must_be_whole=must_be_whole,
                     clock=clock,
                 )
-        registry_metrics.register(self.metrics, lambda: {} if maintenance is None else maintenance.expiries)
+        registry = self.registry
+        registry_metrics.register(self.metrics, lambda: {} if registry is None else registry.latest_expiries)
 
     @property
     def executors(self) -> tuple[ExecutorReport, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
@@ -11,7 +11,7 @@ from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.registry import AliasChange
 from firstline_gateway import audit_log
 from firstline_gateway.registry import records
-from firstline_gateway.registry.catalogue import Catalogue
+from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader
 from firstline_gateway.store.readers import Readers
 from firstline_gateway.store.writer import StoreWriter
 
@@ -19,18 +19,16 @@ HISTORY_LIMIT = 100
 
 
 class Aliases:
-    """Asked on one event loop.
+    """The aliases of the registry. Used on one event loop.
 
     Args:
-        readers: of the store.
-        writer: writes to it.
-        catalogue: returns the current catalogue.
+        readers: reads the store.
+        writer: writes to the store.
+        catalogue: reads the current targets.
         clock: gives wall time.
     """
 
-    def __init__(
-        self, readers: Readers, writer: StoreWriter, catalogue: Callable[[], Awaitable[Catalogue]], *, clock: Clock
-    ) -> None:
+    def __init__(self, readers: Readers, writer: StoreWriter, catalogue: CatalogueReader, *, clock: Clock) -> None:
         self._readers = readers
         self._writer = writer
         self._catalogue = catalogue
@@ -46,48 +44,40 @@ class Aliases:
         Raises:
             NotFoundError: there never was such an alias.
         """
-        found = await self._readers.ask(
+        changes = await self._readers.ask(
             lambda connection: records.alias_history(connection, model, alias, HISTORY_LIMIT)
         )
-        if not found:
+        if not changes:
             raise _unknown(model, alias)
-        return found
+        return changes
 
     async def set(self, model: str, alias: str, version: int | None, by: str) -> AliasChange:
         """Points an alias at a version; None deletes the alias.
 
         Raises:
-            NotFoundError: the version is not listed, or there is no alias to remove.
-            ConflictError: the targets were published meanwhile.
+            NotFoundError: the version is not listed, or there is no alias to delete.
+            ConflictError: new targets were published meanwhile.
         """
-        catalogue = await self._catalogue()
-        if version is not None and (model, version) not in catalogue.bundles:
-            raise NotFoundError(f"The registry has no {model} version {version}.")
-        change = AliasChange(model, alias, version, by, self._clock.wall_s())
 
-        def put(connection: Connection) -> AliasChange:
-            if not _is_current(connection, catalogue):
-                raise _published()
+        def wanted(connection: Connection, catalogue: Catalogue) -> int | None:
             if version is None and not any(one.alias == alias for one in records.aliases(connection, model)):
                 raise _unknown(model, alias)
-            return _changed(connection, change, "alias.set" if version is not None else "alias.remove")
+            if version is not None and (model, version) not in catalogue.bundles:
+                raise NotFoundError(f"The registry has no {model} version {version}.")
+            return version
 
-        return await self._writer.write(put)
+        return await self._change(model, alias, by, "alias.remove" if version is None else "alias.set", wanted)
 
     async def revert(self, model: str, alias: str, by: str) -> AliasChange:
         """Reverts an alias to its version before the last change.
 
         Raises:
             NotFoundError: there is no such alias.
-            ConflictError: it has stood for nothing else, or that is no longer listed, or the targets were published
-                meanwhile.
+            ConflictError: it never had another version, that version is no longer listed, or new targets were
+                published meanwhile.
         """
-        catalogue = await self._catalogue()
-        now_s = self._clock.wall_s()
 
-        def put(connection: Connection) -> AliasChange:
-            if not _is_current(connection, catalogue):
-                raise _published()
+        def previous(connection: Connection, catalogue: Catalogue) -> int | None:
             history = records.alias_history(connection, model, alias, 2)
             if not history:
                 raise _unknown(model, alias)
@@ -96,32 +86,29 @@ class Aliases:
             version = history[1].version
             if version is not None and (model, version) not in catalogue.bundles:
                 raise ConflictError(f"{alias} stood for {model} version {version}, which is no longer in the registry.")
-            return _changed(connection, AliasChange(model, alias, version, by, now_s), "alias.revert")
+            return version
 
-        return await self._writer.write(put)
+        return await self._change(model, alias, by, "alias.revert", previous)
 
+    async def _change(
+        self, model: str, alias: str, by: str, action: str, choose: Callable[[Connection, Catalogue], int | None]
+    ) -> AliasChange:
+        """Changes an alias to the version that `choose` returns, if the targets stay the same until it is written."""
+        catalogue = await self._catalogue.current()
+        now_s = self._clock.wall_s()
 
-def _changed(connection: Connection, change: AliasChange, action: str) -> AliasChange:
-    records.change_alias(connection, change)
-    audit_log.add(
-        connection,
-        at_s=change.at_s,
-        actor=change.by,
-        action=action,
-        subject=f"{change.model}/{change.alias}",
-        details={"version": change.version},
-    )
-    return change
+        def write(connection: Connection) -> AliasChange:
+            records.lock(connection)
+            targets = records.heads(connection).get("targets")
+            if targets is not None and targets.version != catalogue.version:
+                raise ConflictError("Somebody has published since; look at what is listed now, then repeat.")
+            change = AliasChange(model, alias, choose(connection, catalogue), by, now_s)
+            records.change_alias(connection, change)
+            details = {"version": change.version}
+            audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=f"{model}/{alias}", details=details)
+            return change
 
-
-def _is_current(connection: Connection, catalogue: Catalogue) -> bool:
-    """Whether the targets are those still, and stay so until this transaction ends: none goes that an alias names."""
-    records.lock(connection)
-    return records.heads(connection).get("targets", (0, 0.0))[0] == catalogue.version
-
-
-def _published() -> ConflictError:
-    return ConflictError("Somebody has published since; look at what is listed now, then repeat.")
+        return await self._writer.write(write)
 
 
 def _unknown(model: str, alias: str) -> NotFoundError:

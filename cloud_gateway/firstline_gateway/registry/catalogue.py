@@ -56,10 +56,10 @@ def catalogue_of(targets: Targets) -> Catalogue:
 
 
 def check_listed(catalogue: Catalogue) -> None:
-    """Whether devices can make something of each bundle.
+    """Checks that devices can use each bundle.
 
     Raises:
-        RequestError: they cannot.
+        RequestError: they cannot use one.
     """
     try:
         for (name, version), files in catalogue.bundles.items():
@@ -69,7 +69,7 @@ def check_listed(catalogue: Catalogue) -> None:
 
 
 def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
-    """A bundle as the API shows it.
+    """Returns a bundle as the API shows it.
 
     Raises:
         NotFoundError: it is not listed.
@@ -93,10 +93,10 @@ def names(catalogue: Catalogue) -> set[str]:
 
 
 class CatalogueReader:
-    """Asked on one event loop.
+    """Reads the bundles and configurations that the current targets list. Used on one event loop.
 
     Args:
-        readers: of the store.
+        readers: reads the store.
     """
 
     def __init__(self, readers: Readers) -> None:
@@ -105,26 +105,26 @@ class CatalogueReader:
 
     async def current(self) -> Catalogue:
         """Returns the catalogue of the current targets."""
-        version = (await self._readers.ask(records.heads)).get("targets", (0, 0.0))[0]
-        if version != self._catalogue.version:
-            found = await self._readers.ask(lambda connection: records.newest(connection, "targets"))
-            if found is not None:
-                targets = await asyncio.to_thread(signing.targets_of, found.content)
+        head = (await self._readers.ask(records.heads)).get("targets")
+        if head is not None and head.version != self._catalogue.version:
+            document = await self._readers.ask(lambda connection: records.newest(connection, "targets"))
+            if document is not None:
+                targets = await asyncio.to_thread(signing.targets_of, document.content)
                 self._catalogue = await asyncio.to_thread(catalogue_of, targets)
         return self._catalogue
 
     async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
-        """CatalogueReader by name and version, from the one behind `after` on."""
+        """Returns bundles by name and version, from the one behind `after` on."""
         catalogue = await self.current()
         aliases = await self._readers.ask(lambda connection: records.aliases(connection, model))
         named: dict[tuple[str, int], list[str]] = {}
         for alias in aliases:
             named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
-        wanted = [key for key in catalogue.bundles if key > after and model in ("", key[0])][:limit]
-        return [entry_of(catalogue, key, tuple(named.get(key, ()))) for key in wanted]
+        page = [key for key in catalogue.bundles if key > after and model in ("", key[0])][:limit]
+        return [entry_of(catalogue, key, tuple(named.get(key, ()))) for key in page]
 
     async def entry(self, name: str, version: int) -> BundleEntry:
-        """One bundle.
+        """Returns one bundle.
 
         Raises:
             NotFoundError: it is not listed.
@@ -133,9 +133,15 @@ class CatalogueReader:
         aliases = await self._readers.ask(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
-    async def digest(self, what: str, name: str, version: int) -> str | None:
-        """The sha256 of a model's manifest, or of a configuration (`twin.Update.what`); None where it is not listed."""
+    async def digest(self, kind: str, name: str, version: int) -> str | None:
+        """Returns the sha256 of a model's manifest, or of a configuration; None if it is not listed.
+
+        Args:
+            kind: as in `twin.Update.what`.
+            name: of the model or configuration.
+            version: likewise.
+        """
         catalogue, key = await self.current(), (name, version)
-        if what == "configuration":
+        if kind == "configuration":
             return next((one.sha256 for one in catalogue.configurations if (one.name, one.version) == key), None)
         return entry_of(catalogue, key, ()).manifest_sha256 if key in catalogue.bundles else None

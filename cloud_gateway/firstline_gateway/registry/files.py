@@ -1,6 +1,7 @@
-"""Where bundles' files are: by their sha256, in a local folder, or behind the same port elsewhere (`s3.py`).
+"""The files of bundles by their sha256: uploaded once, served whole or in parts, within a limit on their total size.
 
-A file is there whole, with the content that its name says, or not at all.
+`Blobs` is the port to the place where they are stored: a local folder here, or an S3-compatible store (`s3.py`). A file
+is stored whole, with the content that its name says, or not at all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -35,24 +37,24 @@ _INCOMING = "incoming"
 
 
 class Blob(NamedTuple):
-    """A file: its sha256, its size, and when it came (wall time, seconds)."""
+    """A stored file: its sha256, its size, and when it was stored (wall time, seconds)."""
 
     sha256: str
     size_bytes: int
-    came_s: float
+    stored_s: float
 
 
 class Blobs(Protocol):
-    """The port. `StoreUnavailableError` of each method: it is away, full, or refuses."""
+    """The port. Each method raises `StoreUnavailableError` if the store is unreachable, full, or refuses."""
 
     async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
-        """Keeps a file once its last part has come; where `parts` raises, or the disk refuses, there is nothing."""
+        """Stores a file after its last part; if `parts` raises, nothing is stored."""
         ...
 
     async def find(self, sha256: str) -> Blob | None: ...
 
     def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """The bytes from `start` to before `end`.
+        """Yields the bytes from `start` to before `end`.
 
         Raises:
             NotFoundError: there is no such file.
@@ -62,16 +64,16 @@ class Blobs(Protocol):
     async def all(self) -> list[Blob]: ...
 
     async def remove(self, sha256: str) -> None:
-        """Forgets a file, if it is there."""
+        """Deletes a file, if it exists."""
         ...
 
 
 async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) -> AsyncIterator[bytes]:
-    """A file's parts as they come, which end in an error where they are not what its name says.
+    """Yields the parts of a file, and verifies them at the end.
 
     Raises:
         PayloadTooLargeError: more than `limit_bytes`.
-        RequestError: their sha256 is another.
+        RequestError: the content has another sha256.
     """
     digest, size_bytes = hashlib.sha256(), 0
     async for part in parts:
@@ -89,7 +91,11 @@ async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) ->
 
 
 class LocalBlobs:
-    """A folder on this machine, or one that replicas share; names are two letters deep, so that no folder is huge."""
+    """A folder on this machine, or one that replicas share, with 256 subfolders so that no folder is huge.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -102,22 +108,20 @@ class LocalBlobs:
         """See `Blobs`."""
         incoming = self._folder / _INCOMING / f"{sha256}.{secrets.token_hex(8)}"
         try:
-            with incoming.open("xb") as file:
-                held, held_bytes = [], 0
+            with self._translated(), incoming.open("xb") as file:
+                buffered, buffered_bytes = [], 0
                 async for part in parts:
-                    held.append(part)
-                    held_bytes += len(part)
-                    if held_bytes >= PART_BYTES:
-                        await asyncio.to_thread(file.writelines, held)
-                        held, held_bytes = [], 0
-                await asyncio.to_thread(self._finish, file, held, incoming, self._path(sha256))
-        except OSError as error:
-            raise self._refusal(error) from error
+                    buffered.append(part)
+                    buffered_bytes += len(part)
+                    if buffered_bytes >= PART_BYTES:
+                        await asyncio.to_thread(file.writelines, buffered)
+                        buffered, buffered_bytes = [], 0
+                await asyncio.to_thread(self._finish, file, buffered, incoming, self._path(sha256))
         finally:
             incoming.unlink(missing_ok=True)
 
-    def _finish(self, file: BinaryIO, held: list[bytes], incoming: Path, path: Path) -> None:
-        file.writelines(held)
+    def _finish(self, file: BinaryIO, buffered: list[bytes], incoming: Path, path: Path) -> None:
+        file.writelines(buffered)
         file.flush()
         os.fsync(file.fileno())
         make_folder(path.parent)
@@ -126,181 +130,180 @@ class LocalBlobs:
 
     async def find(self, sha256: str) -> Blob | None:
         """See `Blobs`."""
-        try:
-            found = await asyncio.to_thread(self._path(sha256).stat)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._refusal(error) from error
-        return Blob(sha256, found.st_size, found.st_mtime)
+        with self._translated():
+            try:
+                status = await asyncio.to_thread(self._path(sha256).stat)
+            except FileNotFoundError:
+                return None
+        return Blob(sha256, status.st_size, status.st_mtime)
 
     async def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """See `Blobs`."""
-        try:
-            with await asyncio.to_thread(self._path(sha256).open, "rb") as file:
+        with self._translated():
+            try:
+                file = await asyncio.to_thread(self._path(sha256).open, "rb")
+            except FileNotFoundError as error:
+                raise NotFoundError(f"There is no file {sha256}.") from error
+            with file:
                 file.seek(start)
                 while start < end:
                     part = await asyncio.to_thread(file.read, min(PART_BYTES, end - start))
                     if not part:
-                        return  # somebody cut it short: the client sees that bytes are missing
+                        return  # the file was truncated: the client sees that bytes are missing
                     start += len(part)
                     yield part
-        except FileNotFoundError as error:
-            raise NotFoundError(f"There is no file {sha256}.") from error
-        except OSError as error:
-            raise self._refusal(error) from error
 
     async def all(self) -> list[Blob]:
         """See `Blobs`."""
-        return await asyncio.to_thread(self._all)
+        with self._translated():
+            return await asyncio.to_thread(self._all)
 
     def _all(self) -> list[Blob]:
-        found = []
+        blobs = []
         for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
-            try:
+            with suppress(FileNotFoundError):  # removed since
                 status = path.stat()
-            except FileNotFoundError:  # removed since
-                continue
-            found.append(Blob(path.name, status.st_size, status.st_mtime))
-        self._sweep()
-        return found
+                blobs.append(Blob(path.name, status.st_size, status.st_mtime))
+        self._delete_abandoned()
+        return blobs
 
-    def _sweep(self) -> None:
-        """Forgets what was being received when a process ended."""
+    def _delete_abandoned(self) -> None:
+        """Deletes incomplete uploads of processes that ended."""
         try:
-            paths = [(path, path.stat().st_mtime) for path in (self._folder / _INCOMING).iterdir()]
-        except FileNotFoundError:  # one that has just arrived whole
+            uploads = [(path, path.stat().st_mtime) for path in (self._folder / _INCOMING).iterdir()]
+        except FileNotFoundError:  # an upload that has just been completed
             return
-        newest_s = max((came_s for _, came_s in paths), default=0.0)
-        for path, came_s in paths:
-            if came_s < newest_s - _ABANDONED_S:
+        newest_s = max((modified_s for _, modified_s in uploads), default=0.0)
+        for path, modified_s in uploads:
+            if modified_s < newest_s - _ABANDONED_S:
                 path.unlink(missing_ok=True)
 
     async def remove(self, sha256: str) -> None:
         """See `Blobs`."""
-        try:
+        with self._translated():
             await asyncio.to_thread(self._path(sha256).unlink, missing_ok=True)
-        except OSError as error:
-            raise self._refusal(error) from error
 
     def _path(self, sha256: str) -> Path:
         return self._folder / sha256[:2] / sha256
 
-    def _refusal(self, error: OSError) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            f"The registry's folder {self._folder} refuses: {error.strerror}.", retry_after_s=_RETRY_S
-        )
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"The registry's folder {self._folder} refuses: {error.strerror}.", retry_after_s=_RETRY_S
+            ) from error
 
 
-_COUNT_S = 60.0  # what other replicas keep is known so late
+_COUNT_S = 60.0  # the files of other replicas are counted as often
 
 
 class Files:
-    """Asked on one event loop.
+    """The registry's files. Used on one event loop.
 
     Args:
-        blobs: where they are.
+        blobs: stores them.
         settings: the limits.
         clock: gives wall and monotonic time.
+
+    Attributes:
+        limit_bytes: largest total size.
     """
 
     def __init__(self, blobs: Blobs, settings: RegistrySettings, *, clock: Clock) -> None:
         self.blobs = blobs
-        self._settings = settings
+        self.limit_bytes = settings.limit_bytes
+        self._blob_limit_bytes = settings.blob_limit_bytes
         self._clock = clock
-        self._held_bytes = 0
-        self._coming_bytes = 0
+        self._stored_bytes = 0
+        self._incoming_bytes = 0
         self._counted_s: float | None = None
 
-    @property
-    def limit_bytes(self) -> int:
-        """The most that all of them may have together."""
-        return self._settings.limit_bytes
-
     async def put(self, digest: str, parts: AsyncIterable[bytes]) -> bool:
-        """Keeps a file; False where it was there already, and was not read.
+        """Stores a file; returns False, without reading `parts`, if it exists already.
 
         Raises:
-            RequestError: it is another file.
+            RequestError: the content has another digest.
             PayloadTooLargeError: it is too large.
-            NoRoomError: all files together would be.
-            StoreUnavailableError: it cannot be kept.
+            NoRoomError: the total size would be over the limit.
+            StoreUnavailableError: the store refuses.
         """
         if await self.blobs.find(digest) is not None:
             return False
         if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
             await self.all()
-        await self.blobs.put(digest, self._fitting(checked(parts, digest, self._settings.blob_limit_bytes)))
+        await self.blobs.put(digest, self._within_limit(checked(parts, digest, self._blob_limit_bytes)))
         return True
 
     async def blob(self, digest: str) -> Blob:
-        """A file's size.
+        """Returns a file's size.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such file.
         """
-        found = await self.blobs.find(digest)
-        if found is None:
+        blob = await self.blobs.find(digest)
+        if blob is None:
             raise NotFoundError(f"The registry has no file {digest}.")
-        return found
+        return blob
 
     def read(self, digest: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """A file's bytes from `start` to before `end`."""
+        """Yields the bytes of a file from `start` to before `end`."""
         return self.blobs.read(digest, start, end)
 
     async def all(self) -> list[Blob]:
-        """Every file."""
-        found = await self.blobs.all()
-        self._held_bytes = sum(blob.size_bytes for blob in found)
+        """Returns all files."""
+        blobs = await self.blobs.all()
+        self._stored_bytes = sum(blob.size_bytes for blob in blobs)
         self._counted_s = self._clock.monotonic_s()
-        return found
+        return blobs
 
-    async def sweep(self, wanted: Collection[str], grace_s: float) -> int:
-        """Forgets files that are not wanted, and that are older than that: a new file may be about to be listed."""
+    async def sweep(self, listed: Collection[str], grace_s: float) -> int:
+        """Deletes unlisted files that are older than `grace_s`: a newer file may be about to be listed."""
         before_s = self._clock.wall_s() - grace_s
-        gone = [blob for blob in await self.all() if blob.sha256 not in wanted and blob.came_s < before_s]
-        for blob in gone:
+        unlisted = [blob for blob in await self.all() if blob.sha256 not in listed and blob.stored_s < before_s]
+        for blob in unlisted:
             await self.blobs.remove(blob.sha256)
-            self._held_bytes -= blob.size_bytes
-        return len(gone)
+            self._stored_bytes -= blob.size_bytes
+        return len(unlisted)
 
     async def check(self, files: Mapping[str, SignedFile], before: Mapping[str, SignedFile]) -> None:
-        """Whether what is newly listed can be fetched.
+        """Checks that newly listed files are stored.
 
         Args:
-            files: that are to be listed, by path.
-            before: that are.
+            files: the files that will be listed, by path.
+            before: the files that are listed.
 
         Raises:
-            RequestError: it cannot.
+            RequestError: one is not stored.
         """
         for path, file in files.items():
             if path in before and before[path].sha256 == file.sha256:
                 continue
-            found = await self.blobs.find(file.sha256)
-            if found is None or found.size_bytes != file.size_bytes:
+            blob = await self.blobs.find(file.sha256)
+            if blob is None or blob.size_bytes != file.size_bytes:
                 raise RequestError(
                     f"The targets list {path} with the sha256 {file.sha256}, which the registry has not; send the file "
                     "before what is signed of it."
                 )
 
-    async def _fitting(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """Yields a file's parts while there is room for them and for other uploads in progress."""
-        came_bytes = 0
+    async def _within_limit(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Yields the parts of a file while there is room for them and for other uploads in progress."""
+        size_bytes = 0
         try:
             async for part in parts:
-                came_bytes += len(part)
-                self._coming_bytes += len(part)
-                if self._held_bytes + self._coming_bytes > self.limit_bytes:
+                size_bytes += len(part)
+                self._incoming_bytes += len(part)
+                if self._stored_bytes + self._incoming_bytes > self.limit_bytes:
                     raise NoRoomError(
-                        f"The registry has {self._held_bytes} of the {self.limit_bytes} bytes that "
+                        f"The registry has {self._stored_bytes} of the {self.limit_bytes} bytes that "
                         "registry.limit_bytes allows, and no room for this file; remove old versions "
                         "(`firstline model rm`: their files go a day later), or raise the limit."
                     )
                 yield part
-            self._held_bytes += came_bytes
+            self._stored_bytes += size_bytes
         finally:
-            self._coming_bytes -= came_bytes
+            self._incoming_bytes -= size_bytes
 
 
 def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:

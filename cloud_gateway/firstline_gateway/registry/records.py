@@ -1,4 +1,4 @@
-"""Signed metadata, and what aliases stood for."""
+"""Signed metadata and the history of aliases in the store, within a caller's transaction."""
 
 from __future__ import annotations
 
@@ -52,8 +52,15 @@ _VERSIONS_KEPT = 20
 _M, _A = SIGNED.c, ALIASES.c
 
 
+class Head(NamedTuple):
+    """The version of a role's newest metadata, and when it expires (wall time, seconds)."""
+
+    version: int
+    expires_s: float
+
+
 class Document(NamedTuple):
-    """Metadata as it was signed; `expires_s` is its end (wall time, seconds)."""
+    """Metadata as it was signed; `expires_s` is wall time in seconds."""
 
     role: str
     version: int
@@ -62,28 +69,28 @@ class Document(NamedTuple):
 
 
 def lock(connection: Connection) -> None:
-    """Has who publishes go on alone; SQLite's transactions that write are alone anyway."""
+    """Lets one transaction publish at a time; SQLite's transactions that write exclude each other anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("LOCK TABLE registry_metadata IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def newest(connection: Connection, role: str) -> Document | None:
-    """A role's newest metadata."""
+    """Returns the newest metadata of a role."""
     return _document(connection, select(SIGNED).where(_M.role == role).order_by(_M.version.desc()).limit(1))
 
 
 def numbered(connection: Connection, role: str, version: int) -> Document | None:
-    """A role's metadata of one version."""
+    """Returns one version of the metadata of a role."""
     return _document(connection, select(SIGNED).where(_M.role == role, _M.version == version))
 
 
-def heads(connection: Connection) -> dict[str, tuple[int, float]]:
-    """Version and end of each role's newest metadata."""
+def heads(connection: Connection) -> dict[str, Head]:
+    """Returns the head of each role."""
     newest_of = select(_M.role, func.max(_M.version).label("version")).group_by(_M.role).subquery()
     query = select(_M.role, _M.version, _M.expires_s).join(
         newest_of, (newest_of.c.role == _M.role) & (newest_of.c.version == _M.version)
     )
-    return {role: (version, expires_s) for role, version, expires_s in connection.execute(query)}
+    return {role: Head(version, expires_s) for role, version, expires_s in connection.execute(query)}
 
 
 def put(connection: Connection, documents: list[Document]) -> None:

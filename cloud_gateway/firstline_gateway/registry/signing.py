@@ -1,4 +1,9 @@
-"""Whether newly signed metadata is to be believed, and the snapshot and timestamp of it. No I/O; on python-tuf."""
+"""Verifies newly signed metadata, and signs the snapshot and timestamp of it with the online key; on python-tuf.
+
+The gateway creates the private half of the online key in its identity folder, which it never leaves; the root names the
+public half. The key signs nothing that makes a device trust another model: an attacker who controls the gateway can
+withhold metadata until it expires, or mix signed versions, and no more.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +32,14 @@ from firstline_core.errors import (
 from firstline_core.fleet.registry import OnlineKey
 from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.identity import authorities
-from firstline_gateway.registry.records import Document
+from firstline_gateway.registry.records import Document, Head
 
 ONLINE_LIFE = timedelta(days=1)
 """How long a snapshot and a timestamp are good: so long a device may be shown an old one unnoticed."""
 
 _SHA256 = "sha256"
+_KEY_PREFIX, _KEY_SUFFIX = "registry-", ".key"
+_ID_LETTERS = 16
 
 
 class Accepted(NamedTuple):
@@ -65,8 +72,8 @@ def accept(
     Raises:
         RequestError: it is not root or targets metadata.
         ConflictError: it does not follow what is current.
-        SignatureError: those who may have not signed it.
-        MetadataExpiredError: it has ended already.
+        SignatureError: too few of the keys that may sign it have signed it.
+        MetadataExpiredError: it has expired already.
     """
     read = [(_read(content), content) for content in contents]
     roots = [(found, content) for found, content in read if isinstance(found.signed, Root)]
@@ -99,41 +106,45 @@ def accept(
 
 
 def signed_online(
-    targets_content: bytes, signer: CryptoSigner, versions: Mapping[str, int], now_s: float
+    targets_content: bytes, signer: CryptoSigner, heads: Mapping[str, Head], now_s: float
 ) -> list[Document]:
-    """The next snapshot and the next timestamp.
+    """Returns the next snapshot and the next timestamp.
 
-    Their versions are the time at least, in seconds since 1970: after its store was restored from a backup, a registry
+    Their versions are at least the time in seconds since 1970: after its store was restored from a backup, a registry
     signs newer versions than devices have seen.
 
     Args:
         targets_content: the targets metadata that they are of.
         signer: with the key that the root names for both.
-        versions: of the present snapshot and timestamp, by role; absent in a new registry.
+        heads: of the present metadata by role; empty in a new registry.
         now_s: wall time.
     """
     expires = datetime.fromtimestamp(int(now_s), UTC) + ONLINE_LIFE
-    targets: Targets = _read(targets_content).signed
-    # Without lengths: a file of the wrong length is then known for what it is by its hash and its signature.
-    listed = MetaFile.from_data(targets.version, targets_content, [_SHA256])
-    listed.length = None
-    snapshot = Metadata(
-        Snapshot(
-            max(versions.get(Snapshot.type, 0) + 1, int(now_s)), expires=expires, meta={f"{Targets.type}.json": listed}
-        )
+
+    def next_version(role: str) -> int:
+        return max(heads[role].version + 1 if role in heads else 1, int(now_s))
+
+    def listed(version: int, content: bytes) -> MetaFile:
+        # Without its length: the hash and the signature detect a file of the wrong length.
+        file = MetaFile.from_data(version, content, [_SHA256])
+        file.length = None
+        return file
+
+    def signed(metadata: Metadata[Any]) -> bytes:
+        metadata.sign(signer)
+        return metadata.to_bytes()
+
+    files = {f"{Targets.type}.json": listed(_read(targets_content).signed.version, targets_content)}
+    snapshot = Metadata(Snapshot(next_version(Snapshot.type), expires=expires, meta=files))
+    content = signed(snapshot)
+    timestamp = Metadata(
+        Timestamp(next_version(Timestamp.type), expires=expires, snapshot_meta=listed(snapshot.signed.version, content))
     )
-    snapshot.sign(signer)
-    content = snapshot.to_bytes()
-    named = MetaFile.from_data(snapshot.signed.version, content, [_SHA256])
-    named.length = None
-    number = max(versions.get(Timestamp.type, 0) + 1, int(now_s))
-    timestamp = Metadata(Timestamp(number, expires=expires, snapshot_meta=named))
-    timestamp.sign(signer)
-    return [_document(snapshot, content), _document(timestamp, timestamp.to_bytes())]
+    return [_document(snapshot, content), _document(timestamp, signed(timestamp))]
 
 
 def online_keys(root: Root) -> set[str]:
-    """The ids of keys that may sign both snapshots and timestamps alone."""
+    """Returns the ids of the keys that may sign both snapshots and timestamps alone."""
     both = [root.roles[role] for role in (Snapshot.type, Timestamp.type)]
     if any(role.threshold != 1 for role in both):
         return set()
@@ -141,7 +152,7 @@ def online_keys(root: Root) -> set[str]:
 
 
 def root_of(content: bytes) -> Root:
-    """Root metadata that was verified before."""
+    """Returns root metadata that was verified before."""
     root: Root = _read(content).signed
     return root
 
@@ -163,7 +174,7 @@ def files_of(targets: Targets) -> dict[str, SignedFile]:
 
 
 def targets_of(content: bytes) -> Targets:
-    """Targets metadata that was verified before."""
+    """Returns targets metadata that was verified before."""
     targets: Targets = _read(content).signed
     return targets
 
@@ -191,9 +202,9 @@ def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
         )
     if not found.signed.consistent_snapshot:
         raise RequestError("The root metadata has consistent_snapshot false; this registry serves true alone.")
-    if said := duplicate_key(found.signed):
+    if duplicate := duplicate_key(found.signed):
         raise RequestError(
-            f"Version {expected} cannot be the root: {said}; exchange one of them (`firstline keys rotate`)."
+            f"Version {expected} cannot be the root: {duplicate}; exchange one of them (`firstline keys rotate`)."
         )
     if before is not None:
         _verify(before.signed, Root.type, found, f"Version {expected} is not what the root before it allows")
@@ -229,24 +240,20 @@ def _document(found: Metadata[Any], content: bytes) -> Document:
     return Document(found.signed.type, found.signed.version, content, found.signed.expires.timestamp())
 
 
-_PREFIX, _SUFFIX = "registry-", ".key"
-_ID_LETTERS = 16
-
-
 def signers(directory: Path) -> list[CryptoSigner]:
-    """The keys that are there, the newest last.
+    """Returns the online keys in the identity folder, the newest last.
 
     Raises:
         ConfigError: a file cannot be read, or is not such a key.
     """
     if not directory.exists():
         return []
-    files = sorted(directory.glob(f"{_PREFIX}*{_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted(directory.glob(f"{_KEY_PREFIX}*{_KEY_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
     return [_load(file) for file in files]
 
 
 def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
-    """The key that the root names.
+    """Returns an online key that the root names.
 
     Raises:
         NotReadyError: it is not here.
@@ -261,26 +268,26 @@ def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
     )
 
 
-def offered(directory: Path, *, fresh: bool, used: set[str]) -> OnlineKey:
+def offered_key(directory: Path, *, fresh: bool, used: set[str]) -> OnlineKey:
     """Returns the public half of the key that a root is to name; creates the key if missing.
 
     Args:
         directory: the identity folder.
-        fresh: for a rotation: one that is not in use.
+        fresh: return a key that is not in use, for a rotation.
         used: the ids that the current root names.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     with authorities.locked(directory):
-        known = [signer for signer in signers(directory) if not (fresh and signer.public_key.keyid in used)]
-        signer = known[-1] if known else _make(directory)
+        usable = [signer for signer in signers(directory) if not (fresh and signer.public_key.keyid in used)]
+        signer = usable[-1] if usable else _create_key(directory)
     return OnlineKey(signer.public_key.keyid, signer.public_key.to_dict())
 
 
-def _make(directory: Path) -> CryptoSigner:
+def _create_key(directory: Path) -> CryptoSigner:
     signer = CryptoSigner.generate_ed25519()
-    file = directory / f"{_PREFIX}{signer.public_key.keyid[:_ID_LETTERS]}{_SUFFIX}"
+    file = directory / f"{_KEY_PREFIX}{signer.public_key.keyid[:_ID_LETTERS]}{_KEY_SUFFIX}"
     authorities.write(file, signer.private_bytes, private=True)
     return signer
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -36,9 +37,10 @@ from firstline_core.fleet.registry import expiry_warnings
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
-from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, entry_of
+from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked, open_blobs
-from firstline_gateway.registry.registry import Registry, RegistryMaintenance
+from firstline_gateway.registry.records import Head
+from firstline_gateway.registry.registry import Registry
 from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.settings.settings import Registry as RegistrySettings
@@ -58,17 +60,14 @@ class Room:
         self.folder = folder
         self.readers = Readers(self.kept.database)
         settings = RegistrySettings(blobs=str(folder / "blobs"))
-        self.catalogue = CatalogueReader(self.readers)
         self.registry = Registry(
             self.readers,
             self.kept.writer,
             Files(open_blobs(settings.blobs), settings, clock=self.clock),
-            self.catalogue,
             AuthorityFolder(folder / "identity", self.clock),
             in_use=RolloutBundleUse(),
             clock=self.clock,
         )
-        self.maintenance = RegistryMaintenance(self.registry, self.clock)
         self.repository = SignedRepository()
 
     async def begin(self) -> None:
@@ -101,24 +100,24 @@ def room(store_settings: Store, tmp_path: Path) -> Iterator[Room]:
 
 
 async def test_snapshot_and_timestamp_are_renewed_before_they_end(room: Room) -> None:
-    await room.maintenance.run()  # nothing is published yet
+    await room.registry.maintain()  # nothing is published yet
     await room.begin()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
     for _ in range(3 * 24):
         await room.clock.advance(3600)
-        await room.maintenance.run()
+        await room.registry.maintain()
         assert await room.ends_s() > room.clock.wall_s() + DAY_S / 2 - 120
     with room.kept.database.reading() as connection:
         assert records.heads(connection)["targets"][0] == 1
         (kept,) = connection.exec_driver_sql("SELECT count(*) FROM registry_metadata WHERE role = 'timestamp'").one()
     assert kept == 1
-    assert room.maintenance.expiries["root"] == (START.timestamp() + 365 * DAY_S)
+    assert room.registry.latest_expiries["root"] == (START.timestamp() + 365 * DAY_S)
 
 
 async def test_a_gateway_that_was_away_renews_what_has_ended(room: Room) -> None:
     await room.begin()
     await room.clock.advance(3 * DAY_S)
-    await room.maintenance.run()
+    await room.registry.maintain()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
 
 
@@ -126,12 +125,12 @@ async def test_what_ends_soon_is_warned_of_once_a_day(room: Room) -> None:
     await room.begin()
     await room.clock.advance(80 * DAY_S)
     with captured_lines() as lines:
-        await room.maintenance.run()
-        await room.maintenance.run()
+        await room.registry.maintain()
+        await room.registry.maintain()
     assert len([line for line in lines if "targets metadata ends in 10 days" in line.get("warning", "")]) == 1
     await room.clock.advance(2 * DAY_S)
     with captured_lines() as lines:
-        await room.maintenance.run()
+        await room.registry.maintain()
     assert any("ends in 8 days" in line.get("warning", "") for line in lines)
     status = await room.registry.status()
     assert len(status.warnings) == 1 and "targets" in status.warnings[0]
@@ -144,10 +143,10 @@ async def test_without_the_key_that_the_root_names_nothing_is_signed_and_it_is_s
     file.unlink()
     await room.clock.advance(20 * 3600)
     with captured_lines() as lines, pytest.raises(NotReadyError, match="none of the online keys"):
-        await room.maintenance.run()
+        await room.registry.maintain()
     assert any("timestamp metadata ends in 4 hours" in line.get("warning", "") for line in lines)
     file.write_bytes(content)
-    await room.maintenance.run()
+    await room.registry.maintain()
     assert await room.ends_s() == room.clock.wall_s() + DAY_S
     file.write_bytes(b"no key")
     with pytest.raises(ConfigError, match="holds no private key"):
@@ -167,7 +166,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
     await room.begin()
     for _ in range(25):
         await room.clock.advance(DAY_S)
-        await room.maintenance.run()
+        await room.registry.maintain()
     with room.kept.database.reading() as connection:
         counted = dict(connection.exec_driver_sql("SELECT role, count(*) FROM registry_metadata GROUP BY role").all())
     assert counted == {"root": 1, "targets": 1, "snapshot": 20, "timestamp": 1}
@@ -175,7 +174,7 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
 
 async def test_aliases_are_kept_with_their_history(room: Room) -> None:
     await room.begin()
-    aliases = Aliases(room.readers, room.kept.writer, room.catalogue.current, clock=room.clock)
+    aliases = Aliases(room.readers, room.kept.writer, room.registry.catalogue, clock=room.clock)
     with pytest.raises(NotFoundError, match="no digits version 1"):
         await aliases.set("digits", "champion", 1, "application:ops")
     with pytest.raises(NotFoundError, match="no alias champion"):
@@ -250,7 +249,7 @@ async def test_a_file_is_kept_and_comes_back_in_any_part(blobs: Blobs, size_byte
     await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
     found = await blobs.find(digest)
     assert found is not None and found.size_bytes == size_bytes
-    assert abs(found.came_s - time.time()) < 60
+    assert abs(found.stored_s - time.time()) < 60
     assert await _read(blobs, digest, 0, size_bytes) == content
     middle = size_bytes // 3, size_bytes // 2
     assert await _read(blobs, digest, *middle) == content[slice(*middle)]
@@ -317,7 +316,9 @@ def test_what_the_gateway_would_sign_for_is_verified_by_devices(tmp_path: Path) 
     targets = repository.files["1.targets.json"]
     snapshot, timestamp = signing.signed_online(targets, repository.signers["snapshot"][0], {}, START.timestamp())
     assert snapshot.version == timestamp.version == int(START.timestamp())
-    later = signing.signed_online(targets, repository.signers["snapshot"][0], {"snapshot": 1 << 40}, START.timestamp())
+    later = signing.signed_online(
+        targets, repository.signers["snapshot"][0], {"snapshot": Head(1 << 40, 0.0)}, START.timestamp()
+    )
     assert later[0].version == (1 << 40) + 1
     with pytest.raises((IntegrityError, RequestError)):
         signing.targets_of(b"{}")
@@ -370,12 +371,12 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
 
 async def test_an_alias_does_not_come_to_stand_for_what_goes_meanwhile(room: Room) -> None:
     await room.begin()
-    seen = await room.catalogue.current()
+    seen = await room.registry.catalogue.current()
     old = Catalogue(seen.version - 1, {}, {("m", 1): {}})
 
     async def before() -> Catalogue:
         return old
 
-    aliases = Aliases(room.readers, room.kept.writer, before, clock=room.clock)
+    aliases = Aliases(room.readers, room.kept.writer, SimpleNamespace(current=before), clock=room.clock)
     with pytest.raises(ConflictError, match="published since"):
         await aliases.set("m", "champion", 1, "application:ops")
