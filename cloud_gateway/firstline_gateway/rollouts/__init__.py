@@ -5,7 +5,7 @@ Rules: pure functions without I/O
     state            the states of a rollout and of its devices
     device_progress  the state of one device in a rollout, from what it reports
     judgement/       whether devices with the new model do worse than those without: promote, hold or abort
-    changes          what a step sees and changes, and how a stage ends
+    changes          the input and the changes of a step, and how a stage ends
     evaluation       observes both groups of a stage, and judges it
     step             one step: begins a stage, offers the model, evaluates, goes back
     late_joiners     offers a completed rollout's model to devices that join later

@@ -1,4 +1,4 @@
-"""What a step of a rollout sees and changes, and how a stage ends. Pure.
+"""The input and the changes of a rollout's step, and the ways in which a stage ends. Pure.
 
 The changes of a step are carried out as a whole, or not at all.
 """

@@ -44,7 +44,7 @@ class _Documents(NamedTuple):
 
 
 class FleetCache:
-    """What one rollout has read of its fleet; used on one thread.
+    """A cache of the documents that one rollout has read; used on one thread.
 
     Args:
         definition: of the rollout.

@@ -34,7 +34,7 @@ log = logger(__name__)
 
 
 class Prediction(NamedTuple):
-    """The outputs of a model, (n, classes) float32; `logits` is None unless `Model.shows_logits`."""
+    """The outputs of a model, (n, classes) float32; `logits` only with `Model.shows_logits`."""
 
     probabilities: Probabilities
     logits: Probabilities | None

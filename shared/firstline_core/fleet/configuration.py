@@ -54,7 +54,7 @@ class Policy(_Section, frozen=True, kw_only=True):
 
 
 class Budget(_Section, frozen=True, kw_only=True):
-    """The budget of a device per hour and per day (UTC); 0 is no limit."""
+    """The budget of a device per hour and per day (UTC); 0 for no limit."""
 
     bytes_per_hour: _Whole = UNSET
     bytes_per_day: _Whole = UNSET

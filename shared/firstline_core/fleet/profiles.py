@@ -98,7 +98,7 @@ class ProfileRequest(Struct, frozen=True):
     """The state of a request.
 
     Attributes:
-        desired: what the device must do.
+        desired: the request as the device receives it.
         version: that it measures or has measured; 0 while unknown.
         done: measured points, of `total`, which is 0 while unknown.
         message: one sentence, or "".

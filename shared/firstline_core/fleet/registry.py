@@ -120,7 +120,7 @@ class AliasRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AliasChange(Struct, frozen=True):
-    """A change of an alias: its new version (None if it was deleted), who changed it, and when (seconds since 1970)."""
+    """A change of an alias: its new version (None if it was deleted), its author, and its time (seconds since 1970)."""
 
     model: Name
     alias: Name

@@ -58,7 +58,7 @@ class CertificateSummary(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True):
-    """An edge variant of a bundle; `digest` is `Model.digest`; `certificate` is None without a valid one."""
+    """An edge variant of a bundle; `digest` is `Model.digest`; `certificate` summarises a valid certificate."""
 
     id: Name
     precision: str
