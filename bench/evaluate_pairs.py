@@ -72,7 +72,7 @@ def figures_of(evaluation: Evaluation, certified: Mapping[str, float]) -> Iterat
         )
         epsilon = certified.get(edge.id)
         yield Figure(
-            f"{both}: kept answers that differ from the full model's",
+            f"{both}: edge answers that differ from the full model's",
             tiered.disagreement,
             "share",
             f"<= {epsilon:g}, as certified" if epsilon is not None else None,

@@ -32,7 +32,7 @@ def other_contract_sentence(proof: Proof, terms: Terms) -> str:
     sure = f"with confidence {confidence(terms.delta)}"
     if isinstance(proof, GroupsProof):
         certified = sum(group.certified for group in proof.groups.values())
-        kept = f"That keeps {percent(proof.kept)} of all." if certified else "Escalate everything."
+        kept = f"That accepts {percent(proof.kept)} of all." if certified else "Escalate everything."
         return (
             f"Certified {certified} of {len(proof.groups)} by {proof.by} on {proof.n} rows: in each, at most "
             f"{percent(terms.epsilon)} of {_error(terms)}, {sure} for all of them together. {kept}"
@@ -48,14 +48,14 @@ def other_contract_sentence(proof: Proof, terms: Terms) -> str:
 
 def _certified(proof: Proof, promise: str, bounded: str, upper_bound: str) -> str:
     return (
-        f"Certified on {proof.n} rows: {promise}, when an answer is kept at a score of at least "
-        f"{proof.threshold:.15g}. That keeps {percent(proof.kept)}; the upper bound of {bounded} is {upper_bound}."
+        f"Certified on {proof.n} rows: {promise}, when an edge answer is accepted at a score of at least "
+        f"{proof.threshold:.15g}. That accepts {percent(proof.kept)}; the upper bound of {bounded} is {upper_bound}."
     )
 
 
 def _error(terms: Terms) -> str:
     verb = "disagree" if terms.contract == "disagreement" else "are wrong where the full model is right"
-    return f"the kept answers {verb}"
+    return f"the edge answers {verb}"
 
 
 def groups_text(proof: Proof) -> Iterator[str | Table]:

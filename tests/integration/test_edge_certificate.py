@@ -20,7 +20,7 @@ from firstline_edge.cli.explain import describe
 from firstline_edge.cli.status import describe as describe_status
 
 HELDOUT = CHECKOUT / "models" / "digits" / "heldout"
-PROMISE = "at most 3 % of kept answers disagree with the full model, with confidence 90 %"
+PROMISE = "at most 3 % of edge answers disagree with the full model, with confidence 90 %"
 
 
 @pytest.fixture

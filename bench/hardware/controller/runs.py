@@ -60,7 +60,7 @@ def figures(heat: Heat, stated: Stated, of: Sequence[Variant]) -> Iterator[Figur
     whole = 1 - (controlled.energy_j(stated) + _idle_j(stated)) / (most_j + _idle_j(stated))
     yield Figure("the same with the idle board's", round(whole, 4), "share")
     aim = f"<= {EPSILON:g}"
-    yield Figure("kept answers that the full model contradicts", broken, "share", aim, broken <= EPSILON)
+    yield Figure("edge answers that the full model contradicts", broken, "share", aim, broken <= EPSILON)
     yield Figure("heat had requests shared out for", round(controlled.shared_s), "s")
 
 

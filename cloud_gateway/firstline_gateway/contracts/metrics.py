@@ -57,7 +57,7 @@ class _ContractCollector(Collector):
         yield from (
             _family("alarm", "1 where audits show that the contract is broken.", pools, _alarms),
             _family("e_value", "Evidence against the contract; the alarm is at 1 / delta.", pools, _e_value),
-            _family("risk", "Estimated share of kept answers that disagree.", pools, _risk),
+            _family("risk", "Estimated share of edge answers that disagree.", pools, _risk),
             _devices(self._device_alarms()),
         )
 

@@ -56,7 +56,7 @@ class Pool:
 
     @property
     def risk(self) -> float | None:
-        """Estimate of the share of kept answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
+        """Estimate of the share of edge answers that disagree, each audit weighted by floor / propensity (Hajek 1971).
 
         So weighted, no device counts for more by drawing less often, and 1 / propensity could grow without bounds.
         """

@@ -398,11 +398,11 @@ class CertificateStates:
         monitored.quota, monitored.quota_at_s = 0.0, self._clock.monotonic_s()
         monitored.certificate_state = CertificateState(True, after)
         log.error(
-            "the contract is broken: answers are not certified any more, and fewer are kept",
+            "the contract is broken: answers are not certified any more, and fewer edge answers are accepted",
             model=record.model,
             version=record.version,
             cause=cause,
-            threshold="none is kept" if record.escalates_all else after,
+            threshold="no edge answer is accepted" if record.escalates_all else after,
             quota_per_hour=self.quota_per_hour(monitored),
         )
         self.save()

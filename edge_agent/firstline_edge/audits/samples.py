@@ -52,7 +52,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class SampleLog:
-    """Appends to two files of at most `limit_bytes` each, and remembers the latest kept answers of each record."""
+    """Appends to two files of at most `limit_bytes` each, and remembers the latest edge answers of each record."""
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._lines = DecisionLog(path, limit_bytes)
@@ -73,7 +73,7 @@ class SampleLog:
             log.warning("cannot keep an audit's result", error=str(error))
 
     def recent(self, key: str) -> list[Sample]:
-        """The latest kept answers of a record, oldest first."""
+        """The latest edge answers of a record, oldest first."""
         return list(self._recent.get(key, ()))
 
     def clear(self) -> list[Path]:

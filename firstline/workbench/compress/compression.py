@@ -113,7 +113,7 @@ def promise_of(manifest: Manifest, epsilon: float | None, delta: float | None) -
             of_what = f"each {carried.by}" if carried.by else "the stream of all answers"
             raise ConfigError(
                 f"The certificate of '{first.id}' promises something of {of_what}; candidates are certified on all "
-                "kept answers together, so say with --epsilon and --delta what is to be promised of those."
+                "edge answers together, so say with --epsilon and --delta what is to be promised of those."
             )
         return Promise(epsilon, delta, "disagreement" if carried.contract == "stream" else carried.contract)
     return Promise(

@@ -118,7 +118,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
             return f"the tiered accuracy is at most {points(self.epsilon)} below the full model's, {sure}"
         most = f"at most {100 * self.epsilon:.4g} %"
         what = "disagree with the full model" if self.contract == "disagreement" else "are wrong where it is right"
-        return f"{most} of kept answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
+        return f"{most} of edge answers {what}, {f'in each predicted {self.by}, ' if self.by else ''}{sure}"
 
     def threshold_for(self, label: str) -> float:
         """Returns the score from which an answer of this predicted class is accepted; infinite if none is."""

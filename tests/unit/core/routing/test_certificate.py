@@ -45,7 +45,7 @@ def test_what_voids_it_is_named() -> None:
 def test_it_says_its_promise_in_words() -> None:
     assert EDGE.certificate is not None
     assert EDGE.certificate.promise == (
-        "at most 5 % of kept answers disagree with the full model, with confidence 90 %"
+        "at most 5 % of edge answers disagree with the full model, with confidence 90 %"
     )
     harm = msgspec.structs.replace(EDGE.certificate, contract="harm")
     assert "are wrong where it is right" in harm.promise

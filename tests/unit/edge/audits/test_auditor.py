@@ -1,4 +1,4 @@
-"""Which kept answers are audited, what crosses the link for it, and what is counted."""
+"""Which edge answers are audited, what crosses the link for it, and what is counted."""
 
 from __future__ import annotations
 

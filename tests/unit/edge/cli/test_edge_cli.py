@@ -283,7 +283,7 @@ class TestDoctor:
         assert next(iter(found)) == "processor"
         assert found["model digits 1 edge-onnx"]["state"] == "ok"
         assert "ms a row (p50)" in found["model digits 1 edge-onnx"]["detail"]
-        assert "certified: at most 1.5 % of kept answers disagree" in found["model digits 1 edge-onnx"]["detail"]
+        assert "certified: at most 1.5 % of edge answers disagree" in found["model digits 1 edge-onnx"]["detail"]
         assert found["fsync"]["detail"] and found["clock"]["state"] == "ok"
         assert found["links"]["state"] == "slow"
 

@@ -5,7 +5,7 @@ import pytest
 from firstline.demo.scenario import KINDS, CertifiedResult, Record, percentiles_ms, summarise
 from firstline_core.types import Status, Tier
 
-CERTIFIED = CertifiedResult("at most 2 % of kept answers disagree", 2, 1)
+CERTIFIED = CertifiedResult("at most 2 % of edge answers disagree", 2, 1)
 
 
 def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = False) -> Record:

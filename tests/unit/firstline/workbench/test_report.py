@@ -35,7 +35,7 @@ def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None
     assert certificate_sentence(report_data(measured, bare)).startswith(
         "Not certified: its bundle carries no certificate for it."
     )
-    for fields, says in (({}, "Certified: at most 5 % of kept answers disagree"), ({"score_digest": "0" * 64}, "void")):
+    for fields, says in (({}, "Certified: at most 5 % of edge answers disagree"), ({"score_digest": "0" * 64}, "void")):
         model = with_certificate(edge.model, measured.manifest, **fields)
         certified = msgspec.structs.replace(measured.manifest, edge=(model, *measured.manifest.edge[1:]))
         found = report_data(_replaced(measured, manifest=certified), _replaced(edge, model=model))
