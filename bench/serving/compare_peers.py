@@ -1,6 +1,6 @@
 """`make -C bench peers`: the gateway, raw ASGI and every peer, each alone on one core, the same client on the other.
 
-Rounds are interleaved: in each, everybody is started anew, one after the other, in rotated order. Each is asked in the
+Rounds are interleaved: in each, every server is restarted, one after the other, in rotated order. Each is asked in the
 best form that it speaks, and in JSON, which all do. Answers are compared with the model's own before and after.
 """
 
@@ -119,7 +119,7 @@ def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str,
 
 
 def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure]:
-    """How many times a peer's rate ours is, form by form; and our binary beside the best that it can do."""
+    """How many times a peer's rate ours is, form by form; and our binary form compared with its best one."""
     rows = []
     for family in dict.fromkeys(one.family for one in peer.PEERS):
         best = _best(samples, [one.name for one in peer.PEERS if one.family == family])
@@ -149,7 +149,7 @@ def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure
 
 
 def _best(samples: Sequence[Sample], variants: Sequence[str]) -> tuple[str, str] | None:
-    """The quickest of its variants and forms for S at 32 in flight, so that nobody is compared with its weaker side."""
+    """The quickest of its variants and forms for S at 32 in flight, so that no peer is compared in its weaker form."""
     pairs = [(who, question.name) for who in variants for question in QUESTIONS[:2]]
     rates = {pair: rate for pair in pairs if (rate := median(samples, *pair, "rate_per_s")) is not None}
     return max(rates, key=lambda pair: rates[pair], default=None)

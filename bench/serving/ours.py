@@ -1,4 +1,4 @@
-"""The gateway as its users run it, with everything on, and the raw limit beside it."""
+"""The gateway as its users run it, with everything on, and raw ASGI for comparison."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Peer(NamedTuple):
     Attributes:
         name: as its users write it; a variant of one comes after a comma.
         key: its environment is .venv-peers/KEY, its server serving/peers/serve_KEY.py.
-        package: whose version is told.
+        package: its version is reported.
         forms: by "binary" and "JSON", what asks it for a model; it has no binary form where that is absent.
         note: what a reader has to know of the comparison.
         options: of its server here.

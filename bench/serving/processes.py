@@ -32,7 +32,7 @@ def cores() -> tuple[Cores, Cores, Cores]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """Returns a loopback port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,6 @@
 """Compares the gateway over REST with raw ASGI on the same server.
 
-In each round every contender is started anew, asked one after the other, in an order that changes from round to round:
+In each round every server is restarted and measured one after the other, in an order that changes from round to round:
 what a machine does meanwhile meets all of them, and so does what one start of a process has of luck.
 """
 

@@ -19,7 +19,7 @@ _MACHINE = re.compile(r"(<!-- machine: ([\w-]+)(?:/(\w+))? -->\n).*?(<!-- end --
 
 
 def refill() -> None:
-    """Writes the page anew, from what was measured last."""
+    """Refills the page's tables from the last measurement."""
     PAGE.write_text(filled(PAGE.read_text()))
 
 

@@ -23,7 +23,7 @@ class Load(NamedTuple):
 
     Attributes:
         requests: that were answered, with whichever status.
-        bad: of them, those whose status is no success; and those that were never answered.
+        bad: of them, those with an error status, and those without an answer.
         server_cpu_s, client_cpu_s: processor time that was used meanwhile.
         memory_mb: of the server, at the end.
     """

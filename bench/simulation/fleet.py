@@ -1,7 +1,7 @@
 """A fleet and its gateway: each device's own link chain, breaker, retry budget and delivery, in simulated time.
 
 The gateway is a queue with one server. While it is away, connections are refused at once, as a machine does that is
-up and runs no gateway: devices then fail as fast as they can, which is the worst for whoever comes back.
+up and runs no gateway: devices then fail as fast as they can, which is the worst case for the returning gateway.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Weather:
         mbit_s: of the bottleneck, in either direction; transfers queue for it.
         loss: share of packets lost; each costs a retransmission's wait, doubled while it is lost again.
         stalls: (from, to) in seconds: nothing moves, what was under way comes through afterwards.
-        off: (from, to) in seconds: nothing comes through at all, and nobody says so.
+        off: (from, to) in seconds: nothing comes through, without an error.
     """
 
     name: str
@@ -113,7 +113,7 @@ class SimulatedLink:
         return size_bytes + _HEAD_BYTES + _ANSWER_BYTES
 
     def _count(self, *, sent: int = 0, received: int = 0) -> None:
-        """As the agent's links do, for whoever pays."""
+        """Counts sent bytes for budgets, as the agent's links do."""
         self.paid_bytes += sent + received
         count(self.name, sent=sent, received=received)
 

@@ -65,7 +65,7 @@ def line(
     settings: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[Line]:
-    """Starts both tiers with the digits, beside an event loop in a thread of its own, and stops them.
+    """Starts both tiers with the digits, with an event loop in a separate thread, and stops them.
 
     Args:
         folder: empty.

@@ -53,7 +53,7 @@ class Campaign:
         unheard: acknowledged, and never announced.
         recorded: deliveries on the gateway's record, each of which took effect once there.
         unrecorded: corrected, and the gateway has no record of it.
-        alarms: tracebacks and errors in the logs of all their lives: a kill is no damage.
+        alarms: tracebacks and errors in the logs of all their lives: a kill must not count as damage.
     """
 
     seed: int
@@ -163,7 +163,7 @@ async def _count(house: Victims, seen: Campaign) -> None:
     async with httpx.AsyncClient(timeout=30, trust_env=False, base_url=house.agent.url) as client:
 
         async def left() -> int:
-            """Promises that are not kept, and corrections that nobody has heard of."""
+            """Promises that are not kept, and corrections of unknown requests."""
             depth: int = (await client.get("/firstline/v1/status")).json()["outbox"]["items"]
             unheard = sum(request_id not in seen.announced for request_id in seen.acknowledged)
             return depth + (unheard if house.broker is not None else 0)

@@ -68,7 +68,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
         async with asyncio.timeout(_END_TIMEOUT_S):
-            while self.runs:  # noqa: ASYNC110 (it is nobody's child here)
+            while self.runs:  # noqa: ASYNC110 (it is not a child of this process)
                 await asyncio.sleep(_LOOK_S)
 
 
@@ -120,7 +120,7 @@ def _serve(module: str, constants: Mapping[str, float]) -> None:
         home, _, constant = name.rpartition(".")
         getattr(sys.modules[home], constant)  # one that is not there is no constant
         setattr(sys.modules[home], constant, value)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their exit codes are never read
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()

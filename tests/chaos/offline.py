@@ -1,7 +1,7 @@
 """An hour without a link at 20 requests a second: every promise is kept on a real disk, and every one is corrected.
 
 Time is simulated, as in `simulation`; the outbox's file, its commits and their fsyncs are real. How fast a real agent
-and a real gateway work a backlog off is measured beside it, in real time.
+and a real gateway deliver a backlog is measured separately, in real time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m chaos.run [--full] [--seed N] [--only PART ...]
 
-Every figure goes to bench/results/chaos.json beside what was aimed for; counts say at how many it was reached. Parts
+Every figure goes to bench/results/chaos.json with the aims; counts say at how many it was reached. Parts
 that were not run keep their figures. Progress is on stderr. The exit code is 0 where every aim holds, and 1 where one
 does not: the seed of what was violated repeats it.
 """
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         try:
             measures = PARTS[part](effort, said.seed)
-        except AssertionError as violation:  # what was measured before it is no figure of this version
+        except AssertionError as violation:  # earlier measurements do not belong to this version
             say(part, f"violated: {violation}")
             measures = [Figure("ended by a violation", 1, "", "0", False)]
         figures = [figure._replace(figure=f"{part}: {figure.figure}") for figure in measures]

@@ -81,7 +81,7 @@ def acknowledges_before_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
         queued = submit(self, operation)
         if getattr(operation, "__name__", "") != "insert":
             return queued
-        queued.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody looks any more
+        queued.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # no further check
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         done.set_result(True)
         return done

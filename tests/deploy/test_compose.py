@@ -146,7 +146,7 @@ def test_what_an_image_copies_is_in_the_build_context(service: str) -> None:
 
 
 def test_what_lies_beside_an_example_configuration_is_in_no_build_context() -> None:
-    """Whoever runs a tier from the example has its authority's key and its store there."""
+    """A tier started from the example keeps its authority's key and its store there."""
     ignore = (CHECKOUT / ".dockerignore").read_text().splitlines()
     folders = [folder for line in ignore if line.startswith("!") for folder in CHECKOUT.glob(line.removeprefix("!"))]
     assert not [folder for folder in folders if [*folder.glob("*.toml")]]

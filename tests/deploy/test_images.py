@@ -1,4 +1,4 @@
-"""What the images build and start, without containers: built and started in a folder that stands for their root."""
+"""What the images build and start, without containers: built and started in a folder that replaces their root."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_in_a_container_the_broker_waits_for_its_files_and_notices_changes(tmp_p
         assert process.poll() is None
         conf.write_text(text)
         a = _eventually(lambda: written.device(issuer.folder / "a.pem"), lambda peer: peer.is_in)
-        Path(written.plan.pid_file).unlink()  # nobody signals here: the script has to notice
+        Path(written.plan.pid_file).unlink()  # without a signal: the script has to notice
         written.revoke("a")
         _eventually(lambda: a.publish(f"{PREFIX}/a/state"), lambda said: said == "Not authorized")
         process.terminate()

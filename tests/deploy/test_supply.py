@@ -1,4 +1,4 @@
-"""The bills of materials say what the locks say; an audit that looked nothing up is no clean one."""
+"""The bills of materials say what the locks say; an audit without a lookup does not pass."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse
 from firstline_core.types import Answer, Reason
 
 THRESHOLD = 0.5
-# Every kept answer is audited, so that minutes do for what takes days; what the alarm escalates is bounded to nothing.
+# Every edge answer is audited, so that minutes do for what takes days; what the alarm escalates is bounded to nothing.
 SETTINGS = """
 [audit]
 per_hour = 1e9
@@ -127,7 +127,7 @@ async def test_a_broken_contract_is_noticed_told_and_remembered(tmp_path: Path, 
             assert broken["escalates_all"] and broken["audits"]["disagreed"] > quiet["audits"]["disagreed"]
 
             # What was audited is answered by the full model's word from now on; what was not, for want of a quota, by
-            # the edge model's, which nobody vouches for.
+            # the edge model's, without a certificate.
             full_digest = parse_manifest((promised / MANIFEST_NAME).read_bytes()).full_digest
             again = [await asked(device, scan) for scan in scans(80)]
             assert sum(answer.model_digest == full_digest for answer in again) > 50

@@ -1,4 +1,4 @@
-"""The README and the pages beside it, followed word by word: files written, commands typed, outputs compared."""
+"""The README and the documentation's pages, followed word by word: files written, commands typed, outputs compared."""
 
 from __future__ import annotations
 

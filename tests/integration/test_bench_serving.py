@@ -58,7 +58,7 @@ def test_another_part_leaves_the_first_as_it_was(results: Path) -> None:
 
 
 def test_a_peer_that_does_not_start_is_told_with_the_reason(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # where nobody has an environment
+    monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # without any peer's environment
     assert compare_peers.main(["--quick", "--only", "LitServe"]) == 0
     assert "has no environment" in told(results, "peers")["not measured"]["LitServe"]
 

@@ -143,7 +143,7 @@ async def test_a_device_that_enrolled_anew_is_let_in_while_its_stolen_certificat
 
 
 async def test_a_session_that_was_revoked_before_the_keeper_began_is_ended(broker: GeneratedBroker) -> None:
-    """A gateway brings the files up to date before it runs; whoever stole a certificate may be in by then."""
+    """A gateway brings the files up to date before it runs; a stolen certificate may be connected by then."""
     room, thief = Room(broker), device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     assert await asyncio.to_thread(room.keeper.refresh) == {"a"}

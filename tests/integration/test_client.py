@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient` against both tiers as processes, and against what is no tier at all."""
+"""`Client` and `AsyncClient` against both tiers as processes, and against servers that are not a tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`firstline compress` as a process that is told to stop: nothing that it wrote is left."""
+"""`firstline compress` as a stopped process: it leaves no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIGITS = Path(__file__).parents[2] / "models/digits"
 
 
 def _hears() -> None:
-    """Whoever runs the tests may ignore signals (nohup, a shell's background), which children would too."""
+    """The parent process may ignore signals (nohup, a shell's background), which children would too."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 

@@ -71,7 +71,7 @@ async def test_a_configuration_is_signed_listed_read_and_no_longer_signed(site: 
     shown = json.loads((await said(site, "config", "show", "quiet", "1", "-o", "json")).stdout)
     assert shown["sets"] == {"budget": {"bytes_per_day": 5}}
 
-    await said(site, "model", "push", DIGITS)  # bundles beside it, which list as they did
+    await said(site, "model", "push", DIGITS)  # bundles next to it, listed as before
     assert [one["name"] for one in json.loads((await said(site, "model", "ls", "-o", "json")).stdout)] == ["digits"]
     await said(site, "config", "rm", "quiet", "1")
     assert "no configuration" in (await said(site, "config", "rm", "quiet", "1", code=1)).output
@@ -123,7 +123,7 @@ async def test_a_rollout_brings_it_and_takes_it_back(site: RegistrySite, tmp_pat
 async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_said(
     site: RegistrySite, tmp_path: Path
 ) -> None:
-    """Also bundles: a rollout of one is told apart from one of a configuration, and both from what nobody needs."""
+    """Also bundles: rollouts of bundles, rollouts of configurations and unused targets are distinguished."""
     file, engine = tmp_path / "quiet.toml", site.gateway.engine
     for version in (1, 2):
         file.write_text(QUIET.format(version, version))
@@ -156,7 +156,7 @@ async def test_what_rollouts_may_need_stays_signed_and_who_cannot_go_back_is_sai
     refused = (await said(site, "config", "rm", "quiet", "2", code=1)).stderr
     assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
 
-    await said(site, "config", "rm", "quiet", "1")  # nobody runs it, and no rollout is under way
+    await said(site, "config", "rm", "quiet", "1")  # no device runs it, and no rollout is under way
     await said(site, "rollout", "rollback", rollouts[2])
     await engine.drive()
     back = (await device_says(site, 6, 2)).configuration

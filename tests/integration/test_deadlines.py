@@ -130,7 +130,7 @@ async def test_a_higher_priority_goes_first(house: House) -> None:
 
 
 async def test_a_request_that_is_cancelled_leaves_the_gateways_queue(repository: Repository) -> None:
-    """As a hedge is that nobody needs; over MQTT there is nobody to tell, and its deadline ends it."""
+    """Like an unneeded hedge. MQTT has no way to cancel it, so its deadline ends it."""
     executor = GatedExecutor()
     gateway = gateway_of(load(None, overrides={"auth.mode": "off"}), repository, executor)
     async with serving(gateway) as url:

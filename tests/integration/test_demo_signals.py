@@ -1,4 +1,4 @@
-"""`firstline demo` as a process that is told to stop: nothing that it started, and nothing that it wrote, is left."""
+"""`firstline demo` as a stopped process: it leaves no processes and no files."""
 
 from __future__ import annotations
 

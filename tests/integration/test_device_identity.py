@@ -201,7 +201,7 @@ async def test_a_certificate_of_the_future_is_refused_by_what_the_gateway_takes_
 
 
 async def test_a_certificate_that_the_store_does_not_know_is_nobodys(at: Site) -> None:
-    """Whoever copied the authority's key makes certificates that are right in everything but this."""
+    """An attacker with a copy of the authority's key makes certificates that are wrong only in this."""
     device, now_s = at.device(), time.time()
     device.keep(certificate(at.authority, device.key.public_key(), start_s=now_s - DAY_S, end_s=now_s + DAY_S))
     async with device.client() as client:

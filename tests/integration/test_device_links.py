@@ -83,7 +83,7 @@ async def asked(agent: EdgeAgent) -> str:
 
 async def _until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (the broker's doing, which nobody signals)
+        while not condition():  # noqa: ASYNC110 (the broker gives no signal)
             await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Doctor on a device whose agent runs beside it: what it finds of the links, and that the agent does not notice."""
+"""Doctor on a device with a running agent: what it finds of the links, and that the agent does not notice."""
 
 from __future__ import annotations
 

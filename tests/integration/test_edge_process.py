@@ -32,7 +32,7 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def agent(config: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with (tmp_path / "stderr").open("wb") as stderr:  # a pipe that nobody reads would fill, and stop the agent
+    with (tmp_path / "stderr").open("wb") as stderr:  # an unread pipe would fill and block the agent
         process = subprocess.Popen(
             command("run", "--config", str(config), "--port", "0", "-o", "json"),
             stdout=subprocess.PIPE,
@@ -108,7 +108,7 @@ def test_status_of_an_agent_that_was_killed_asks_nobody(
     process, url = agent
     process.kill()
     process.wait()
-    assert (tmp_path / "state" / "url").read_text().strip() == url  # nobody could clean up
+    assert (tmp_path / "state" / "url").read_text().strip() == url  # no process could clean up
     with socket.socket() as stranger:  # whom a token must not be sent to
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind(("127.0.0.1", int(url.rsplit(":", 1)[1])))

@@ -1,4 +1,4 @@
-"""The agent on a Unix socket, beside its port."""
+"""The agent on a Unix socket in addition to its port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real agents and a real gateway: what no device could know by itself, the fleet knows, and each device is told."""
+"""Real agents and a real gateway: the fleet detects what no device could detect alone, and informs each device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent in a real gateway's fleet, over HTTP and over Mosquitto: what it says, is told, and counts."""
+"""A real agent in a real gateway's fleet, over HTTP and over Mosquitto: what it reports, receives and counts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_a_device_says_what_runs_and_counts_what_it_answers(fleet: Fleet) 
             return seen is not None and seen.reported is not None and seen.reported.hardware is not None
 
         await until(described)
-    assert await fleet.rows() == 2  # local_only is never told of
+    assert await fleet.rows() == 2  # local_only is never reported
     with fleet.gateway.database.reading() as connection:
         (counts,) = totals.totals_of(connection, ["device-1"])["device-1"].models
     assert (counts.rows, counts.kept + counts.escalated, counts.errors) == (2, 2, 0)
@@ -147,7 +147,7 @@ async def test_a_braked_device_answers_by_itself_and_goes_on_doing_so_without_th
             return found is not None and found.reported is not None and found.reported.braked
 
         await until(said)
-    # A restart, and nobody to ask: the brake holds from the first request on.
+    # A restart without a gateway: the limiter holds from the first request on.
     alone = replace(fleet.settings, fleet=replace(fleet.settings.fleet, poll_s=86_400.0))
     async with EdgeAgent(alone) as agent:
         answer = (await agent.data_plane.infer_file("digits", a_digit(1))).answer

@@ -93,7 +93,7 @@ async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
 
 @pytest_asyncio.fixture
 async def agents(site: RegistrySite, tmp_path: Path) -> AsyncIterator[dict[str, EdgeAgent]]:
-    """Devices that were set up with the old bundle; without caches, so that each request is judged anew."""
+    """Devices that were set up with the old bundle; without caches, so that each request is decided again."""
     async with AsyncExitStack() as opened:
         found = {}
         for name in DEVICES:
@@ -143,7 +143,7 @@ class Traffic:
         response = await self._agents[device].infer_file("digits", self._scans[scan])
         # Four tiers share one event loop here: where it is behind, the gateway leaves requests unread, as it should.
         while (answer := response.answer) is not None and any(each.outcome == "queue_full" for each in answer.attempts):
-            await asyncio.sleep(0.1)  # the caller comes back later, as it is told
+            await asyncio.sleep(0.1)  # the caller retries after the stated time
             response = await self._agents[device].infer_file("digits", self._scans[scan])
         assert answer is not None and answer.status is Status.FINAL, answer
         assert answer.reason in (Reason.CONFIDENT, Reason.UNCERTAIN), answer.attempts
@@ -298,12 +298,12 @@ async def test_a_replica_that_has_not_the_model_yet_has_devices_come_back_for_it
             return (await asked(2)).status_code in (503, 400)
 
         await until(told_to_wait, 60)
-        assert (await asked(7)).status_code == 404  # nobody signed it
+        assert (await asked(7)).status_code == 404  # it has no signature
 
         async def served() -> bool:
             reply = await asked(2)
             assert reply.status_code == 400 or "is being fetched" in reply.json()["error"], reply.text
-            return reply.status_code == 400  # "x" is no picture: the model is there
+            return reply.status_code == 400  # "x" is not an image, so the model is there
 
         await until(served, 60)
         assert set(replica.repository.models) == {NEW}

@@ -1,4 +1,4 @@
-"""The fleet over a real Mosquitto: devices are heard, told by a retained word, and late wills mark nobody offline."""
+"""The fleet over a real Mosquitto: devices report, receive retained messages, and late wills mark no device offline."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
         assert (found.state, found.message) == (ProfilingState.DONE, "")
         assert found.done == found.total > 0
         again = await either.ask()
-        assert again.new and again.desired.id != asked.desired.id  # what has ended is asked for anew
+        assert again.new and again.desired.id != asked.desired.id  # a finished profile is requested again
     entry, content = await either.gateway.profiles.get(("two", 1, "device-1"))
     assert entry.by == "device:device-1"
     kept = decode(content, "what is kept")

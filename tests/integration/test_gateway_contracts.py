@@ -33,7 +33,7 @@ CONTRACTS = "/firstline/v1/contracts"
 
 
 class Line:
-    """A gateway's folder with a certified bundle, and the keys of whoever asks it."""
+    """A gateway's folder with a certified bundle, and the keys of its callers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -396,5 +396,5 @@ async def test_a_drain_that_takes_too_long_is_given_up(repository: Repository) -
         writer.close()
         assert head.startswith(b"HTTP/1.1 503 ")
         assert json.loads(body)["code"] == "not_ready"
-    assert not await served  # what was held runs on, and whoever started the process is told
+    assert not await served  # the running models continue, and the process's parent is informed
     executor.release()

@@ -71,5 +71,5 @@ def test_stopping_under_full_load_loses_nothing_that_was_taken(gateway: Running)
     before = [record for record in measured.records if measured.start_s + record.sent_s < told[0]]
     assert {record.status for record in before} <= {200, 503, 504}  # each has an answer, read by then or not
     assert any(record.status == 200 for record in before)
-    # What came afterwards was refused in words, or found nobody who listens.
+    # Later requests were refused with a sentence, or found no listener.
     assert {record.status for record in measured.records} <= {200, 503, 504, 0}

@@ -157,7 +157,7 @@ async def test_an_operators_certificate_is_exchanged_while_the_gateway_serves(tm
         with pytest.raises(ConfigError, match=r"tls\.certificate_file .* cannot be used"):
             await tls.refresh()
         assert (await asyncio.to_thread(shown_by, at.url, other.pem))[0] == second, "a bad pair changes nothing"
-        # Devices are told whom to believe about the server, and certificates are the gateway's own authority's.
+        # Devices receive the CA certificate of the server, and certificates are the gateway's own authority's.
         at.keeper = at.trusting(other.pem)
         (token,) = await invite(at.keeper, "press-7")
         device = Device(tmp_path / "press-7", at.url, other.pem)

@@ -204,10 +204,10 @@ async def test_who_does_not_heed_a_refusal_is_refused_unread(tmp_path: Path) -> 
                 unread = sentence if "was not read" in sentence else ""
             assert read > 1
             assert (trailers["firstline-code"], trailers["grpc-retry-pushback-ms"]) == ("queue_full", "1000")
-            # Whatever it sends: what is no message at all is not looked at.
+            # Whatever it sends: bytes that are not a message are ignored.
             status, sentence, _ = await refusal(flood("ModelInfer", b"\xff" * 50_000))
             assert (status, sentence) == ("UNAVAILABLE", unread)
-            # Nobody else is refused by it.
+            # It refuses no other caller.
             status, sentence, _ = await refusal(shop("ModelInfer", b"\xff" * 50_000))
             assert (status, "was not read" in sentence) == ("INVALID_ARGUMENT", False)
         while not all(each.done() for each in (first, *waiting)):

@@ -109,7 +109,7 @@ def test_no_tunnels(tier: Tier) -> None:
     ],
 )
 def test_nothing_is_read_after_a_message_whose_end_is_in_doubt(tier: Tier, lines: tuple[str, ...], body: bytes) -> None:
-    """One answer, and the end: what follows could be a request that somebody else took for a body."""
+    """One answer, and the end: what follows could be a request that another server takes for a body."""
     assert statuses(tier, head(tier, "POST", V2, *lines) + body + NEXT) == [400]
 
 

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: what was accepted is answered, whatever ends, and whoever runs it."""
+"""Jobs over HTTP: an accepted job is answered, whatever process ends and whichever runs it."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ async def test_who_waits_is_refused_when_the_key_is_revoked(tmp_path: Path) -> N
             if executor.held:
                 executor.release()
             await asyncio.sleep(0.001)
-        assert (await asked[1]).status_code == 200  # nobody else is
+        assert (await asked[1]).status_code == 200  # no other caller is
         assert not gateway.jobs.waiters._waiting
 
 

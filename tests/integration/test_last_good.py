@@ -53,7 +53,9 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
     if damage == "gone":
         config.unlink()
-        assert edge_agent("status", "--config", str(config), "--set", state).returncode == 1  # found, but nobody runs
+        assert (
+            edge_agent("status", "--config", str(config), "--set", state).returncode == 1
+        )  # found, but no process runs
     else:
         garbage = b'state_dir = "state"\n\xff\0' + said.encode()
         config.write_bytes({"cut": said[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
@@ -68,7 +70,7 @@ def test_a_broken_configuration_is_answered_for_by_the_last_good_one(tmp_path: P
         assert asked.returncode == 0
         assert f"problem {config}: " in asked.stdout
     assert edge_agent("doctor", "--config", str(config)).returncode != 0
-    assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is nobody's relic
+    assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 
 def test_a_broken_configuration_elsewhere_needs_to_be_told_where_the_state_is(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def kernel_bytes() -> int:
     return sum(int(limit.split()[2]) for limit in limits)
 
 
-# Of requests that nobody read, and of those whose answers nobody read: an answer is no shorter than its request.
+# Of unread requests and of requests with unread answers: an answer is at least as long as its request.
 FLOOD_BYTES = 20_000_000 + 2 * kernel_bytes()
 
 
@@ -447,7 +447,7 @@ JSON_BODIES: dict[str, bytes] = {
 }
 
 
-# What is wrong with these is no tensor.
+# The fault of these is not in a tensor.
 WISHES = {name for name in JSON_BODIES if name.split()[0] in ("route", "privacy", "wait", "timeout")}
 WISHES |= {"binary output", "classification", "id a number"}
 

@@ -49,7 +49,7 @@ async def test_what_is_in_flight_tells_how_late_the_next_one_is() -> None:
         alone_s, alone_took_s = chain.predicted_s(size_bytes, 0.5), await ask()
         sent = [asyncio.create_task(ask()) for _ in range(_DEPTH)]
         await asyncio.sleep(0)
-        behind_s = chain.predicted_s(size_bytes, 0.5)  # nobody ever waited behind so many
+        behind_s = chain.predicted_s(size_bytes, 0.5)  # no request ever waited behind so many
         took_s = await ask()
         await asyncio.gather(*sent)
         await chain.close()

@@ -1,4 +1,4 @@
-"""Outboxes that a disk has damaged: nothing wrong is given out, what is whole is kept, and the rest is told of."""
+"""Outboxes that a disk has damaged: no wrong record is returned, intact ones are restored, losses are reported."""
 
 import contextlib
 import random

@@ -143,7 +143,7 @@ async def test_a_line_tells_of_its_own_request(
 async def test_who_is_refused_before_it_may_send_is_not_taken_at_its_word(
     gated: tuple[Gateway, GatedExecutor],
 ) -> None:
-    """Whether the body still comes nobody knows, so the next request could be taken for it."""
+    """The rest of the body may still come, so the next request could be taken for it."""
     gateway, _ = gated
     async with serving(gateway) as url, connected(url) as (reader, writer):
         huge = f"Content-Length: {gateway.plane.limits.body_bytes + 1}"

@@ -95,7 +95,7 @@ async def test_only_who_may_write_in_the_state_directory_may_erase(tmp_path: Pat
             assert reply.status_code == 403
         (tmp_path / "state" / "proof").symlink_to("told")
         guess = await client.post(f"{url}/firstline/v1/purge", json={"places": ["outbox"], "proof": "guessed"})
-        assert guess.status_code == 403  # and does not use up somebody else's proof
+        assert guess.status_code == 403  # and does not use up another caller's proof
         assert (
             await client.post(f"{url}/firstline/v1/purge", json={"places": ["x"], "proof": "told"})
         ).status_code == 400
@@ -123,7 +123,7 @@ async def test_with_a_key_no_payload_reaches_the_disk_and_without_it_nothing_is_
         assert len(said) == 2
         assert all("encryption.key_file" in message for message in said)
     key.write_text("cd" * 32)
-    async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox beside
+    async with EdgeAgent(encrypted) as agent:  # another key: a fresh outbox next to it
         await ask(agent)
         assert agent.outbox.depth == 1
         assert any("outbox.db.damaged" in found["message"] for found in agent.data_plane.status()["problems"])

@@ -65,7 +65,7 @@ async def begun(site: RegistrySite) -> RegistrySite:
 
 
 def ignore(*_: int) -> None:
-    """Nobody listens to progress."""
+    """Ignores progress."""
 
 
 async def begin(site: RegistrySite) -> None:
@@ -309,7 +309,7 @@ async def test_one_key_under_two_names_is_neither_signed_nor_published(begun: Re
     with pytest.raises(ConfigError, match="one key twice"):
         keyring.sign(root)
     assert not keyring.draft.exists() and keyring.root().signed.version == 1
-    roles.sign(root, keyring.signers(root.signed.roles[Root.type].keyids))  # whoever signs otherwise
+    roles.sign(root, keyring.signers(root.signed.roles[Root.type].keyids))  # or the signer fails
     with pytest.raises(RequestError, match=f"{first} and as {'cd' * 32}"):
         await begun.with_registry(lambda registry: registry.publish([root.to_bytes()]))
 
@@ -396,7 +396,7 @@ async def test_a_bundle_is_removed_but_not_while_an_alias_stands_for_it(begun: R
 
     await begun.with_registry(going)
     before = len(await begun.registry.files.all())
-    assert await begun.registry.sweep(3600) == 0  # somebody may be about to list them
+    assert await begun.registry.sweep(3600) == 0  # a publisher may be about to list them
     assert await begun.registry.sweep(-3600) == 1  # the manifest of version 1
     assert len(await begun.registry.files.all()) == before - 1
 

@@ -134,7 +134,7 @@ async def test_a_replica_that_dies_in_a_step_loses_nothing_and_decides_nothing_t
         said = Counter(entry.action for entry in entries)
         assert said["rollout.stage"] == 3 and said["rollout.promote"] == 2 and said["rollout.completed"] == 1
         assert said["rollout.look"] == len({(look.stage, look.look) for look in looks}) == len(looks)
-        # Nobody was told twice: each device's document has changed once.
+        # No device was informed twice: each document has changed once.
         with second.database.reading() as connection:
             held_by = [devices.find(connection, name) for name in fleet]
         assert {found.desired.revision for found in held_by if found is not None} == {1}
@@ -167,7 +167,7 @@ async def test_what_was_created_first_and_started_last_goes_back_to_what_ran_bef
         older = await first.rollouts.create(definition(Stage(1.0), rules=rules, version=3), OPS)
         newer = await first.rollouts.create(definition(Stage(1.0), rules=rules), OPS)
         await first.rollouts.command(newer.id, Command.START, OPS)
-        await first.engine.drive()  # the devices are told, and have not answered
+        await first.engine.drive()  # the devices are informed, and have not answered
         await first.rollouts.command(older.id, Command.START, OPS)
         await first.engine.drive()
         await first.rollouts.command(older.id, Command.ROLLBACK, OPS)

@@ -44,7 +44,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def told(running: Running) -> list[str]:
-    """What strangers and callers are told, with right tokens and with nearly right ones."""
+    """Answers to strangers and callers, with valid and nearly valid tokens."""
     found = []
     for tier, token in ((running.line.agent, API_TOKEN), (running.line.gateway, running.device_token)):
         with httpx.Client(base_url=tier.url) as http:

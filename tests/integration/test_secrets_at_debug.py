@@ -58,7 +58,7 @@ class Site:
 
     @property
     def secrets(self) -> list[bytes]:
-        """In each form in which somebody could use them."""
+        """In each form in which they could be used."""
         pem = (self.folder / "state" / "identity" / "device.pem").read_bytes()
         key = load_pem_private_key(pem, None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -33,7 +33,7 @@ REGISTRY = {"sha256": "0" * 64, "alias": "champion"}
 
 @dataclass
 class Caller:
-    """What somebody shows."""
+    """A caller's credentials."""
 
     tls: ssl.SSLContext
     headers: dict[str, str] = field(default_factory=dict)
@@ -217,7 +217,7 @@ def test_topics_are_written_and_read_by_whom_the_table_says(square: Square) -> N
 
 @pytest.mark.mosquitto
 def test_a_device_in_the_gateways_group_takes_nobody_s_request(square: Square) -> None:
-    """Mosquitto deals to a shared subscription before it looks who may read: so nobody knows the gateways' group."""
+    """Mosquitto deals to a shared subscription before it looks who may read: so the gateways' group is a secret."""
     gateway, a, b = square.peers["gateway"], square.peers["a"], square.peers["b"]
     gateway.subscribe(f"$share/gateway-0123456789/{PREFIX}/+/req/+")
     b.subscribe(f"$share/gateway/{PREFIX}/+/req/+")

@@ -73,7 +73,7 @@ async def answered(client: httpx.AsyncClient, name: str) -> int:
 
 
 class Asking:
-    """Clients that ask without a pause until they are told to end; every answer has to be right."""
+    """Clients that send requests without a pause until they are stopped; every answer has to be right."""
 
     def __init__(self, client: httpx.AsyncClient, right: dict[int, list[float]], clients: int = 4) -> None:
         self._client = client

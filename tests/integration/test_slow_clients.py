@@ -172,7 +172,7 @@ async def test_a_client_that_does_not_read_its_answer_loses_its_connection() -> 
 
 
 async def test_a_strangers_body_that_trickles_in_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or whoever reaches the port could hold as many connections as he likes, for as long as he likes."""
+    """Otherwise a stranger at the port could hold any number of connections for any time."""
     monkeypatch.setattr(http_body, "GRACE_S", TIMEOUT_S)
     async with serving(gated()[0]) as url, connected(url) as (reader, writer):
         writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())

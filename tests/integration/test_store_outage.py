@@ -204,7 +204,7 @@ def test_a_disk_may_turn_read_only_under_a_gateway() -> None:
 async def test_a_database_that_says_nothing_holds_up_no_thread_of_others(
     postgresql: PostgreSql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strangers who ask what only the store knows get a sentence, and the gateway ends when it is told to."""
+    """Unknown callers get a sentence while the store is away, and the gateway stops on a signal."""
     monkeypatch.setattr(readers, "PATIENCE_S", 0.3)
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")

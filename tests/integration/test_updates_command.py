@@ -1,4 +1,4 @@
-"""`edge-agent updates` and `edge-agent rollback` as processes: nobody is reached, and the agent runs or does not."""
+"""`edge-agent updates` and `edge-agent rollback` as processes, without a gateway, with and without an agent."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_damaged_files_are_told_and_left_alone(config: Path, state: Path) -> Non
         assert running(url) == ["2"]
 
 
-# What a command imports is read by root: an interpreter may lie where nobody else looks.
+# What a command imports is read by root: an interpreter may be unreadable for other users.
 _AS_NOBODY = f"""
 import os, sys
 import firstline_edge.cli.rollback, firstline_edge.cli.updates

@@ -28,7 +28,7 @@ from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 
-pytestmark = pytest.mark.timeout(330)  # whoever asks first waits for the recipe
+pytestmark = pytest.mark.timeout(330)  # the first caller waits for the recipe
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits"
 EDGE = {

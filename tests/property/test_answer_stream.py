@@ -1,4 +1,4 @@
-"""Wherever a stream breaks off, whoever follows it hears every answer once and in order."""
+"""A client that follows a stream gets every answer once and in order, wherever the stream breaks off."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_at_a_risk_of_exactly_epsilon_the_game_is_fair(state: AuditState) -> Non
 def test_propensities_that_follow_the_answer_win_nothing_either(
     state: AuditState, hard_share: float, tilt: float, easy: float, hard: float
 ) -> None:
-    """Every outcome of one kept answer: easy or hard, audited or not, wrong or not."""
+    """Every outcome of one edge answer: easy or hard, audited or not, wrong or not."""
     epsilon, floor = state.epsilon, min(easy, hard)
     hard_risk = min(1.0, tilt * epsilon / hard_share) if hard_share else 0.0
     easy_risk = (epsilon - hard_share * hard_risk) / (1 - hard_share) if hard_share < 1 else 0.0

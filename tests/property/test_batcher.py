@@ -91,7 +91,7 @@ async def play(plan: list[object], slots: int) -> None:
         for _, values, task in asked:
             due_s = due[values[0]]
             overdue = due_s is not None and due_s <= clock.monotonic_s()
-            assert task.done() or not overdue  # nobody waits past the deadline
+            assert task.done() or not overdue  # no request waits past the deadline
     while executor.held:
         executor.release()
         await settle()

@@ -28,7 +28,7 @@ class JumpingClock:
         self.error_s = 0.0
 
     def boot(self, error_s: float | None) -> None:
-        """Monotonic time begins anew; None for a clock that was never set."""
+        """Monotonic time starts again; None for a clock that was never set."""
         self.booted_s = self.true_s
         self.error_s = -self.true_s + 5.0 if error_s is None else error_s
 
@@ -90,7 +90,7 @@ class Promise:
 def test_a_promise_never_looks_older_than_it_is_and_ages_while_there_is_power(lives: list[Run]) -> None:
     """Too old would end a promise before its time; not to age while the device runs would keep it for ever.
 
-    A life whose clock was never right leaves stamps that are too early, and nobody can know by how much.
+    A life whose clock was never right leaves stamps that are too early, by an unknown amount.
     """
     clock = JumpingClock()
     promises: list[Promise] = []
@@ -144,7 +144,7 @@ def look(ages: Timeline, promises: list[Promise]) -> None:
 def test_a_budget_is_not_given_twice_by_a_clock_that_goes_back(
     period_s: float, spent: float, boots: list[float | None], away: float
 ) -> None:
-    """Spent stays spent for a device that boots unset, or up to a period behind; a later period begins anew."""
+    """Spending survives boots with an unset clock or one a period behind; a later period has a full budget."""
     clock, ledger, amount = JumpingClock(), Ledger(), 100.0
     Meter(Budget(amount, period_s), ledger).charge(spent * amount, clock.wall_s(), priced=False)
     for behind in boots:

@@ -116,7 +116,7 @@ def test_a_rarer_other_model_matters_less(other_per_s: float, own_share: float) 
 
 @pytest.mark.parametrize("other", ["edge", "slow"])
 def test_a_light_load_takes_the_time_of_a_light_load(other: str) -> None:
-    """Beside another model as many times that as it costs at half load."""
+    """Next to another model, a multiple of that, as measured at half load."""
     light = replace(
         point(query_ms=1.0, variant="edge"), light=Light(0.1, 3.0, 2.0), beside=Beside("slow", 1.5, 1.5, 2.0, 2.0)
     )
@@ -133,7 +133,7 @@ def test_a_light_load_takes_the_time_of_a_light_load(other: str) -> None:
 def test_more_load_approaches_back_to_back_times(load: float, light_ms: float, queued_ms: float) -> None:
     known = replace(point(query_ms=1.0), queued=distribution([queued_ms / 1000]), light=Light(0.1, light_ms, light_ms))
     found = load_factors(load, known)
-    full = min(1 / queued_ms, 1.0)  # to wait is never quicker than what nobody waits for
+    full = min(1 / queued_ms, 1.0)  # a query that waits is never faster than one that does not
     between = sorted((light_ms / queued_ms, 1.0, full) if load < HALF_LOAD else (1.0, full))
     assert 0.999 * between[0] <= found.queued <= 1.001 * between[-1]
     assert load_factors(0.0, known).queued == pytest.approx(light_ms / queued_ms, rel=1e-3)
@@ -145,7 +145,7 @@ def test_more_load_approaches_back_to_back_times(load: float, light_ms: float, q
 def test_the_rate_is_interpolated_linearly_between_loads() -> None:
     known = replace(point(query_ms=1.0), light=Light(0.1, rested_ms=4.0))
     assert 1 / load_factors(0.3, known).rested == pytest.approx((1 / 4 + 1) / 2)
-    assert load_factors(0.3, known).queued == load_factors(0.3, known).rested  # for nobody has seen one that waited
+    assert load_factors(0.3, known).queued == load_factors(0.3, known).rested  # because no waiting query was measured
 
 
 def test_an_unmeasured_light_load_counts_as_half_load() -> None:

@@ -1,4 +1,4 @@
-"""Profiles: what is written is read, a sample is told truly by its quantiles, and nothing else is taken for one."""
+"""Profiles: what is written is read, quantiles describe a sample correctly, and nothing else is taken for one."""
 
 from __future__ import annotations
 

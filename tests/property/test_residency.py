@@ -1,5 +1,5 @@
 """Whatever is asked, loaded, unloaded and refused in whatever order: models in memory keep to their budget, requests
-that were let in keep their model, and nobody waits for ever.
+that were let in keep their model, and no request waits forever.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
 
         async def all_ask() -> list[Any]:
             asked = [asyncio.ensure_future(residency.brought(key, 1e9)) for _ in range(together)]
-            if self.full and not was_there and served_now:  # nobody gives way: the deadline does
+            if self.full and not was_there and served_now:  # no model is unloaded: the deadline ends the wait
                 while not residency.memory.places[key].waiting and not all(task.done() for task in asked):  # noqa: ASYNC110
                     await asyncio.sleep(0.0005)
                 for task in asked:
@@ -239,7 +239,7 @@ async def test_the_least_recently_used_gives_way_and_none_that_is_held(room: Roo
         await waiting[1]
     assert refused.value.retry_after_s
     residency.memory.release(places[2])
-    await residency.brought(ModelKey("m0", 1), None)  # nobody who left keeps others from their turn
+    await residency.brought(ModelKey("m0", 1), None)  # a cancelled request does not block the others
 
 
 async def test_a_request_that_waits_for_a_model_is_told_when_it_is_unloaded(room: Room) -> None:

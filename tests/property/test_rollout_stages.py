@@ -1,4 +1,4 @@
-"""Stages grow without changing whom they have, and always leave somebody to be held against."""
+"""Stages grow without changing whom they have, and always leave a control group."""
 
 from __future__ import annotations
 

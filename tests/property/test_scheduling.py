@@ -50,9 +50,9 @@ def together(*plans: list[Asked]) -> list[Asked]:
     return sorted((each for plan in plans for each in plan), key=lambda each: each.at_s)
 
 
-def played(plan: list[Asked], slots: int = 1, beside: Sequence[tuple[float, int]] = ()) -> tuple[Load, list[Ended]]:
+def played(plan: list[Asked], slots: int = 1, others: Sequence[tuple[float, int]] = ()) -> tuple[Load, list[Ended]]:
     async def play() -> tuple[Load, list[Ended]]:
-        load = Load(SECONDS, slots, beside)
+        load = Load(SECONDS, slots, others)
         await load.warm(1, 2, 4, 8, 16, 32)
         return load, await load.play(plan)
 
@@ -63,12 +63,12 @@ BESIDE = [[], [(2.0, 1)], [(20.0, 4)], [(5.0, 2), (50.0, 8)]]
 """Other executors of the same models: how many times as long each takes, and its slots."""
 
 
-@given(plan=st.lists(asked, max_size=60).map(in_order), beside=st.sampled_from(BESIDE))
+@given(plan=st.lists(asked, max_size=60).map(in_order), others=st.sampled_from(BESIDE))
 @settings(max_examples=40, deadline=None)
 def test_everybody_is_answered_or_told_by_the_deadline_and_refusals_say_when(
-    plan: list[Asked], beside: list[tuple[float, int]]
+    plan: list[Asked], others: list[tuple[float, int]]
 ) -> None:
-    load, ended = played(plan, beside=beside)
+    load, ended = played(plan, others=others)
     for each in ended:
         assert each.asked.timeout_s is None or each.seconds <= each.asked.timeout_s + 0.011  # the test's own steps
         assert each.refused or each.asked.timeout_s is not None or each.seconds <= 10.0 or each.asked.audit
@@ -89,11 +89,11 @@ def mixture(seed: int) -> list[Asked]:
     return in_order(plan)
 
 
-@pytest.mark.parametrize("beside", BESIDE)
-def test_of_those_who_are_let_in_few_are_late_in_whatever_mixture(beside: list[tuple[float, int]]) -> None:
+@pytest.mark.parametrize("others", BESIDE)
+def test_of_those_who_are_let_in_few_are_late_in_whatever_mixture(others: list[tuple[float, int]]) -> None:
     """What batches of two models do to each other is foreseen about, not exactly."""
-    seeds = range(20 if beside else 60)
-    ended = [each for seed in seeds for each in played(mixture(seed), beside=beside)[1]]
+    seeds = range(20 if others else 60)
+    ended = [each for seed in seeds for each in played(mixture(seed), others=others)[1]]
     assert sum(each.late for each in ended) <= 0.005 * sum(not each.refused for each in ended)
 
 
@@ -107,12 +107,12 @@ def test_overload_costs_no_goodput(times_capacity: float) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.1, 0.5])
-@pytest.mark.parametrize("beside", BESIDE[1:])
+@pytest.mark.parametrize("others", BESIDE[1:])
 def test_overload_of_unequal_executors_makes_nobody_late_and_wastes_none(
-    beside: list[tuple[float, int]], timeout_s: float
+    others: list[tuple[float, int]], timeout_s: float
 ) -> None:
     """As if the slow ones were as quick, what they cannot do in time would be let in, too."""
-    _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s), beside=beside)
+    _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s), others=others)
     _, alone = played(poisson(1, 300, 3.0, timeout_s=timeout_s))
     assert sum(each.late for each in ended) <= 0.002 * sum(not each.refused for each in ended)
     assert sum(not each.refused for each in ended) >= sum(not each.refused for each in alone)
@@ -171,7 +171,7 @@ def test_a_higher_priority_waits_less_where_many_go_together() -> None:
         level: [each.seconds for each in ended if not each.refused and each.asked.priority == level] for level in (1, 3)
     }
     assert statistics.median(waited[1]) < 0.2 * statistics.median(waited[3])
-    assert max(waited[3]) <= 10.0  # and nobody for ever: see `seconds` of `Bounds`
+    assert max(waited[3]) <= 10.0  # and no request forever: see `seconds` of `Bounds`
 
 
 def test_audits_go_below_everything_that_somebody_waits_for() -> None:
@@ -209,7 +209,7 @@ def test_a_machine_that_slows_down_makes_late_at_most_what_was_let_in_before_and
 def test_a_machine_that_is_twice_as_slow_from_time_to_time_makes_few_late(
     seed: int,
 ) -> None:
-    """Half a second in two, as where somebody else's work shares the memory: more than is learned in time."""
+    """Half a second in two, as if other processes used the memory: more than is learned in time."""
 
     async def play() -> list[Ended]:
         load = Load(SECONDS)

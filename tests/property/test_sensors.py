@@ -1,4 +1,4 @@
-"""Counters that begin anew, and files that say anything at all."""
+"""Counters that restart, and files with arbitrary content."""
 
 from __future__ import annotations
 

@@ -43,5 +43,5 @@ async def serving_agent(
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
     """Waits for something that only asking can tell."""
     async with asyncio.timeout(timeout_s):
-        while not await holds():  # noqa: ASYNC110 (nobody signals it)
+        while not await holds():  # noqa: ASYNC110 (it gives no signal)
             await asyncio.sleep(0.01)

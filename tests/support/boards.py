@@ -1,7 +1,7 @@
 """Boards' files of /proc and /sys, as their layouts are: built from one text file for each board, see `data/boards`.
 
 One line is one file: `path = content`, with \\n and \\t in the content, or `path !EAGAIN` for one whose driver has no
-value now, which is a pipe that somebody keeps open, and says exactly that.
+value now, which is a pipe that is held open, and says exactly that.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class GatewayProcess:
 
 
 class Fleet:
-    """Devices of a gateway, and whoever keeps them.
+    """Devices of a gateway, and their fleet manager.
 
     Args:
         gateway: that runs.
@@ -107,7 +107,7 @@ class Fleet:
             client.close()
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What the gateway answers whoever keeps the fleet."""
+        """The gateway's answers to the fleet manager."""
         reply = self._keeper.request(method, path, json=body)
         assert reply.is_success, reply.text
         return reply.json()
@@ -152,7 +152,7 @@ class Fleet:
         assert reply.is_success, reply.text
 
     def offered(self, rollout: str) -> list[str]:
-        """The devices that were told of a rollout's model."""
+        """The devices that received a rollout's model."""
         found = self.ask("GET", "/fleet/v1/devices")["devices"]
         return [one["name"] for one in found if any(model["rollout"] == rollout for model in one["desired"]["models"])]
 

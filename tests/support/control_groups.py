@@ -54,7 +54,7 @@ class ControlGroup:
         return self.command(["sh", "-c", enters, *command])
 
     def limit(self, limit_bytes: int) -> None:
-        """Memory that all of its processes may take together; there is no swap beside it."""
+        """Memory that all of its processes may take together; without swap."""
         (self.folder / ("memory.max" if self._v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
         swap = self.folder / ("memory.swap.max" if self._v2 else "memory.memsw.limit_in_bytes")
         if swap.exists():
@@ -81,7 +81,7 @@ class ControlGroup:
             except OSError:
                 if time.monotonic() > until_s:
                     raise
-                time.sleep(0.01)  # the kernel tells nobody when the last of them is gone
+                time.sleep(0.01)  # the kernel gives no signal when the last of them is gone
             else:
                 return
 
@@ -111,7 +111,7 @@ def limited(limit_bytes: int) -> Iterator[ControlGroup]:
 
 
 class Hog:
-    """A process that holds as much memory as it is told to.
+    """A process that holds a given amount of memory.
 
     Args:
         group: that it is in.

@@ -94,7 +94,7 @@ class PostgreSql:
         return url.rpartition("/")[2]
 
     def start(self) -> None:
-        """Starts and waits until it lets somebody in."""
+        """Starts and waits until it accepts connections."""
         options = [part for setting in self._settings for part in ("-c", setting)]
         sockets = ["-c", f"unix_socket_directories={self._directory}", "-c", f"listen_addresses={HOST}"]
         with (self._directory / "log").open("ab") as log:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.faulty_disk import quick_folder, run_on
 
-# For each change that an outbox's life makes, in turn: it fails (once, or from there on until somebody frees space),
+# For each change that an outbox's life makes, in turn: it fails (once, or from there on until space is freed),
 # as a full disk or a failing one does, with what was to be written left out or half there.
 _OUTBOX = """
 import asyncio, errno, itertools, json, shutil, sys

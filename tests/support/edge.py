@@ -157,7 +157,7 @@ class FakePromises:
 
 
 class NoAudits:
-    """Nobody looks."""
+    """Audits that never sample."""
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass

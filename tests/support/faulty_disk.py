@@ -7,7 +7,7 @@ there or not, in no order (ALICE, Pillai et al., OSDI 2014, does the same with s
 
 Why not a VFS of apsw's: that is known to the SQLite that apsw brings, not to the one in Python's `sqlite3`, so that
 other code would be tested on another SQLite; and half of what a device keeps (JSON files, line logs, copies of
-bundles) is no database. Here the statements, the library and the calls are those of the product.
+bundles) is not a database. Here the statements, the library and the calls are those of the product.
 
 The model, as strict as POSIX: a file's data is safe once the file was synced; a name (made, moved, removed) once its
 folder was, and not because the file was. Within a folder names change in order, as every journaling file system has
@@ -35,7 +35,7 @@ from support.needs import program
 
 SECTOR_BYTES = 512
 _HEAD = struct.Struct("<cIQI")
-_PASSED_OVER = "-shm"  # SQLite's shared memory is a file, but no data: it is made anew after a crash
+_PASSED_OVER = "-shm"  # SQLite's shared memory is a file, but no data: it is created again after a crash
 
 
 class Change(NamedTuple):

@@ -20,7 +20,7 @@ class HotBoard:
     """The board's files.
 
     Args:
-        root: folder that stands for `/`.
+        root: folder that replaces `/`.
     """
 
     def __init__(self, root: Path) -> None:

@@ -116,7 +116,7 @@ class Device:
 
 
 async def invite(keeper: httpx.AsyncClient, *names: str, **fields: object) -> list[str]:
-    """Join tokens for devices, asked for by whoever keeps the fleet."""
+    """Join tokens for devices, requested by the fleet manager."""
     reply = await keeper.post(DEVICES_PATH, json={"devices": names, **fields})
     assert reply.status_code == 200, reply.text
     return [one["token"] for one in reply.json()["invitations"]]

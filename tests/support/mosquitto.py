@@ -52,7 +52,7 @@ class Issuer:
 
 
 class GeneratedBroker:
-    """A broker on generated files; `revoke` writes them anew and tells it, as a gateway does."""
+    """A broker on generated files; `revoke` rewrites them and signals the broker, as a gateway does."""
 
     def __init__(self, folder: Path, issuer: Issuer, **plan: Any) -> None:
         self.folder = folder

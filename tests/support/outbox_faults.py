@@ -73,7 +73,7 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
     """Cuts the power, opens what is left, and compares it with what was acknowledged.
 
     Raises:
-        AssertionError: something acknowledged is lost or there twice, something is wrong, or damage is told of.
+        AssertionError: something acknowledged is lost or there twice, something is wrong, or damage is reported.
     """
     shutil.rmtree(into, ignore_errors=True)
     recording.crash(point, random.Random(seed), into)
@@ -119,7 +119,7 @@ class Kept:
         self.answers: dict[str, bytes] = {}
 
     async def check(self, *, lost_most: int) -> tuple[int, str]:
-        """Opens it, and compares; how many records are lost, and what is said of it.
+        """Opens it, and compares; returns the number of lost records and the reported damage.
 
         Raises:
             AssertionError: something there is not what was stored, or more is lost than may be.

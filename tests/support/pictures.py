@@ -46,7 +46,7 @@ def said(reply: httpx.Response) -> Array:
 
 
 class Load:
-    """Clients that ask without a pause, each its own pictures, until they are told to stop."""
+    """Clients that ask without a pause, each with its own images, until they are stopped."""
 
     def __init__(self, client: httpx.AsyncClient, clients: int = 6) -> None:
         self._client = client

@@ -14,7 +14,7 @@ import httpx
 
 
 class Client:
-    """Asks without a pause, and is told what became of each request.
+    """Sends requests without a pause and records each outcome.
 
     Args:
         url: of the agent.
@@ -71,7 +71,7 @@ def agent_process(
 
     Args:
         folder: for its settings, its state and what it logs.
-        settings: sections of its TOML beside the state directory and the bundle.
+        settings: sections of its TOML in addition to the state directory and the bundle.
         within: what the command is run by.
     """
     about = '[agent]\nstate_dir = "state"\n[models]\ndirectories = ["bundle"]\n'

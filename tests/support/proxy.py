@@ -32,7 +32,7 @@ class Network:
         total_bytes_s: of all connections together, one way.
         stalled: nothing moves; what was under way goes on afterwards.
         black_hole: everything is taken and nothing comes out, on new connections too.
-        refused: nobody listens.
+        refused: there is no listener.
         truncate_bytes: what comes back is cut off after so many bytes, and the connection closed; None for all.
     """
 
@@ -117,7 +117,7 @@ class ChaosProxy:
                 _abort(connection.far)
 
     def half_open(self) -> None:
-        """The servers are told that their connections ended, the clients are not: what they send goes nowhere."""
+        """The servers see their connections end, the clients do not: their data is dropped."""
         for connection in self._connections.values():
             for task in connection.carrying:
                 task.cancel()

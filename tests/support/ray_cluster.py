@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def environment() -> dict[str, str]:
-    """Of every process of the cluster, and of whoever joins it."""
+    """Of every process of the cluster, and of each process that joins it."""
     return os.environ | {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it takes the machine's outer address for 127.0.0.1
@@ -93,7 +93,7 @@ def _main() -> None:
     with tempfile.TemporaryDirectory(
         prefix="ray", ignore_cleanup_errors=True
     ) as folder:  # sockets' paths must be short
-        # Where the head writes its address, in a folder that has to be there: nobody else's clusters are touched.
+        # Where the head writes its address, in a folder that has to be there: no other cluster is touched.
         os.environ["RAY_TMPDIR"] = folder
         Path(folder, "ray").mkdir()
         node = {"node_ip_address": "127.0.0.1", "object_store_memory": 100_000_000}

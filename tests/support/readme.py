@@ -8,7 +8,7 @@
 
 A server (`edge-agent run`, `firstline-gateway run`) goes on until the same one is started again, or the page ends; what
 `export` sets holds for the commands after it.
-Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` stands for any lines. Shares
+Outputs are compared by shape: numbers, ids, times and folders may differ, and a line `...` matches any lines. Shares
 in percent, thresholds and temperatures are the same in every run, and so they must be on the page.
 """
 
@@ -33,7 +33,7 @@ _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway) run\b")
 # What a reader copies from one output into the next command.
 _COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+")
-# What a run computes from the files here alone; spelt in letters it is no number any more, and stays.
+# What a run computes from the files here alone; spelt in letters it is not a number any more, and stays.
 _SAME = re.compile(r"\d+(?:\.\d+)? ?%|\b(?:at least|kept from(?: a score of)?|temperature|threshold) \d+(?:\.\d+)?")
 _SPELT = str.maketrans("0123456789", "abcdefghij")
 _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
@@ -124,7 +124,7 @@ def shape(line: str) -> str:
 
 
 def matches(expected: tuple[str, ...], actual: tuple[str, ...]) -> bool:
-    """Whether the lines have the same shape; `...` stands for any lines, none included."""
+    """Whether the lines have the same shape; `...` matches any number of lines."""
     if not expected:
         return not actual
     if expected[0].strip() == "...":

@@ -1,4 +1,4 @@
-"""A gateway with a registry on a loopback port, and the keys of whoever fills it."""
+"""A gateway with a registry on a loopback port, and its publishers' keys."""
 
 from __future__ import annotations
 

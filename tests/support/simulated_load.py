@@ -86,7 +86,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of it: `error` is None where it was answered."""
+    """Its outcome: `error` is None after an answer."""
 
     asked: Asked
     seconds: float
@@ -109,7 +109,7 @@ class Load:
     Args:
         seconds: by model, of a batch and of each of its rows.
         slots: of the executor.
-        beside: other executors of the same models: how many times as long each takes, and its slots.
+        others: other executors of the same models: how many times as long each takes, and its slots.
         bounds: other than usual.
     """
 
@@ -117,13 +117,13 @@ class Load:
         self,
         seconds: Mapping[ModelKey, tuple[float, float]],
         slots: int = 1,
-        beside: Sequence[tuple[float, int]] = (),
+        others: Sequence[tuple[float, int]] = (),
         **bounds: float,
     ) -> None:
         self.clock = SimulatedClock()
         self.executor = TimedExecutor(self.clock, seconds, slots)
         known = {"requests": 1000, "size_bytes": 1 << 30, "seconds": 10.0, "batch_rows": 32}
-        executors = [self.executor, *(TimedExecutor(self.clock, seconds, many, slow) for slow, many in beside)]
+        executors = [self.executor, *(TimedExecutor(self.clock, seconds, many, slow) for slow, many in others)]
         self.batcher = Batcher(
             several(executors, self.clock),
             clock=self.clock,

@@ -1,4 +1,4 @@
-"""A gateway that serves HTTPS on loopback, and whoever keeps its fleet."""
+"""A gateway that serves HTTPS on loopback, and its fleet manager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFRESH_S = 0.2
 
 
 class Site:
-    """A gateway that serves HTTPS, and whoever keeps its fleet."""
+    """A gateway that serves HTTPS, and its fleet manager."""
 
     def __init__(self, gateway: Gateway, url: str, folder: Path, keeper: httpx.AsyncClient) -> None:
         self.gateway = gateway

@@ -26,7 +26,7 @@ asyncio.run(live(device, wanted))
 mark("over")
 """
 
-# For each change that a device's updates make, in turn: it fails (once, or from there on until somebody frees space),
+# For each change that a device's updates make, in turn: it fails (once, or from there on until space is freed),
 # as a full disk or a failing one does, with what was to be written left out or half there.
 _ERRORS = """
 import asyncio, errno, itertools, json, shutil, sys

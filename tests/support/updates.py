@@ -145,7 +145,7 @@ class FakeServing:
 
 
 class HastyClock(SimulatedClock):
-    """Time that whoever sleeps moves on: for one task that is alone."""
+    """A clock that each sleep advances, for a single task."""
 
     async def sleep(self, seconds: float) -> None:
         self._now_s += seconds
@@ -207,7 +207,7 @@ class Device:
 
     @property
     def version(self) -> int:
-        """What answers, verified: raises `IntegrityError` where that is no bundle."""
+        """Returns the version that answers; raises `IntegrityError` without a valid bundle."""
         assert self.serving.answers is not None
         return open_bundle(self.serving.answers).manifest.version
 
@@ -216,7 +216,7 @@ class Device:
         return await self.updater.model(NAME).step()
 
     async def roll_back(self) -> None:
-        """At somebody's word, while it runs."""
+        """On request, while it runs."""
         await asyncio.gather(self.updater.roll_back(NAME), self.step())
 
     async def run(self, steps: int = 200) -> None:

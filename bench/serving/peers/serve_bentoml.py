@@ -1,4 +1,4 @@
-"""S and M on BentoML, S with its adaptive batching. Runs in BentoML's own environment, with `model.py` beside it."""
+"""S and M on BentoML, S with its adaptive batching. Runs in BentoML's own environment, next to `model.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S and M on LitServe, batched as its documentation shows; runs in its own environment, with `model.py` beside it."""
+"""S and M on LitServe, batched as its documentation shows; runs in its own environment, next to `model.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """S and M on MLServer: a runtime as its documentation shows one, S with adaptive batching, no worker processes.
 
-Runs in MLServer's own environment, with `model.py` beside it; `mlserver start` reads the settings written here.
+Runs in MLServer's own environment, next to `model.py`; `mlserver start` reads the settings written here.
 """
 
 from __future__ import annotations

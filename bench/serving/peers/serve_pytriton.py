@@ -1,4 +1,4 @@
-"""S and M on pytriton, which is Triton and Python models; runs in its own environment, with `model.py` beside it."""
+"""S and M on pytriton, which is Triton and Python models; runs in its own environment, next to `model.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def free_port():
 
 if __name__ == "__main__":
     asked = arguments()
-    # Its stub would load the system's libpython beside this interpreter's library, which may be of another release.
+    # Its stub would also load the system's libpython, which may be of another release than this interpreter's.
     libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     config = TritonConfig(

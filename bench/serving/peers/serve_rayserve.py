@@ -1,4 +1,4 @@
-"""S and M on Ray Serve, S with `serve.batch`. Runs in Ray's own environment, with `model.py` beside it."""
+"""S and M on Ray Serve, S with `serve.batch`. Runs in Ray's own environment, next to `model.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bench:
 
 
 def serve_bytes(content):
-    """An answer that is no JSON."""
+    """An answer that is not JSON."""
     from starlette.responses import Response
 
     return Response(content, media_type="application/octet-stream")

@@ -106,7 +106,7 @@ class Book:
         raise self._note_found(sentence)
 
     def broke(self, error: BaseException | None) -> None:
-        """Something raised what nobody expects."""
+        """An unexpected exception was raised."""
         self._note_found(f"{error!r} was raised")
 
     def _note_found(self, sentence: str) -> Violation:

@@ -69,7 +69,7 @@ class SimulatedExecutor(ExecutorWithoutFiles):
 
 
 class Cloud:
-    """A gateway that can be killed: what runs then is never answered, and nobody answers until it is started again.
+    """A gateway that can be killed: what runs then is never answered, and it answers only after it is started again.
 
     Implements `simulation.network.Gateway`.
     """
@@ -147,7 +147,7 @@ class Cloud:
             self._database.close()
 
     def check_up(self) -> None:
-        """Raises LinkDownError where nobody listens."""
+        """Raises LinkDownError without a listener."""
         if self._plane is None:
             raise LinkDownError("The connection was refused.")
 
@@ -163,10 +163,10 @@ class Cloud:
         self._book.holds(self._executor.running <= self._plan.slots, "{} batches run at once", self._executor.running)
 
     async def answer(self, request: InferRequest) -> InferResponse:
-        """As over a connection: who leaves does not end what was asked.
+        """As over a connection: a client that leaves does not cancel its request.
 
         Raises:
-            LinkDownError: nobody listens, or the gateway died over it.
+            LinkDownError: there is no listener, or the gateway died meanwhile.
             FirstlineError: its words.
         """
         self.check_up()

@@ -123,7 +123,7 @@ class Device:
         self.up = True
 
     async def kill(self) -> None:
-        """`kill -9`: nothing is written and nobody is told any more; the disk is as it was."""
+        """`kill -9`: it writes and sends nothing any more; the disk stays as it was."""
         if not self.up:
             return
         self.up = False

@@ -53,7 +53,7 @@ class Repeat:
 
     Args:
         value: the edge model's probability.
-        promised: it keeps a promise; otherwise it audits a kept answer.
+        promised: it keeps a promise; otherwise it audits an edge answer.
         at_s: when it is sent, of which the last is after `Plan.quiet_from_s`.
     """
 

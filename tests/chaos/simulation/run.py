@@ -124,7 +124,7 @@ class _Simulation:
     async def _traffic(self) -> None:
         for ask in self._plan.asks:
             await self._until(ask.at_s)
-            if self._device.up:  # nobody listens otherwise, and the caller knows
+            if self._device.up:  # no listener otherwise, and the caller knows
                 self._ask(ask)
         await self._until(LENGTH_S)
 

@@ -35,7 +35,7 @@ class GatewayLink(SimulatedLink):
         said: InferResponse | FirstlineError
         try:
             said = await within(self._clock, ends_s, work, "The gateway did not answer in time.")
-        except LinkDownError:  # nobody is there, or the connection broke with it
+        except LinkDownError:  # no listener, or the connection broke
             raise
         except FirstlineError as error:
             said = error
@@ -57,7 +57,7 @@ class CorrectionPublisher:
     Args:
         mutes: (from, to) in seconds.
         clock: theirs.
-        book: told of what was heard.
+        book: records received messages.
     """
 
     def __init__(self, mutes: tuple[tuple[float, float], ...], clock: Clock, book: Book) -> None:

@@ -1,7 +1,7 @@
 """Unloads and loads a model through tritonclient, over REST and gRPC, and prints what was seen as one JSON object.
 
-Runs in the clients' own environment. Standard input: {"url", "grpc", "headers" of an operator, "readers" of whoever
-asks models}.
+Runs in the clients' own environment. Standard input: {"url", "grpc", "headers" of an operator, "readers" of model
+callers}.
 """
 
 import asyncio

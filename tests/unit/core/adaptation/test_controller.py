@@ -298,7 +298,7 @@ def test_expected_energy_includes_escalations() -> None:
         (1.0, 300, 1000, 1),  # it could wait for several runs, and others wait for it
         (0.9, 300, 1000, 0),
         (1.0, 200, 1000, 0),
-        (1.0, 300, math.inf, 0),  # nobody else is asked, so nothing is to be had by a lesser answer
+        (1.0, 300, math.inf, 0),  # no other caller is asked, so nothing is to be had by a lesser answer
     ],
 )
 def test_a_patient_request_gives_way_on_a_slow_link(busy: float, left_ms: float, link_ms: float, rung: int) -> None:

@@ -26,7 +26,7 @@ SHORT = {"deadline_s": 0.7}
 async def until(holds: Callable[[], object]) -> None:
     """Waits for the model's thread, which lives in real time."""
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 (nobody signals it)
+        while not holds():  # noqa: ASYNC110 (it gives no signal)
             await asyncio.sleep(0.001)
 
 

@@ -197,7 +197,7 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     made = twin()
     way.away = True
     running = asyncio.create_task(made.run())
-    while not made.problem:  # noqa: ASYNC110 (nobody signals it)
+    while not made.problem:  # noqa: ASYNC110 (it gives no signal)
         await asyncio.sleep(0)
     assert way.reports == []
     way.away = False
