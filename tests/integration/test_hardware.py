@@ -29,7 +29,7 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     news: list[bool] = []
     keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", on_change=lambda: news.append(True))
     keeper.store(measured_here)
-    await keeper.run()  # it would take half a minute if it measured anew
+    await keeper.run()  # it would take half a minute if it measured again
     assert news == [True]
     assert keeper.catalogue is not None
     assert keeper.catalogue.engines == measured_here.engines
