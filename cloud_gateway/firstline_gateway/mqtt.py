@@ -35,7 +35,7 @@ from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.protocol.http_body import decoded
 from firstline_core.protocol.mqtt import Message, MqttClient, MqttSettings, Publication
-from firstline_core.protocol.mqtt_tls import tls_context
+from firstline_core.protocol.mqtt_messages import tls_context
 from firstline_core.protocol.topics import Topics, parse_request, shared_requests
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs

@@ -81,9 +81,9 @@ async def main():
 
         def audit(name):
             def operation(on):
-                before = records.locked(on, KEY)
+                before = contract_records.locked(on, KEY)
                 pool = pool_of(before.state.audits + 1 if before else 1)
-                assert records.put(on, pool, "cam", name, disagrees=True)
+                assert contract_records.put(on, pool, "cam", name, disagrees=True)
             return operation
 
         for _ in range(steps):

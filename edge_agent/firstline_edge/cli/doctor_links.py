@@ -22,8 +22,7 @@ from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, Re
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
 from firstline_core.protocol.http_errors import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.protocol.mqtt_messages import Publication
-from firstline_core.protocol.mqtt_tls import handshake_problem
+from firstline_core.protocol.mqtt_messages import Publication, handshake_problem
 from firstline_core.protocol.topics import Topics
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.cli.findings import Finding, State, missing, ok, slow, slow_if

@@ -22,7 +22,6 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Reason, Status, Tier, TraceContext
-from firstline_edge.telemetry.counted import Counted
 
 _NAME = "firstline_edge"
 log = logger(_NAME)
@@ -31,7 +30,49 @@ log = logger(_NAME)
 _DELAY_S, _TOGETHER = 0.05, 32
 _TURNS = (1, _TOGETHER)
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
+_EDGE, _CACHE = Tier.EDGE, Tier.CACHE
+_AT_ONCE = (0.0,)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class _StatisticsByModel:
+    """How often, and how long, each model on this device answered: Triton's statistics, from the agent's start on."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str], ModelStatistics] = {}
+
+    def of(self, name: str, version: str) -> ModelStatistics:
+        """Returns the statistics of one version; zeros if it had no request yet."""
+        statistics = self._models.get((name, version))
+        if statistics is None:
+            statistics = self._models[name, version] = ModelStatistics(name, version)
+        return statistics
+
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, wall_s: float) -> None:
+        """Counts an answer, and by its attempts what the device's own model and cache did for it."""
+        answer = response.answer
+        if answer is None:
+            return
+        statistics = self.of(response.model, response.version)
+        statistics.answered(seconds, wall_s)
+        hit = ran = False
+        for attempt in answer.attempts:
+            if attempt.outcome != "ok":
+                continue
+            if attempt.tier is _CACHE:
+                hit = True
+                statistics.cache_hit.add(attempt.ms / 1000)
+            elif attempt.tier is _EDGE:
+                ran = True
+                statistics.ran(request.rows, attempt.ms / 1000, _AT_ONCE)
+        if not hit:
+            statistics.cache_miss.add(0.0)
+        if not ran:
+            statistics.queue.count += 1  # as Triton counts what it answers from its cache
+
+    def refused(self, name: str, version: str, seconds: float) -> None:
+        """Counts a request that was not answered."""
+        self.of(name, version).fail.add(seconds)
 
 
 class _Answered(Struct, frozen=True, eq=False):
@@ -49,10 +90,10 @@ class _Answered(Struct, frozen=True, eq=False):
 
     def record(self) -> dict[str, object]:
         """For the decision log."""
-        told = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
-        return told if self.request.trace is None else told | self.request.trace.facts()
+        record = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
+        return record if self.request.trace is None else record | self.request.trace.facts()
 
-    def say(self) -> None:
+    def log(self) -> None:
         """For the log."""
         answer = self.response.answer
         if answer is not None:
@@ -149,7 +190,7 @@ class Recorder:
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
         self._log_requests = log_requests
         self._clock = clock
-        self._counted = Counted()
+        self._statistics = _StatisticsByModel()
         self._waiting: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._listener = listener
@@ -192,15 +233,15 @@ class Recorder:
             return
         self._metrics.error(error)
         if version is not None:
-            self._counted.refused(request.model, version, seconds)
+            self._statistics.refused(request.model, version, seconds)
             if self._listener is not None:
                 self._listener.refused(request, version, error, seconds)
-        known = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
+        stage = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
         facts = {
             "request_id": request.request_id,
             "model": request.model,
             "code": error.code,
-            **{key: value for key, value in known.items() if value},
+            **{key: value for key, value in stage.items() if value},
             "ms": round(seconds * 1000, 3),
             **_traced(request.trace),
         }
@@ -222,12 +263,12 @@ class Recorder:
         answer = response.answer
         if answer is None:
             return
-        told, traced = {"cause": cause} if cause else {}, _traced(trace)
+        reason, traced = {"cause": cause} if cause else {}, _traced(trace)
         if answer.status is Status.EXPIRED:
-            log.info("correction expired", request_id=answer.request_id, model=response.model, **told, **traced)
+            log.info("correction expired", request_id=answer.request_id, model=response.model, **reason, **traced)
         else:
             log.info("corrected", request_id=answer.request_id, model=response.model, changed=answer.changed, **traced)
-        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | told | traced)
+        self._later(about(response, wall_s=self._clock.wall_s()) | {"event": "corrected"} | reason | traced)
 
     def drawn(self) -> None:
         """Counts an edge answer that was drawn for an audit."""
@@ -259,24 +300,24 @@ class Recorder:
         self._decisions.close()
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
-        """Of one version of a model, see `Counted.of`."""
+        """Returns the statistics of one version of a model; zeros if it had no request yet."""
         self.flush()
-        return self._counted.of(name, version)
+        return self._statistics.of(name, version)
 
     def flush(self) -> None:
         """Counts and writes what waits."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        says = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
+        logs = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
         for line in waiting:
             if isinstance(line, _Answered):
                 self._metrics.observe(line.response, line.seconds)
-                self._counted.answered(line.request, line.response, line.seconds, line.at_s)
+                self._statistics.answered(line.request, line.response, line.seconds, line.at_s)
                 if self._listener is not None:
                     self._listener.answered(line.request, line.response, line.seconds)
-                if says:
-                    line.say()
+                if logs:
+                    line.log()
         try:
             self._decisions.append(*(line.record() if isinstance(line, _Answered) else line for line in waiting))
         except OSError as error:  # a full disk must not stop answers; it is told once

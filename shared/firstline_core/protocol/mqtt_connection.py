@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import paho.mqtt.client as paho
 from paho.mqtt import MQTTException
@@ -25,12 +25,22 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from firstline_core.errors import ConfigError, LinkDownError, PayloadTooLargeError, ProtocolError, QueueFullError
-from firstline_core.protocol.mqtt_faults import connection_lost, not_connected, refusal
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
-from firstline_core.protocol.mqtt_packet import PROPERTIES_LIMIT_BYTES, split_publish
-from firstline_core.protocol.mqtt_tls import handshake_problem, tls_context
+from firstline_core.protocol.mqtt_messages import (
+    Message,
+    MqttSettings,
+    Publication,
+    connection_lost,
+    handshake_problem,
+    not_connected,
+    refusal,
+    tls_context,
+)
 from firstline_core.telemetry.logs import logger
 
+PROPERTIES_LIMIT_BYTES = 8192
+"""Of one message received; Firstline's own messages take some 300."""
+
+_LENGTH_BYTES = 4  # of a variable byte integer at most (section 1.5.5)
 # Packet ids have 16 bits; far fewer in flight stay below a broker's own limit ("receive maximum", 65535).
 _IN_FLIGHT = 1024
 # MQTT 5, section 2.1.4: no packet is larger than its length field can say.
@@ -42,6 +52,20 @@ _BYTE_ORDER_MARK = "\ufeff".encode()
 _MALFORMED = (ValueError, LookupError, struct.error, MQTTException)
 
 log = logger(__name__)
+
+
+class PublishParts(NamedTuple):
+    """The parts of a PUBLISH packet.
+
+    Attributes:
+        packet_id: 0 at QoS 0.
+        properties: with their length in front.
+    """
+
+    topic: bytes
+    packet_id: int
+    properties: bytes
+    payload: bytes
 
 
 class _Client(paho.Client):
@@ -401,6 +425,36 @@ def matches(topic_filter: str, topic: str) -> bool:
     if topic_filter.startswith("$share/"):
         topic_filter = topic_filter.split("/", 2)[2]
     return paho.topic_matches_sub(topic_filter, topic)
+
+
+def split_publish(qos: int, packet: bytes | bytearray) -> PublishParts:
+    """Splits a PUBLISH packet of MQTT 5 (section 3.3) without decoding its parts.
+
+    Args:
+        qos: from the fixed header.
+        packet: everything after the fixed header.
+
+    Raises:
+        ValueError: the packet ends too early.
+    """
+    topic_ends = start = 2 + int.from_bytes(packet[:2], "big")
+    packet_id = 0
+    if qos:
+        packet_id, start = int.from_bytes(packet[start : start + 2], "big"), start + 2
+    size_bytes = 0
+    for position in range(_LENGTH_BYTES):
+        at = start + position
+        byte = packet[at] if at < len(packet) else 0x80
+        size_bytes |= (byte & 0x7F) << (7 * position)
+        if byte < 0x80:
+            break
+    else:
+        raise ValueError("a PUBLISH packet without a length of its properties")
+    end = at + 1 + size_bytes
+    if end > len(packet):
+        raise ValueError("a PUBLISH packet that ends inside its properties")
+    with memoryview(packet) as view:
+        return PublishParts(bytes(view[2:topic_ends]), packet_id, bytes(view[start:end]), bytes(view[end:]))
 
 
 def _properties(packet_type: int) -> Properties:

@@ -14,7 +14,7 @@ from firstline.workbench import dataset, detections
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import images
-from firstline_core.protocol import http_body, mqtt_packet, topics
+from firstline_core.protocol import http_body, mqtt_connection, topics
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
@@ -60,7 +60,7 @@ LIMITS = {
         f"{images.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
         f"{images.JPEG_SCANS_LIMIT} scans",
     ),
-    "MQTT properties": (f"{mqtt_packet.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
+    "MQTT properties": (f"{mqtt_connection.PROPERTIES_LIMIT_BYTES // 1024} KiB",),
     "MQTT topic": (f"{topics._NAME_LIMIT_CHARACTERS} characters",),
     "events": (f"{EventReader()._limit_bytes // MIB} MiB",),
     "`manifest.json`": (f"{manifest.MANIFEST_LIMIT_BYTES // MIB} MiB",),
