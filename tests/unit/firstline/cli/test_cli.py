@@ -32,7 +32,7 @@ def _json(*arguments: object, code: int = 0) -> Any:
     return msgspec.json.decode(_run(*arguments, "-o", "json", code=code).stdout)
 
 
-def test_from_model_files_to_figures(tmp_path: Path) -> None:
+def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     made = _json(*_CREATE, "--out", out, "--score", "margin", "--threshold", 0.5, "--bundle-version", 4)
     assert (made["bundle"]["name"], made["bundle"]["version"], made["warnings"]) == ("mine", 4, [])
@@ -53,7 +53,7 @@ def test_from_model_files_to_figures(tmp_path: Path) -> None:
     assert figures["variants"][0]["tiered"]["accuracy"] > 0.9
 
 
-def test_text_says_the_same(tmp_path: Path) -> None:
+def test_text_output_shows_the_same_figures(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     assert "mine version 1, classification, 10 labels." in _run(*_CREATE, "--out", out).stdout
     assert "full.onnx" in _run("bundle", "inspect", out).stdout
@@ -64,7 +64,7 @@ def test_text_says_the_same(tmp_path: Path) -> None:
     assert 'edge: AUROC 1.000 of the score for "edge disagrees with full".' in text
 
 
-def test_calibration_is_called_what_it_is(tmp_path: Path) -> None:
+def test_calibration_is_not_called_certified(tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     arguments = [*_CREATE, "--out", out, "--calibrate", _DIGITS / "calibration", "--target-disagreement", 0.02]
     made = _json(*arguments)
@@ -74,7 +74,7 @@ def test_calibration_is_called_what_it_is(tmp_path: Path) -> None:
     assert "not certified" in _run(*arguments, "--force").stdout
 
 
-def test_a_recipe(tmp_path: Path) -> None:
+def test_recipe_creates_a_bundle(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         'name = "mine"\nversion = 2\nlabels = "labels.txt"\npreprocess = "decode:L,resize:8x8,scale"\n'
@@ -85,14 +85,14 @@ def test_a_recipe(tmp_path: Path) -> None:
     assert "drop the flag" in _run(*arguments, "--name", "other", code=2).stderr
 
 
-def test_each_tier_may_have_its_own_steps(tmp_path: Path) -> None:
+def test_steps_can_differ_by_tier(tmp_path: Path) -> None:
     made = _json(*_CREATE, "--out", tmp_path / "b", "--edge-preprocess", "decode:L,resize:8x8:nearest,scale")
     edge, full = made["bundle"]["models"]
     assert "nearest" in edge["preprocess"]
     assert "bilinear" in full["preprocess"]
 
 
-def test_variants_may_be_named(tmp_path: Path) -> None:
+def test_variants_can_be_named(tmp_path: Path) -> None:
     named = f"tiny={_FILES / 'edge_int8.tflite'}"
     made = _json(*_CREATE, "--out", tmp_path / "b", "--edge", named)
     assert [model["id"] for model in made["bundle"]["models"]] == ["edge-onnx-fp32", "tiny", "full"]
@@ -133,7 +133,7 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
         (["bundle", "verify", "/nowhere"], "/nowhere is not a bundle"),
     ],
 )
-def test_wrong_usage_is_a_sentence_and_exit_code_2(arguments: list[object], said: str) -> None:
+def test_wrong_usage_prints_one_sentence_and_exits_2(arguments: list[object], said: str) -> None:
     result = _run(*arguments, code=2)
     assert said in result.stderr
     assert result.stdout == ""
@@ -156,7 +156,7 @@ def test_verify_fails_on_changed_bytes(tmp_path: Path) -> None:
     assert "sha256" in _run("evaluate", out, "--data", _DIGITS / "heldout", code=1).stderr
 
 
-def test_as_a_process() -> None:
+def test_command_runs_as_a_process() -> None:
     arguments = ["evaluate", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--limit", "20", "-o", "json"]
     done = subprocess.run([sys.executable, "-m", "firstline", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -171,7 +171,7 @@ def test_as_a_process() -> None:
 
 
 @pytest.mark.parametrize("absent", ["typer", "rich"])
-def test_without_the_workbench_extra(absent: str) -> None:
+def test_missing_workbench_extra_is_reported(absent: str) -> None:
     code = f"import sys; sys.modules[{absent!r}] = None; from firstline.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

@@ -53,7 +53,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "_POLL_S", 0.0)
 
 
-def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_continues_while_the_gateway_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     away, full = LinkDownError("The gateway is away."), StoreUnavailableError("Its store is away.")
     said = RolloutStates(away, away, full, RUNNING, replace(RUNNING, state="completed"))
     assert rollout._watched(cast(Rollouts, said), RUNNING).state == "completed"
@@ -66,6 +66,6 @@ def test_a_gateway_that_is_away_does_not_end_the_watch(capsys: pytest.CaptureFix
     ]
 
 
-def test_who_may_no_longer_ask_is_told_so() -> None:
+def test_watch_ends_if_the_key_is_revoked() -> None:
     with pytest.raises(UnauthorizedError):
         rollout._watched(cast(Rollouts, RolloutStates(UnauthorizedError("The key was revoked."))), RUNNING)

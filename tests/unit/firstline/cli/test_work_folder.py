@@ -28,7 +28,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.parametrize("number", _ENDS)
-def test_being_told_to_end_takes_the_work_with_it(
+def test_signals_delete_the_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     before, tidied = signal.getsignal(number), tempfile.TemporaryDirectory.cleanup
@@ -51,7 +51,7 @@ def test_being_told_to_end_takes_the_work_with_it(
     assert signal.getsignal(number) == before
 
 
-def test_what_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
+def test_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
     with work_folder() as folder:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -59,7 +59,7 @@ def test_what_is_to_outlive_its_terminal_does(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def test_another_thread_leaves_the_signals_alone(tmp_path: Path) -> None:
+def test_other_threads_do_not_change_signal_handlers(tmp_path: Path) -> None:
     seen: list[Path] = []
 
     def work() -> None:
@@ -73,7 +73,7 @@ def test_another_thread_leaves_the_signals_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_room_to_work_in_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with (
         pytest.raises(ConfigError, match=r"the work in .*none failed: No such file or directory; TMPDIR names another"),

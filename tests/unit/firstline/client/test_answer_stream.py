@@ -93,7 +93,7 @@ Follow = Callable[..., list[tuple[Status, str]]]
 BOTH = [(Status.PROVISIONAL, "one"), (Status.FINAL, "two")]
 
 
-def test_one_call_gives_both(followed: Follow) -> None:
+def test_one_call_yields_provisional_and_final_answer(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL), b":\n\n", event(2, Status.FINAL, "two")))
     assert followed(server) == BOTH
     (asked,) = server.asked
@@ -109,7 +109,7 @@ def test_one_call_gives_both(followed: Follow) -> None:
         streaming(event(1, Status.PROVISIONAL), httpx.ReadTimeout("silent")),
     ],
 )
-def test_a_dropped_connection_is_taken_up_where_it_was(followed: Follow, broken: Any) -> None:
+def test_dropped_connection_resumes_after_the_last_event(followed: Follow, broken: Any) -> None:
     full = refusing(QueueFullError("Too many streams."))
     repeated = streaming(event(1, Status.PROVISIONAL), event(2, Status.FINAL, "two"))
     server = Server(broken, full, streaming(b":\n\n"), repeated)
@@ -120,7 +120,7 @@ def test_a_dropped_connection_is_taken_up_where_it_was(followed: Follow, broken:
     assert {asked.url.params["form"] for asked in again} == {"short"}
 
 
-def test_before_the_first_answer_nothing_is_tried_twice(followed: Follow) -> None:
+def test_no_retry_before_the_first_answer(followed: Follow) -> None:
     """The request may have been answered: whether to send it again is the caller's to say."""
     server = Server(streaming(b":\n\n", httpx.ReadError("reset")))
     with pytest.raises(FirstlineError, match="cannot be reached"):
@@ -128,13 +128,13 @@ def test_before_the_first_answer_nothing_is_tried_twice(followed: Follow) -> Non
     assert len(server.asked) == 1
 
 
-def test_a_refusal_is_raised_at_once(followed: Follow) -> None:
+def test_refusal_is_raised_at_once(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL)), refusing(UnknownAnswerError("Gone.")))
     with pytest.raises(UnknownAnswerError, match="Gone"):
         followed(server)
 
 
-def test_patience_has_an_end(followed: Follow) -> None:
+def test_retries_end_after_the_patience(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL)), refusing(QueueFullError("Too many streams.")))
     with pytest.raises(FirstlineError):
         followed(server, patience_s=0.0)
@@ -145,19 +145,19 @@ def test_patience_has_an_end(followed: Follow) -> None:
     ("stream", "fault"),
     [(b"<html>\n\n", "field"), (b"id: 1\ndata: [\n\n", "not JSON"), (b"id: 1\ndata: 1\n\n", "not a JSON object")],
 )
-def test_nonsense_is_not_asked_for_again(followed: Follow, stream: bytes, fault: str) -> None:
+def test_malformed_stream_is_not_retried(followed: Follow, stream: bytes, fault: str) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL), stream.replace(b"id: 1", b"id: 2")))
     with pytest.raises(ProtocolError, match=fault):
         followed(server)
 
 
-def test_a_server_that_does_not_stream_has_said_its_last_word(followed: Follow) -> None:
+def test_answer_without_stream_is_final(followed: Follow) -> None:
     body = event(2, Status.FINAL, "two").removeprefix(b"id: 2\ndata: ").strip()
     server = Server(lambda _: httpx.Response(200, headers={"Content-Type": "application/json"}, content=body))
     assert followed(server) == BOTH[1:]
 
 
-def test_who_has_seen_all_hears_no_more(followed: Follow) -> None:
+def test_no_content_ends_the_stream(followed: Follow) -> None:
     server = Server(streaming(event(1, Status.PROVISIONAL)), lambda _: httpx.Response(204))
     assert followed(server) == BOTH[:1]
 
@@ -167,14 +167,14 @@ STREAM_EVENTS = [Event(1, b'{"a": 1}'), Event(2, b'{"a": 2}')]
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_pieces_of_any_size_say_the_same(cuts: list[int]) -> None:
+def test_pieces_of_any_size_give_the_same_events(cuts: list[int]) -> None:
     reader = EventReader()
     bounds = pairwise([0, *sorted(cuts), len(STREAM)])
     found = [event for start, end in bounds for event in reader.read(STREAM[start:end])]
     assert found == STREAM_EVENTS
 
 
-def test_a_space_after_the_colon_is_not_needed() -> None:
+def test_space_after_the_colon_is_optional() -> None:
     assert EventReader().read(b"id:1\ndata:x\n\n") == [Event(1, b"x")]
 
 
@@ -189,7 +189,7 @@ def test_a_space_after_the_colon_is_not_needed() -> None:
         (b"id: 1\ndata: " + b"x" * 100, "larger than 64 bytes"),
     ],
 )
-def test_what_is_no_event_stream_is_an_error(stream: bytes, fault: str) -> None:
+def test_malformed_events_are_errors(stream: bytes, fault: str) -> None:
     reader = EventReader(limit_bytes=64)
     with pytest.raises(ProtocolError, match=fault):
         reader.read(stream)

@@ -57,7 +57,7 @@ def sent(call: calls.Call) -> InferRequest:
 
 
 class TestInfer:
-    def test_what_is_asked_arrives(self) -> None:
+    def test_request_fields_are_encoded(self) -> None:
         call = calls.infer(
             "m",
             {"x": np.eye(2, dtype=np.float32)},
@@ -73,30 +73,30 @@ class TestInfer:
         assert found.binary_output
         np.testing.assert_array_equal(found.inputs[0].array, np.eye(2))
 
-    def test_names_are_quoted_into_the_address(self) -> None:
+    def test_names_are_quoted_in_the_path(self) -> None:
         assert (
             calls.infer("a/b ?", {"x": [1]}, {}, version="1/..").path == "/v2/models/a%2Fb%20%3F/versions/1%2F../infer"
         )
         assert calls.infer_file("a/b", b"x", {}).path == "/firstline/v1/models/a%2Fb/infer"
         assert calls.answer("../x").path == "/firstline/v1/answers/..%2Fx"
 
-    def test_a_version_may_be_a_number(self) -> None:
+    def test_version_can_be_a_number(self) -> None:
         assert calls.infer("m", {"x": [1]}, {}, version=3).path == "/v2/models/m/versions/3/infer"
         assert calls.metadata("m", 0).path == "/v2/models/m/versions/0"
 
     @pytest.mark.parametrize("value", [b"png", [b"png"], (b"png",), np.array([b"png"], dtype=np.object_)])
-    def test_bytes_in_every_form(self, value: Any) -> None:
+    def test_bytes_are_accepted_in_every_form(self, value: Any) -> None:
         assert list(sent(calls.infer("m", {"image": value}, {})).inputs[0].array) == [b"png"]
 
     @pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64", "bool"])
-    def test_numbers_keep_their_type(self, dtype: str) -> None:
+    def test_numeric_arrays_keep_their_dtype(self, dtype: str) -> None:
         found = sent(calls.infer("m", {"x": np.ones((2, 3), dtype)[:, ::2]}, {})).inputs[0].array
         assert (found.dtype, found.shape) == (np.dtype(dtype), (2, 2))
 
     @pytest.mark.parametrize(
         "value", [["text"], [[1], [1, 2]], np.ones(2, ">f4"), np.array(["2026-01-01"], "datetime64[D]"), [1j]]
     )
-    def test_what_v2_cannot_carry(self, value: Any) -> None:
+    def test_unsupported_inputs_are_refused(self, value: Any) -> None:
         with pytest.raises(InvalidTensorError, match="'x'"):
             calls.infer("m", {"x": value}, {})
 
@@ -106,17 +106,17 @@ class TestInfer:
     [lambda options: calls.infer("m", {"x": [1]}, options), lambda options: calls.infer_file("m", b"x", options)],
 )
 class TestRequestOptions:
-    def test_a_misspelt_one_is_not_passed_over(self, make: Any) -> None:
+    def test_misspelt_option_is_refused(self, make: Any) -> None:
         with pytest.raises(TypeError, match="'privcy' is not an option of requests; there are route, privacy,"):
             make({"privcy": "local_only"})
 
     @pytest.mark.parametrize("timeout_ms", [0, -1, float("nan"), float("inf"), 1e30])
-    def test_a_timeout_is_a_time(self, make: Any, timeout_ms: float) -> None:
+    def test_timeout_out_of_range_is_refused(self, make: Any, timeout_ms: float) -> None:
         with pytest.raises(InvalidTensorError, match=r"timeout_ms is .*at most 86400000 ms \(a day\)"):
             make({"timeout_ms": timeout_ms})
 
     @pytest.mark.parametrize("priority", [-1, 4])
-    def test_a_priority_is_one_of_three(self, make: Any, priority: int) -> None:
+    def test_priority_out_of_range_is_refused(self, make: Any, priority: int) -> None:
         with pytest.raises(InvalidTensorError, match=rf"priority is {priority}; use 1 \(the highest\) to 3"):
             make({"priority": priority})
 
@@ -133,7 +133,7 @@ class TestRequestOptions:
         ({"outputs": "probabilities"}, "outputs is the string 'probabilities'; give a list of names."),
     ],
 )
-def test_what_cannot_be_sent_is_refused_in_a_sentence(given: dict[str, Any], sentence: str) -> None:
+def test_text_that_cannot_be_sent_is_refused(given: dict[str, Any], sentence: str) -> None:
     asked: dict[str, Any] = {
         "model": "digits",
         "inputs": {"image": np.zeros((1, 2), np.float32)},
@@ -145,26 +145,26 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence(given: dict[str, Any], sen
 
 
 @pytest.mark.parametrize(("left_s", "said"), [(100.0, 5), (3.9, 3), (0.5, 0), (-1.0, 0), (float("inf"), 5)])
-def test_a_job_is_waited_for_no_longer_than_there_is_time(left_s: float, said: int) -> None:
+def test_long_polling_is_limited_by_the_time_left(left_s: float, said: int) -> None:
     assert (calls.long_polling(calls.answer("x"), left_s).headers or {})["Prefer"] == f"wait={said}"
 
 
-def test_a_choice_names_its_values() -> None:
+def test_invalid_choice_lists_its_values() -> None:
     with pytest.raises(InvalidTensorError, match="privacy is 'none'; use one of any, local_only"):
         calls.infer("m", {"x": [1]}, {"privacy": "none"})  # type: ignore[typeddict-item]
 
 
 class TestInferFile:
-    def test_a_path_in_either_form(self, tmp_path: Path) -> None:
+    def test_file_can_be_a_path_or_text(self, tmp_path: Path) -> None:
         file = tmp_path / "scan.png"
         file.write_bytes(b"png")
         assert calls.infer_file("m", file, {}).content == calls.infer_file("m", str(file), {}).content == b"png"
 
-    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidTensorError, match=r"scan\.png cannot be read: No such file"):
             calls.infer_file("m", tmp_path / "scan.png", {})
 
-    def test_wishes_travel_in_the_query(self) -> None:
+    def test_options_are_query_parameters(self) -> None:
         call = calls.infer_file(
             "m", b"x", {"route": Route.EDGE, "privacy": "local_only", "timeout_ms": 0.0001, "priority": 3}
         )
@@ -172,7 +172,7 @@ class TestInferFile:
 
 
 class TestReadInfer:
-    def test_tensors_and_answer(self) -> None:
+    def test_tensors_and_answer_are_read(self) -> None:
         said = InferResponse("m", "3", (Tensor("y", np.ones((1, 2), np.float32)),), answer=ANSWER)
         encoded = oip.encode_response(InferRequest("m", (), "", binary_output=True), said)
         found = calls.read_infer(response(200, encoded.body, **http.headers_for(encoded)))
@@ -183,7 +183,7 @@ class TestReadInfer:
         ("content", "headers"),
         [(b"<html>", {}), (b"{}", {}), (b"{}", {"Inference_Header_Content_Length": "many"}), (b"\xff" * 100, {})],
     )
-    def test_what_is_no_answer(self, content: bytes, headers: dict[str, str]) -> None:
+    def test_malformed_answer_is_a_protocol_error(self, content: bytes, headers: dict[str, str]) -> None:
         with pytest.raises(ProtocolError, match=r"http://127.0.0.1:8070\S+ did not answer as a V2 server does"):
             calls.read_infer(response(200, content, **headers))
 
@@ -195,7 +195,7 @@ class TestReadPrediction:
         said = InferResponse("m", "3", (Tensor("probabilities", np.array([[0.2, 0.8]], np.float32)),), answer=ANSWER)
         return response(200, orjson.dumps(file_inference.answer_json(said, ["no", "yes"]) | changes))
 
-    def test_the_label(self) -> None:
+    def test_label_is_read(self) -> None:
         found = calls.read_prediction(self.reply())
         assert (found.label, found.probability) == ("yes", pytest.approx(0.8))
         assert [label for label, _ in found.top] == ["yes", "no"]
@@ -204,23 +204,23 @@ class TestReadPrediction:
     @pytest.mark.parametrize(
         "changes", [{"label": None, "top": 5}, {"probability": "x"}, {"tier": "moon"}, {"top": [{}]}]
     )
-    def test_what_is_no_prediction(self, changes: dict[str, Any]) -> None:
+    def test_malformed_prediction_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not answer as a Firstline server does"):
             calls.read_prediction(self.reply(**changes))
 
     @pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}"])
-    def test_what_is_nothing_of_the_kind(self, content: bytes) -> None:
+    def test_answer_that_is_not_json_is_a_protocol_error(self, content: bytes) -> None:
         with pytest.raises(ProtocolError):
             calls.read_prediction(response(200, content))
 
-    def test_several_rows_are_not_one_label(self) -> None:
+    def test_several_rows_have_no_single_label(self) -> None:
         with pytest.raises(InvalidTensorError, match="`infer` gives several rows"):
             calls.read_prediction(self.reply(results=[]))
 
 
 class TestRefusals:
     @pytest.mark.parametrize("kind", [UnknownModelError, UnauthorizedError, PayloadTooLargeError, QueueFullError])
-    def test_the_servers_own_error(self, kind: type[FirstlineError]) -> None:
+    def test_server_error_becomes_its_class(self, kind: type[FirstlineError]) -> None:
         reply = http.error_reply(kind("The reason.", retry_after_s=2.0))
         with pytest.raises(kind, match=r"^The reason\.$") as caught:
             calls.read_infer(response(reply.status, reply.body, **reply.headers))
@@ -228,17 +228,17 @@ class TestRefusals:
         assert caught.value.retry_after_s == 2.0
 
     @pytest.mark.parametrize("content", [b"", b"<html>Not found</html>", b"[]", b'{"detail":"Not Found"}'])
-    def test_somebody_elses_404_is_no_unknown_model(self, content: bytes) -> None:
+    def test_foreign_404_is_not_an_unknown_model(self, content: bytes) -> None:
         with pytest.raises(ProtocolError, match="status 404, and not as a V2 server does; is the address right"):
             calls.read_metadata(response(404, content))
 
-    def test_another_v2_servers_sentence_is_kept(self) -> None:
+    def test_other_v2_servers_error_text_is_preserved(self) -> None:
         with pytest.raises(UnknownModelError, match="no such model"):
             calls.read_metadata(response(404, b'{"error":"no such model"}'))
         with pytest.raises(RequestError, match="bad shape"):
             calls.read_infer(response(400, b'{"error":"bad shape"}'))
 
-    def test_not_ready_is_an_answer(self) -> None:
+    def test_not_ready_is_not_an_error(self) -> None:
         assert calls.read_ready(response(200, b""))
         assert not calls.read_ready(response(400, b""))
         with pytest.raises(UnauthorizedError):
@@ -257,7 +257,7 @@ class TestRefusals:
         (httpx.DecodingError("odd"), ProtocolError),
     ],
 )
-def test_what_httpx_raises_is_ours(error: httpx.HTTPError, kind: type[FirstlineError]) -> None:
+def test_httpx_errors_become_firstline_errors(error: httpx.HTTPError, kind: type[FirstlineError]) -> None:
     found = connection.link_error(error, "http://127.0.0.1:8070")
     assert type(found) is kind
     assert found.message.startswith("http://127.0.0.1:8070 ")
@@ -267,7 +267,7 @@ def test_what_httpx_raises_is_ours(error: httpx.HTTPError, kind: type[FirstlineE
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:8070", "localhost", "ftp://host", "http://", "http://[::1", "http://a:b"]
 )
-def test_an_address_that_is_none(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="URL"):
         connection.base_url(url)
 
@@ -280,30 +280,30 @@ class TestMetadata:
         "outputs": [],
     }
 
-    def test_it_is_read(self) -> None:
+    def test_metadata_is_read(self) -> None:
         found = calls.read_metadata(response(200, orjson.dumps(self.FOUND)))
         assert (found.name, found.versions, found.labels) == ("m", ("1",), ())
         assert (found.inputs[0].datatype, found.inputs[0].shape) == ("FP32", (-1,))
 
     @pytest.mark.parametrize("changes", [{"inputs": None}, {"inputs": [{}]}, {"inputs": ["x"]}, {"outputs": 5}])
-    def test_what_is_none(self, changes: dict[str, Any]) -> None:
+    def test_malformed_metadata_is_a_protocol_error(self, changes: dict[str, Any]) -> None:
         with pytest.raises(ProtocolError, match="did not describe a V2 model"):
             calls.read_metadata(response(200, orjson.dumps(self.FOUND | changes)))
 
 
 class TestToken:
     @pytest.mark.parametrize("token", ["flt_abc", "flt_abc\n", " flt_abc\r\n"])
-    def test_a_line_end_is_not_part_of_it(self, token: str) -> None:
+    def test_line_end_is_removed_from_the_token(self, token: str) -> None:
         assert connection.authorization(token) == {"Authorization": "Bearer flt_abc"}
 
     @pytest.mark.parametrize("token", [None, "", "\n"])
-    def test_none_is_none(self, token: str | None) -> None:
+    def test_no_token_sends_no_header(self, token: str | None) -> None:
         assert connection.authorization(token) == {}
 
     @pytest.mark.parametrize(
         "token", ["flt_se cret", "flt_se\ncret", "flt_secr\u00e9t", "flt_se\0cret", "flt_\u2028cret"]
     )
-    def test_what_no_header_carries_is_refused_and_not_quoted(self, token: str) -> None:
+    def test_invalid_token_is_refused_and_not_quoted(self, token: str) -> None:
         for make in (firstline.Client, firstline.AsyncClient):
             with pytest.raises(ConfigError) as caught:
                 make(token=token)
@@ -319,17 +319,17 @@ class TestTrace:
         headers = [dict(each.headers or {}) for each in made]
         return [{name: each[name] for name in ("traceparent", "tracestate") if name in each} for each in headers]
 
-    def test_the_one_that_is_named_goes_along(self) -> None:
+    def test_named_trace_is_sent(self) -> None:
         assert self.asked() == [{}, {}]
         assert self.asked(traceparent=self.PARENT) == [{"traceparent": self.PARENT}] * 2
         named = {"traceparent": self.PARENT, "tracestate": "a=1"}
         assert self.asked(**named) == [named] * 2
 
     @pytest.mark.parametrize("value", [None, "", "00-x", PARENT.upper(), PARENT + "\r\nX: y"])
-    def test_what_is_none_is_passed_over(self, value: str | None) -> None:
+    def test_malformed_trace_is_ignored(self, value: str | None) -> None:
         assert self.asked(traceparent=value, tracestate="a=1") == [{}, {}]
 
-    def test_a_span_of_opentelemetry_s_that_is_under_way_goes_along(self) -> None:
+    def test_current_opentelemetry_span_is_sent(self) -> None:
         span = NonRecordingSpan(SpanContext(10, 11, True, TraceFlags(1), TraceState([("a", "1")])))
         theirs = {"traceparent": f"00-{10:032x}-{11:016x}-01", "tracestate": "a=1"}
         with use_span(span):
@@ -340,9 +340,7 @@ class TestTrace:
                 assert self.asked() == [{}, {}]
         assert self.asked() == [{}, {}]
 
-    def test_many_requests_belong_to_the_trace_in_which_they_were_asked_for(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_many_requests_have_the_trace_of_their_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[object] = []
 
         reply = oip.encode_response(InferRequest("m", (), "", binary_output=True), InferResponse("m", "1", ()))
@@ -358,7 +356,7 @@ class TestTrace:
             assert len(list(outcomes)) == 3
         assert seen == [f"00-{10:032x}-{11:016x}-00"] * 3
 
-    def test_a_program_without_opentelemetry_does_not_load_it(self) -> None:
+    def test_opentelemetry_is_not_imported(self) -> None:
         code = (
             "import sys; from firstline.client import calls; calls.infer_file('m', b'x', {}); "
             "print(*(name for name in sys.modules if name.startswith('opentelemetry')))"

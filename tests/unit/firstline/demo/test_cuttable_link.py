@@ -25,7 +25,7 @@ async def exchanged(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     return await reader.readexactly(len(message))
 
 
-async def test_a_wire_carries_both_ways_and_counts(echo_port: int) -> None:
+async def test_link_carries_and_counts_both_directions(echo_port: int) -> None:
     async with CuttableLink(echo_port) as wire:
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         assert await exchanged(reader, writer, b"x" * 100_000) == b"x" * 100_000
@@ -35,7 +35,7 @@ async def test_a_wire_carries_both_ways_and_counts(echo_port: int) -> None:
         writer.close()
 
 
-async def test_a_cut_wire_resets_what_is_open_refuses_what_is_new_and_returns_on_its_port(echo_port: int) -> None:
+async def test_cut_link_resets_and_refuses_until_restored(echo_port: int) -> None:
     async with CuttableLink(echo_port) as wire:
         port = wire.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -52,7 +52,7 @@ async def test_a_cut_wire_resets_what_is_open_refuses_what_is_new_and_returns_on
         writer.close()
 
 
-async def test_a_server_that_is_gone_resets_the_caller() -> None:
+async def test_stopped_server_resets_the_caller() -> None:
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
         closed_port = server.sockets[0].getsockname()[1]
     async with CuttableLink(closed_port) as wire:
@@ -62,7 +62,7 @@ async def test_a_server_that_is_gone_resets_the_caller() -> None:
         writer.close()
 
 
-async def test_what_was_accepted_in_the_moment_of_the_cut_is_closed(echo_port: int) -> None:
+async def test_connection_accepted_during_the_cut_is_closed(echo_port: int) -> None:
     async with CuttableLink(echo_port) as wire:
         near = FakeWriter()
         wire._accept(asyncio.StreamReader(), near)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def answered(tier: Tier, label: str = "7", *, ms: float = 1.0, offline: bool = F
     )
 
 
-def test_the_summary_counts_first_answers_and_judges_last_ones() -> None:
+def test_summary_counts_first_answers_and_judges_last_ones() -> None:
     corrected = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL, ms=3.0)
     corrected.last_label, corrected.settled, corrected.last_certified = "7", True, True
     records = [answered(Tier.EDGE, ms=1.0), answered(Tier.EDGE, "9", ms=2.0), answered(Tier.CLOUD), corrected]
@@ -40,7 +40,7 @@ def test_the_summary_counts_first_answers_and_judges_last_ones() -> None:
     }  # fmt: skip
 
 
-def test_an_unanswered_request_and_a_broken_promise_are_lost() -> None:
+def test_missing_answer_and_missing_correction_are_lost() -> None:
     unanswered = Record("7", True)
     broken = Record("7", True, label="1", tier=Tier.EDGE, status=Status.PROVISIONAL)
     summary = summarise([unanswered, broken], edge_only=0, cloud_only=0, certified=CERTIFIED, bytes_sent=0)

@@ -51,7 +51,7 @@ def _bare(file: Path, labels: int, postprocess: str = "softmax", **more: str) ->
     return BundleSpec("bare", 1, names, (ModelSpec(file, postprocess=parse_postprocess(postprocess), **more),))
 
 
-def test_a_bundle_holds_what_the_spec_says(digits: BundleSpec, tmp_path: Path) -> None:
+def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:
     said: list[str] = []
     made = create_bundle(digits, tmp_path / "new" / "bundle", warn=said.append)
     manifest = made.manifest
@@ -67,7 +67,7 @@ def test_a_bundle_holds_what_the_spec_says(digits: BundleSpec, tmp_path: Path) -
     assert sorted(path.name for path in made.path.parent.iterdir()) == ["bundle"]  # nothing staged is left
 
 
-def test_the_same_spec_gives_the_same_bytes(digits: BundleSpec, tmp_path: Path) -> None:
+def test_same_spec_gives_the_same_bytes(digits: BundleSpec, tmp_path: Path) -> None:
     for name in ("one", "two"):
         create_bundle(digits, tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -76,7 +76,7 @@ def test_the_same_spec_gives_the_same_bytes(digits: BundleSpec, tmp_path: Path) 
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_the_committed_digits_bundle_is_what_the_recipe_declares() -> None:
+def test_digits_bundle_matches_its_recipe() -> None:
     bundle = open_bundle(_DIGITS / "bundle")
     for model in bundle.manifest.models:
         assert bundle.has(model)
@@ -88,7 +88,7 @@ def test_the_committed_digits_bundle_is_what_the_recipe_declares() -> None:
     assert [valid_certificate(bundle.manifest, model) is not None for model in bundle.manifest.edge] == [True] * 3
 
 
-def test_a_bundle_is_replaced_only_by_force(digits: BundleSpec, tmp_path: Path) -> None:
+def test_bundle_is_replaced_only_with_force(digits: BundleSpec, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     create_bundle(digits, out)
     with pytest.raises(ConfigError, match="--force"):
@@ -99,7 +99,7 @@ def test_a_bundle_is_replaced_only_by_force(digits: BundleSpec, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_force_never_replaces_what_is_not_a_bundle(digits: BundleSpec, tmp_path: Path) -> None:
+def test_force_never_replaces_other_folders(digits: BundleSpec, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="is not a bundle"):
@@ -107,14 +107,14 @@ def test_force_never_replaces_what_is_not_a_bundle(digits: BundleSpec, tmp_path:
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
-def test_a_link_is_not_followed(digits: BundleSpec, tmp_path: Path) -> None:
+def test_symlink_is_not_followed(digits: BundleSpec, tmp_path: Path) -> None:
     create_bundle(digits, tmp_path / "bundle")
     (tmp_path / "link").symlink_to(tmp_path / "bundle")
     with pytest.raises(ConfigError, match="is a link"):
         create_bundle(digits, tmp_path / "link", force=True)
 
 
-def test_a_failure_leaves_the_old_bundle_and_nothing_else(digits: BundleSpec, tmp_path: Path) -> None:
+def test_failure_leaves_only_the_old_bundle(digits: BundleSpec, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     create_bundle(digits, out)
     with pytest.raises(ConfigError):
@@ -123,7 +123,7 @@ def test_a_failure_leaves_the_old_bundle_and_nothing_else(digits: BundleSpec, tm
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_a_rename_that_fails_puts_the_old_bundle_back(
+def test_failed_rename_restores_the_old_bundle(
     digits: BundleSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "bundle"
@@ -142,7 +142,7 @@ def test_a_rename_that_fails_puts_the_old_bundle_back(
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
-def test_the_policy_can_be_chosen_on_the_finished_files(digits: BundleSpec, tmp_path: Path) -> None:
+def test_policy_is_chosen_on_the_finished_files(digits: BundleSpec, tmp_path: Path) -> None:
     def choose(staged: Bundle) -> Policy:
         load_edge(staged, _OPTIONS).close()
         assert not (tmp_path / "bundle").exists()
@@ -152,14 +152,14 @@ def test_the_policy_can_be_chosen_on_the_finished_files(digits: BundleSpec, tmp_
     assert made.manifest.policy == Policy(threshold=0.25)
 
 
-def test_without_decode_the_input_is_the_models_own(tmp_path: Path) -> None:
+def test_input_without_decode_is_that_of_the_model(tmp_path: Path) -> None:
     file = linear_model(tmp_path / "m.onnx", pixels=6, classes=3)
     made = create_bundle(_bare(file, 3), tmp_path / "out")
     assert made.manifest.input == InputSpec(name="image", datatype="FP32", shape=(-1, 6))
     assert [model.id for model in made.manifest.models] == ["edge"]
 
 
-def test_graphs_travel_in_the_bundle_and_run(tmp_path: Path) -> None:
+def test_graphs_are_copied_and_run(tmp_path: Path) -> None:
     file = linear_model(tmp_path / "m.onnx", pixels=6, classes=3)
     turn, column = reversing_graph(tmp_path / "turn.onnx", 3), first_column_graph(tmp_path / "column.onnx", 3)
     plain = create_bundle(_bare(file, 3), tmp_path / "plain")
@@ -181,7 +181,9 @@ def test_graphs_travel_in_the_bundle_and_run(tmp_path: Path) -> None:
         (100, 10, "softmax", "100 outputs and there are 10 labels: give the labels of this model"),
     ],
 )
-def test_classes_and_labels_that_differ(tmp_path: Path, outputs: int, labels: int, postprocess: str, said: str) -> None:
+def test_different_numbers_of_classes_and_labels_are_refused(
+    tmp_path: Path, outputs: int, labels: int, postprocess: str, said: str
+) -> None:
     file = linear_model(tmp_path / "mine.onnx", pixels=4, classes=outputs)
     with pytest.raises(ConfigError) as caught:
         create_bundle(_bare(file, labels, postprocess), tmp_path / "out")
@@ -190,13 +192,13 @@ def test_classes_and_labels_that_differ(tmp_path: Path, outputs: int, labels: in
     assert not (tmp_path / "out").exists()
 
 
-def test_processing_that_does_not_fit_the_model(digits: BundleSpec, tmp_path: Path) -> None:
+def test_steps_that_do_not_fit_the_model_are_refused(digits: BundleSpec, tmp_path: Path) -> None:
     wrong = replace(_model("edge.onnx"), preprocess=parse_preprocess("decode:L,resize:9x8,scale"))
     with pytest.raises(ConfigError, match=r"edge\.onnx: .*\[8, 9, 1\].*\[8, 8, 1\]"):
         create_bundle(replace(digits, edge=(wrong,)), tmp_path / "out")
 
 
-def test_logits_without_softmax_are_noticed(tmp_path: Path) -> None:
+def test_logits_without_softmax_give_a_warning(tmp_path: Path) -> None:
     said: list[str] = []
     create_bundle(
         _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3, ""), tmp_path / "out", warn=said.append
@@ -206,7 +208,7 @@ def test_logits_without_softmax_are_noticed(tmp_path: Path) -> None:
     assert "add softmax" in said[0]
 
 
-def test_a_second_softmax_is_noticed(tmp_path: Path) -> None:
+def test_second_softmax_gives_a_warning(tmp_path: Path) -> None:
     said: list[str] = []
     file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=True)
     create_bundle(_bare(file, 3), tmp_path / "out", warn=said.append)
@@ -214,7 +216,7 @@ def test_a_second_softmax_is_noticed(tmp_path: Path) -> None:
     assert "drop softmax" in said[0]
 
 
-def test_a_background_class_that_counts_is_noticed(tmp_path: Path) -> None:
+def test_background_class_gives_a_warning(tmp_path: Path) -> None:
     said: list[str] = []
     spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3)
     create_bundle(replace(spec, labels=("background", "cat", "dog")), tmp_path / "out", warn=said.append)
@@ -222,7 +224,7 @@ def test_a_background_class_that_counts_is_noticed(tmp_path: Path) -> None:
     assert "label_offset:1" in said[0]
 
 
-def test_an_output_must_be_named_where_there_are_several(tmp_path: Path) -> None:
+def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, outputs=2)
     with pytest.raises(
         ConfigError, match=r"has 2 outputs, 'scores', 'scores_1'; name one of them as `output` in the recipe"
@@ -260,19 +262,21 @@ def test_an_output_must_be_named_where_there_are_several(tmp_path: Path) -> None
         ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx cannot be read"),
     ],
 )
-def test_mistakes_are_sentences(digits: BundleSpec, tmp_path: Path, change: dict[str, object], said: str) -> None:
+def test_invalid_specs_are_refused_in_one_sentence(
+    digits: BundleSpec, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         create_bundle(replace(digits, **change), tmp_path / "out")
     assert said in caught.value.message
 
 
-def test_the_runtime_follows_from_the_content(tmp_path: Path) -> None:
+def test_runtime_follows_from_the_content(tmp_path: Path) -> None:
     hidden = tmp_path / "model.bin"
     hidden.write_bytes((_DIGITS / "artefacts/edge.tflite").read_bytes())
     assert making.runtime_of(hidden) == "tflite"
 
 
-def test_labels_files(tmp_path: Path) -> None:
+def test_labels_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_text("background\ncat\n dog \n\n", encoding="utf-8")
     assert read_labels(file, skip=1) == ("cat", "dog")
@@ -286,7 +290,7 @@ def test_labels_files(tmp_path: Path) -> None:
         read_labels(tmp_path / "absent")
 
 
-def test_a_model_of_two_inputs_is_refused_before_it_is_described(tmp_path: Path) -> None:
+def test_model_with_two_inputs_is_refused(tmp_path: Path) -> None:
     file = two_inputs(tmp_path / "pair.onnx")
     with pytest.raises(ConfigError, match=r"Model 'edge' has 2 inputs, 'a', 'b'; a bundle feeds one"):
         create_bundle(_bare(file, 2, "", input="a"), tmp_path / "out")

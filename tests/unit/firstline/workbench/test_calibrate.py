@@ -17,7 +17,7 @@ _DIGITS = Path(__file__).parents[4] / "models/digits"
 
 
 @pytest.mark.parametrize("true_temperature", [0.4, 1.0, 3.0])
-def test_the_temperature_that_made_the_labels_is_found(true_temperature: float) -> None:
+def test_true_temperature_is_found(true_temperature: float) -> None:
     rng = np.random.default_rng(1)
     said = rng.dirichlet(np.full(5, 0.7), 20_000).astype(np.float32)
     honest = temper(said, true_temperature)
@@ -38,7 +38,7 @@ _same = 1e-6
 
 
 @given(st.lists(_samples, min_size=1, max_size=3), st.sampled_from([0.0, 0.1, 0.3, 0.5]))
-def test_the_threshold_is_the_smallest_that_meets_the_target(
+def test_threshold_is_the_smallest_that_meets_the_target(
     variants: list[list[tuple[float, bool]]], target: float
 ) -> None:
     def meets(threshold: float) -> bool:
@@ -61,14 +61,14 @@ def test_the_threshold_is_the_smallest_that_meets_the_target(
         assert min(abs(sure - found) for sure in known) > 2e-7  # no last bit decides
 
 
-def test_scores_that_are_no_numbers_are_not_kept() -> None:
+def test_nan_scores_are_not_accepted() -> None:
     scores, differs = [np.array([np.nan, 0.5], np.float32)], [np.array([True, False])]
     assert 0.499 < smallest_threshold(scores, differs, 0.0) < 0.5
     with pytest.raises(ConfigError, match="even the surest answers"):
         smallest_threshold([np.array([np.nan], np.float32)], [np.array([False])], 0.5)
 
 
-def test_the_digits() -> None:
+def test_digits_are_calibrated() -> None:
     bundle = open_bundle(_DIGITS / "bundle")
     images = open_dataset(_DIGITS / "calibration", 150)
     found = calibrate(bundle, images, target_disagreement=0.02)
@@ -89,6 +89,6 @@ def test_the_digits() -> None:
 
 
 @pytest.mark.parametrize("target", [-0.1, 1.0, float("nan")])
-def test_a_target_is_a_share(target: float) -> None:
+def test_target_out_of_range_is_refused(target: float) -> None:
     with pytest.raises(ConfigError, match="it is a share"):
         calibrate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "calibration"), target_disagreement=target)

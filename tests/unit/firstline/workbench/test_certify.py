@@ -1,6 +1,10 @@
+"""`firstline certify` on bundles, tables of scores and audits, and the contracts that it proves."""
+
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,24 @@ import pytest
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline_core.bundle.manifest import valid_certificate
+from firstline.cli.certificate_text import groups_text
+from firstline.cli.command import Report, print_report
+from firstline.cli.output import Output
+from firstline.workbench.certify import (
+    GroupsProof,
+    Terms,
+    certify_by,
+    certify_classes,
+    certify_stream_bundle,
+    policy_of,
+)
+from firstline.workbench.dataset import open_dataset, read_groups
+from firstline.workbench.evidence import Evidence
+from firstline_core.bundle.manifest import Score, encode_manifest, parse_manifest, valid_certificate
 from firstline_core.bundle.store import open_bundle
-from firstline_core.routing.certification import certify
+from firstline_core.errors import ConfigError
+from firstline_core.routing.certification import Proof, certify, start_shares, starts_at
+from firstline_core.routing.contracts import certify_stream, net_loss
 from firstline_core.routing.drift import histogram
 from firstline_edge.audits.records import key_of
 
@@ -30,7 +49,7 @@ def _table(rows: int, errors: int = 0) -> str:
     return "score,agree\n" + "".join(f"{0.9},{int(row >= errors)}\n" for row in range(rows))
 
 
-def test_the_contract_of_the_output(tmp_path: Path) -> None:
+def test_json_output_has_the_documented_fields(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     scores, agree = random.random(1000), random.random(1000) < 0.99
     file = tmp_path / "scores.csv"
@@ -46,7 +65,7 @@ def test_the_contract_of_the_output(tmp_path: Path) -> None:
     assert part["n"] == 800
 
 
-def test_what_is_not_certified_also_exits_0() -> None:
+def test_uncertified_result_exits_0() -> None:
     promise = ("--scores", "-", "--epsilon", 0.01, "--delta", 0.05)
     found = msgspec.json.decode(_run(*promise, "-o", "json", table=_table(100)).stdout)
     assert found == {
@@ -56,18 +75,18 @@ def test_what_is_not_certified_also_exits_0() -> None:
     assert "Certified on 299 rows" in _run(*promise, table="\ufeff" + _table(299)).stdout
 
 
-def test_a_spreadsheets_table_with_its_mark_quotes_and_line_ends() -> None:
+def test_spreadsheet_table_is_read() -> None:
     table = "\ufeff" + "\r\n".join(['"score","agree"', *['"0.9","1"'] * 299, ""])
     found = _run("--scores", "-", "--epsilon", 0.01, "--delta", 0.05, "-o", "json", table=table)
     assert msgspec.json.decode(found.stdout)["certified"]
 
 
-def test_no_confidence_reads_100_percent() -> None:
+def test_confidence_never_reads_100_percent() -> None:
     text = _run("--scores", "-", "--epsilon", 0.05, "--delta", 1e-6, table=_table(999)).stdout
     assert "with confidence 99.9999 %" in text
 
 
-def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
+def test_table_can_have_weights() -> None:
     promise = ("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, "-o", "json")
     rows = [(0.9, 1, 4.0)] * 300 + [(0.5, 0, 2.0)] * 100
     table = "score,agree,weight,kept\n" + "".join(f"{score},{agree},{weight},1\n" for score, agree, weight in rows)
@@ -96,13 +115,13 @@ def test_a_table_may_say_how_often_its_rows_were_drawn() -> None:
         (b"score,agree\n\xff,1\n", "standard input is not CSV in UTF-8"),
     ],
 )
-def test_a_bad_table_gets_a_sentence_with_its_line(table: str | bytes, says: str) -> None:
+def test_invalid_table_is_reported_with_its_line(table: str | bytes, says: str) -> None:
     result = _run("--scores", "-", "--epsilon", 0.05, "--delta", 0.05, table=table, code=2)
     assert says in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_bad_arguments_get_a_sentence(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_in_one_sentence(tmp_path: Path) -> None:
     assert "cannot be read" in _run("--scores", tmp_path / "no", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     assert "UTF-8" in _run("--scores", tmp_path / "bytes", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
@@ -111,7 +130,7 @@ def test_bad_arguments_get_a_sentence(tmp_path: Path) -> None:
         assert "must be above 0 and below 1" in _run(*promise, table=_table(9), code=2).stderr
 
 
-def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
+def test_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.02, "--out", out, "-o", "json").stdout)
     assert list(found)[:6] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed"]
@@ -145,7 +164,7 @@ def test_a_bundle_gets_the_certificate_of_its_variant(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["certified"]
 
 
-def test_a_part_set_aside_chooses_the_score_and_the_bundle_carries_it(tmp_path: Path) -> None:
+def test_selection_rows_choose_the_score_of_the_bundle(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     _run(*_BUNDLE, "--epsilon", 0.1, "--out", first, "--edge", "edge-tflite-int8")
     chosen = (first, *_BUNDLE[1:], "--epsilon", 0.1, "--select", 0.5, "--edge", "edge-onnx")
@@ -171,7 +190,7 @@ def test_a_part_set_aside_chooses_the_score_and_the_bundle_carries_it(tmp_path: 
     assert [valid_certificate(manifest, model) is not None for model in manifest.edge] == [True, False, True]
 
 
-def test_a_score_by_name_and_what_audits_test_of_harm(tmp_path: Path) -> None:
+def test_named_score_and_audit_bound_of_harm(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     _run(*_BUNDLE, "--epsilon", 0.1, "--loss", "harm", "--score", "energy", "--out", out)
     found = open_bundle(out).manifest
@@ -185,7 +204,7 @@ def test_a_score_by_name_and_what_audits_test_of_harm(tmp_path: Path) -> None:
     assert "energy of the logits" in CliRunner().invoke(app, ["bundle", "verify", str(out)]).stdout
 
 
-def test_without_scikit_learn_the_best_of_the_others_is_taken_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     chosen = (*_BUNDLE, "--epsilon", 0.1, "--select", 0.5)
     result = _run(*chosen, "-o", "json")
@@ -195,7 +214,7 @@ def test_without_scikit_learn_the_best_of_the_others_is_taken_and_it_says_so(mon
     assert "no score was learned" not in _run(*chosen, "--score", "margin").stderr
 
 
-def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> None:
+def test_evaluate_and_inspect_show_the_certified_threshold(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     found = msgspec.json.decode(_run(*_BUNDLE, "--epsilon", 0.03, "--out", out, "-o", "json").stdout)
     figures = CliRunner().invoke(app, ["evaluate", str(out), "--data", str(_DIGITS / "heldout"), "-o", "json"])
@@ -205,7 +224,7 @@ def test_evaluate_and_inspect_know_the_certified_threshold(tmp_path: Path) -> No
     assert "is certified at" in CliRunner().invoke(app, ["bundle", "inspect", str(out)]).stdout
 
 
-def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: Path) -> None:
+def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     _run(*_BUNDLE, "--epsilon", 0.05, "--out", first)
     manifest = open_bundle(first).manifest
@@ -236,7 +255,7 @@ def test_what_a_device_audited_certifies_its_bundle_anew_and_no_other(tmp_path: 
     assert "go with a bundle and --data" in _run(*field, "--loss", "harm", table=table, code=2).stderr
 
 
-def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
+def test_no_bundle_is_written_without_a_proof(tmp_path: Path) -> None:
     out = tmp_path / "certified"
     result = _run(*_BUNDLE, "--epsilon", 0.001, "--out", out)
     assert "Not certified on 599 rows" in result.stdout and "No bundle was written." in result.stdout
@@ -246,7 +265,7 @@ def test_without_proof_no_bundle_is_written(tmp_path: Path) -> None:
     assert found["n_needed"] > 0
 
 
-def test_a_bundle_that_does_not_do_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_bundle_options_are_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def says(*arguments: object) -> str:
         return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
 
@@ -277,3 +296,174 @@ def test_agreement_needs_no_labels(tmp_path: Path) -> None:
     assert (
         "labels.csv cannot be read" in _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2).stderr
     )
+
+
+_OPENED = open_bundle(_DIGITS / "bundle")
+
+
+@pytest.fixture(scope="module")
+def rows() -> Evidence:
+    """An edge that is often wrong of classes from seven on, and else the more seldom the higher its score."""
+    random = np.random.default_rng(3)
+    full = random.integers(0, 10, 6000)
+    scores = random.random(6000)
+    wrong = random.random(6000) < np.where(full >= 7, 0.5, 0.2 * (1 - scores) ** 2)
+    edge = np.where(wrong, (full + random.integers(1, 3, 6000)) % 10, full)
+    truth = np.where(random.random(6000) < 0.03, (full + 5) % 10, full)
+    return Evidence(_OPENED.manifest.edge[0], np.eye(10, dtype=np.float32)[edge], None, scores, full, truth)
+
+
+@pytest.mark.parametrize("select", [0.0, 0.3])
+def test_each_class_is_certified_on_its_own_rows(rows: Evidence, select: float) -> None:
+    terms = Terms(epsilon=0.08, delta=0.1, score="bundle", seed=2, select_fraction=select)
+    found = certify_classes(_OPENED, rows, terms)
+    labels, proof = _OPENED.manifest.labels, found.proof
+    assert isinstance(proof, GroupsProof) and set(proof.groups) == set(labels)
+    rest = found.selection.rest
+    assert len(rest) == 6000 * (1 - select)
+    part = np.setdiff1d(np.arange(6000), rest)
+    for at, label in enumerate(labels):
+        mine, placing = rest[rows.edge[rest] == at], part[rows.edge[part] == at]
+        losses = (rows.edge != rows.full)[mine]
+        starts = starts_at(rows.scores[placing], start_shares(len(mine))) if select else None
+        assert proof.groups[label] == certify(rows.scores[mine], losses, 0.08, 0.1 / 10, starts=starts, seed=2)
+    assert not proof.groups["nine"].certified and proof.groups["three"].certified
+
+    certificate = found.certificate
+    assert certificate is not None
+    thresholds = {label: group.threshold for label, group in proof.groups.items()}
+    assert {label: group.threshold for label, group in certificate.groups.items()} == thresholds
+    assert certificate.threshold == min(limit for limit in thresholds.values() if limit is not None)
+    assert certificate.risk_upper == max(group.risk_upper or 0 for group in proof.groups.values()) <= 0.08
+    assert certificate.n == sum(group.n for group in proof.groups.values()) == len(rest)
+    limits = [thresholds[labels[at]] for at in rows.edge[rest]]
+    kept = [limit is not None and sure >= limit for sure, limit in zip(rows.scores[rest], limits, strict=True)]
+    assert certificate.kept == pytest.approx(np.mean(kept))
+    assert certificate.audit_epsilon == 0.08
+    assert certificate.threshold_for("nine") == np.inf
+    other = replace(found, selection=replace(found.selection, score=Score("entropy")))
+    strictest = max(limit for limit in thresholds.values() if limit is not None)
+    assert policy_of(_OPENED.manifest.policy, other).threshold == strictest  # of classes without a certificate
+    model = msgspec.structs.replace(_OPENED.manifest.edge[0], certificate=certificate)
+    manifest = msgspec.structs.replace(_OPENED.manifest, edge=(model,))
+    assert parse_manifest(encode_manifest(manifest)) == manifest
+
+
+def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> None:
+    certificate = certify_classes(_OPENED, rows, Terms(0.08, 0.1, "harm", "bundle", select_fraction=0)).certificate
+    assert certificate is not None and certificate.audit_epsilon is not None
+    kept = [
+        sure >= certificate.threshold_for(_OPENED.manifest.labels[at])
+        for sure, at in zip(rows.scores, rows.edge, strict=True)
+    ]
+    assert (rows.edge != rows.full)[kept].mean() < certificate.audit_epsilon < 0.1
+
+
+def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
+    found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, score="bundle", seed=1, select_fraction=0))
+    costs = net_loss(rows.edge == rows.truth, rows.full == rows.truth)
+    expected = certify_stream(rows.scores, costs, 0.03, 0.05, seed=1)
+    certificate = found.certificate
+    assert certificate is not None and expected.certified
+    assert (certificate.contract, certificate.threshold, certificate.kept, certificate.risk_upper) == (
+        "stream", expected.threshold, expected.kept, expected.given_up_upper,
+    )  # fmt: skip
+    assert (
+        certificate.promise
+        == "the tiered accuracy is at most 3 percentage points below the full model's, with confidence 95 %"
+    )
+    assert certificate.audit_epsilon is None  # audits see no labels
+    assert certificate.histogram is not None
+
+
+def test_selection_rows_place_the_thresholds_of_the_stream(rows: Evidence) -> None:
+    found = certify_stream_bundle(_OPENED, rows, Terms(0.03, 0.05, seed=1))
+    assert (found.selection.used, found.proof.n) == (600, 5400)
+    certificate = found.certificate
+    assert certificate is not None and certificate.score_digest == found.selection.score.digest
+
+
+def test_too_few_rows_of_a_stream_are_counted(rows: Evidence) -> None:
+    few = Evidence(rows.variant, rows.probabilities[:50], None, rows.scores[:50], rows.full[:50], rows.full[:50])
+    found = certify_stream_bundle(_OPENED, few, Terms(0.02, 0.05))
+    assert found.certificate is None and not found.proof.certified
+    assert found.proof.n_needed > 100
+
+
+def test_known_groups_are_proved_separately(rows: Evidence) -> None:
+    sites = ["north" if at % 3 else "south" for at in range(6000)]
+    proof = certify_by(_OPENED, rows, sites, "group", Terms(0.3, 0.1, score="bundle", select_fraction=0)).proof
+    assert isinstance(proof, GroupsProof)
+    assert list(proof.groups) == ["north", "south"] and proof.certified and proof.n == 6000
+    assert {site: group.n for site, group in proof.groups.items()} == {"north": 4000, "south": 2000}
+
+
+def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
+    dataset = open_dataset(_DIGITS / "heldout", 4)
+    names, file = [sample.file for sample in dataset.samples], tmp_path / "groups.csv"
+    file.write_text(
+        "group,file\n" + "".join(f"site {at % 2},{name}\n" for at, name in enumerate(names)) + "a,other.png\n"
+    )
+    assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
+    for text, says in (
+        ("file,site\n", "has no column group"),
+        (f"file,group\n{names[0]},\n", ":2 needs both"),
+        (f"file,group\n{names[0]},a\n{names[0]},b\n", ":3 puts .* into a second group"),
+        (f"file,group\n{names[0]},a\n", f"no group for '{names[1]}' and 2 other"),
+        ('file,group\n"a,b\n', "is not a CSV file"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            read_groups(file, dataset)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_groups(tmp_path / "none", dataset)
+
+
+def test_command_certifies_a_stream(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = _run(*_BUNDLE, "--epsilon", 0.02, "--contract", "stream", "--out", out).stdout
+    assert (
+        "the tiered accuracy is at most 2 percentage points below the full model's, with confidence 90 %, when" in text
+    )
+    evaluated = CliRunner().invoke(app, ["evaluate", str(out), *map(str, _BUNDLE[1:3]), "-o", "json"])
+    (variant,) = json.loads(evaluated.stdout)["variants"]
+    certificate = open_bundle(out).manifest.edge[0].certificate
+    assert certificate is not None
+    assert (variant["threshold"], variant["tiered"]["edge_share"], variant["by"]) == (
+        certificate.threshold,
+        certificate.kept,
+        "",
+    )
+
+
+def test_command_reports_each_class_and_group(tmp_path: Path) -> None:
+    found = json.loads(_run(*_BUNDLE, "--epsilon", 0.05, "--by", "class", "-o", "json").stdout)
+    assert list(found)[:8] == ["certified", "threshold", "kept", "risk_upper", "n", "n_needed", "by", "groups"]
+    assert found["by"] == "class" and found["groups"]["one"]["n_needed"] >= found["n_needed"] > 0
+    file = tmp_path / "groups.csv"
+    names = [sample.file for sample in open_dataset(_DIGITS / "heldout").samples]
+    file.write_text("file,group\n" + "".join(f"{name},{'ab'[at % 2]}\n" for at, name in enumerate(names)))
+    text = _run(*_BUNDLE, "--epsilon", 0.08, "--groups", file).stdout
+    assert "Certified 2 of 2 by group on 599 rows" in text and "\n a " in text
+
+
+def test_only_twenty_unproved_groups_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {f"class-{at}": Proof(False, None, 0.0, None, 1, 500 - at) for at in range(467)}
+    groups["good"] = Proof(True, 0.5, 1.0, 0.04, 99, 0)
+    proof = GroupsProof(True, 0.5, 0.1, 0.04, 566, 0, by="class", groups=groups)
+    print_report(Report(proof, groups_text(proof)), Output.TEXT)
+    text = capsys.readouterr().out
+    assert text.count("\n class-") == 20 and "class-466 " in text and "\n good" in text
+    assert "Nothing is proved of 447 more" in text
+
+
+def test_incompatible_contract_options_are_refused(tmp_path: Path) -> None:
+    for arguments, says in (
+        (("--contract", "stream", "--by", "class"), "about all answers together"),
+        (("--contract", "stream", "--loss", "harm"), "about all answers together"),
+        (("--by", "class", "--groups", tmp_path / "g"), "name one of them"),
+        (("--groups", tmp_path / "g", "--out", tmp_path / "x"), "a device does not know the group of an input"),
+    ):
+        assert says in _run(*_BUNDLE, "--epsilon", 0.05, *arguments, code=2).stderr
+    table = ["certify", "--scores", "-", "--epsilon", "0.1", "--delta", "0.1", "--by", "class"]
+    assert "go with a bundle" in CliRunner().invoke(app, table).stderr

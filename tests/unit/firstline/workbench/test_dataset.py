@@ -19,7 +19,7 @@ def _folder(tmp_path: Path, labels: str, images: dict[str, bytes]) -> Path:
     return tmp_path
 
 
-def test_a_folder_of_images(tmp_path: Path) -> None:
+def test_folder_of_images_is_read(tmp_path: Path) -> None:
     folder = _folder(tmp_path, 'file,wnid,label,name\na.png,n1,0,"cat, tabby"\nb/c.png,n2,1,dog\n',
                      {"a.png": b"first", "b/c.png": b"second"})  # fmt: skip
     found = open_dataset(folder)
@@ -27,7 +27,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert found.samples[0].name == "cat, tabby"
 
 
-def test_the_digest_is_of_images_and_labels(tmp_path: Path) -> None:
+def test_digest_covers_images_and_labels(tmp_path: Path) -> None:
     images = {"a.png": b"first", "b.png": b"second"}
     first = open_dataset(_folder(tmp_path / "first", "file,label\na.png,0\nb.png,1\n", images)).digest()
     renamed = {"x.png": b"first", "y.png": b"second"}
@@ -43,7 +43,7 @@ def test_the_digest_is_of_images_and_labels(tmp_path: Path) -> None:
     assert len(found - {first}) == 4
 
 
-def test_an_archive_of_images(tmp_path: Path) -> None:
+def test_archive_of_images_is_read(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label\nx/1.png,3\n", {})
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         archive.writestr("x/1.png", b"zipped")
@@ -51,7 +51,7 @@ def test_an_archive_of_images(tmp_path: Path) -> None:
     assert list(open_dataset(folder).read()) == [(b"zipped", 3)]
 
 
-def test_a_limit_is_spread_over_the_file(tmp_path: Path) -> None:
+def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label\n" + "".join(f"{n}.png,{n}\n" for n in range(10)), {})
     assert [sample.label for sample in open_dataset(folder, limit=5).samples] == [0, 2, 4, 6, 8]
     assert len(open_dataset(folder, limit=99)) == 10
@@ -70,18 +70,18 @@ def test_a_limit_is_spread_over_the_file(tmp_path: Path) -> None:
         ("file,label\n,0\n", "names the file ''"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, labels: str, said: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, labels: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_dataset(_folder(tmp_path, labels, {}))
     assert said in caught.value.message
 
 
-def test_no_labels_csv(tmp_path: Path) -> None:
+def test_missing_labels_csv_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"labels\.csv \(columns file, label\) and images/ or images\.zip"):
         open_dataset(tmp_path)
 
 
-def test_no_images(tmp_path: Path) -> None:
+def test_missing_images_are_reported(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label\na.png,0\n", {})
     with pytest.raises(ConfigError, match=r"neither images/ nor images\.zip"):
         list(open_dataset(folder).read())
@@ -90,7 +90,7 @@ def test_no_images(tmp_path: Path) -> None:
         list(open_dataset(folder).read())
 
 
-def test_a_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
+def test_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label\na.png,0\nb.png,1\n", {"a.png": b"1"})
     with pytest.raises(ConfigError, match=r"labels\.csv:3 names 'b\.png', which is not in"):
         list(open_dataset(folder).read())
@@ -99,7 +99,7 @@ def test_a_missing_image_is_named_with_its_line(tmp_path: Path) -> None:
         list(open_dataset(folder).read())
 
 
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_bomb_is_refused_before_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "FILE_LIMIT_BYTES", 1000)
     folder = _folder(tmp_path, "file,label\na.png,0\n", {})
     with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -108,7 +108,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: py
         list(open_dataset(folder).read())
 
 
-def test_a_damaged_member_is_named(tmp_path: Path) -> None:
+def test_damaged_member_is_named(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label\na.png,0\n", {})
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         archive.writestr("a.png", b"unmistakable")
@@ -118,7 +118,7 @@ def test_a_damaged_member_is_named(tmp_path: Path) -> None:
         list(open_dataset(folder).read())
 
 
-def test_labels_are_compared_with_the_bundles(tmp_path: Path) -> None:
+def test_labels_are_compared_with_those_of_the_bundle(tmp_path: Path) -> None:
     found = open_dataset(_folder(tmp_path, "file,label,name\na.png,1,dog\n", {}))
     found.check_labels(("cat", "dog"))
     found.check_labels(("a cat", "a dog"))  # other words prove nothing
@@ -128,7 +128,7 @@ def test_labels_are_compared_with_the_bundles(tmp_path: Path) -> None:
         found.check_labels(("cat",))
 
 
-def test_where_labels_do_not_matter_they_may_be_absent(tmp_path: Path) -> None:
+def test_labels_are_optional_if_not_needed(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file\nb/c.png\n", {"a.png": b"first", "b/c.png": b"second", ".hidden": b""})
     assert list(open_dataset(folder, labelled=False).read()) == [(b"second", dataset.UNLABELLED)]
     with pytest.raises(ConfigError, match="no column label"):
@@ -142,7 +142,7 @@ def test_where_labels_do_not_matter_they_may_be_absent(tmp_path: Path) -> None:
         open_dataset(folder, labelled=False)
 
 
-def test_an_archive_without_labels_is_taken_whole(tmp_path: Path) -> None:
+def test_archive_without_labels_is_read_whole(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         archive.mkdir("x")
         archive.writestr("x/2.png", b"two")

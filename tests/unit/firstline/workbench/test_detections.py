@@ -29,7 +29,7 @@ def rows(files: tuple[Path, Path, Path], *, mean: bool = False) -> dict[int | st
     return {row.image_id: (round(row.score, 6), row.agree) for row in found}
 
 
-def test_every_image_that_was_asked_about_is_a_row(tmp_path: Path) -> None:
+def test_every_listed_image_is_a_row(tmp_path: Path) -> None:
     edge = [
         *(box(1, 0, 0, 10, 10, sure=0.8), box(1, 50, 50, 10, 10, sure=0.6)),
         box(2, 0, 0, 10, 10, sure=0.7),
@@ -49,7 +49,7 @@ def test_every_image_that_was_asked_about_is_a_row(tmp_path: Path) -> None:
     assert rows(files, mean=True) == expected | {1: (0.7, 1)}
 
 
-def test_the_table_is_certified(tmp_path: Path) -> None:
+def test_detection_table_can_be_certified(tmp_path: Path) -> None:
     """Made-up detectors: the edge's unsure boxes are misplaced, and where the threshold lies follows from that."""
     random = np.random.default_rng(4)
     sure = np.round(random.uniform(0.5, 1, 2000), 3)
@@ -84,12 +84,12 @@ GOOD = [box(1, 0, 0, 1, 1)]
         (GOOD * 1001, GOOD, [1], "edge.json has 1001 boxes .* at most 1000 are compared"),
     ],
 )
-def test_what_is_not_in_that_form_is_said_so(tmp_path: Path, edge: Any, full: Any, images: Any, says: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, edge: Any, full: Any, images: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         rows(written(tmp_path, edge, full, images))
 
 
-def test_a_deep_file_a_missing_one_and_a_share_out_of_range(tmp_path: Path) -> None:
+def test_deep_files_and_invalid_shares_are_refused(tmp_path: Path) -> None:
     edge, full, images = written(tmp_path, GOOD, GOOD, [1])
     edge.write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="not in COCO's form"):

@@ -21,7 +21,7 @@ from firstline_core.types import Tensor
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 
 
-def test_figures_are_those_of_the_parts() -> None:
+def test_figures_match_the_parts() -> None:
     """Against the same bundle run as one batch and counted in plain numpy."""
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 300)
     told: list[tuple[int, int]] = []
@@ -61,7 +61,7 @@ def test_figures_are_those_of_the_parts() -> None:
     assert tiered.latency_ms.p99 > variant.edge.latency_ms.p50
 
 
-def test_tiering_the_digits_loses_nothing() -> None:
+def test_tiered_digits_lose_no_accuracy() -> None:
     found = evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout"), variants=["all"])
     assert found.full is not None
     assert len(found.variants) == 3
@@ -71,7 +71,7 @@ def test_tiering_the_digits_loses_nothing() -> None:
         assert variant.tiered.accuracy >= found.full.accuracy - 0.005
 
 
-def test_a_variant_by_its_id() -> None:
+def test_variant_is_selected_by_id() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 5)
     found = evaluate(bundle, dataset, variants=["edge-tflite-int8"])
     assert [variant.edge.id for variant in found.variants] == ["edge-tflite-int8"]
@@ -79,7 +79,7 @@ def test_a_variant_by_its_id() -> None:
         evaluate(bundle, dataset, variants=["edge-fpga"])
 
 
-def test_an_image_that_is_none_is_named(tmp_path: Path) -> None:
+def test_invalid_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label\nletter.txt,0\n")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "letter.txt").write_text("Dear Sir")
@@ -87,14 +87,14 @@ def test_an_image_that_is_none_is_named(tmp_path: Path) -> None:
         evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(tmp_path))
 
 
-def test_a_bundle_without_images_says_so(tmp_path: Path) -> None:
+def test_bundle_without_image_input_is_refused(tmp_path: Path) -> None:
     model = ModelSpec(linear_model(tmp_path / "m.onnx", pixels=4, classes=10), postprocess=parse_postprocess("softmax"))
     bundle = create_bundle(BundleSpec("bare", 1, tuple("0123456789"), (model,)), tmp_path / "out")
     with pytest.raises(ConfigError, match="starts with decode"):
         evaluate(bundle, open_dataset(_DIGITS / "heldout", 5))
 
 
-def test_a_bundle_of_one_tier_has_figures_for_that_tier(tmp_path: Path) -> None:
+def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     dataset = open_dataset(_DIGITS / "heldout", 20)
     before, after = parse_preprocess("decode:L,resize:8x8,scale"), parse_postprocess("softmax")
     edge, full = (ModelSpec(_DIGITS / "artefacts" / file, before, after) for file in ("edge.onnx", "full.onnx"))

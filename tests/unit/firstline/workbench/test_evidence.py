@@ -52,7 +52,7 @@ class _Device(Client):
         return self.change(InferResponse(model, "1", (Tensor("probabilities", row),), answer=answer))
 
 
-def test_the_device_computes_and_its_score_counts() -> None:
+def test_scores_come_from_the_device() -> None:
     with _Device() as device:
         found = gather_from_agent(_BUNDLE, open_dataset(_DIGITS / "heldout", 3), device)
     assert found.variant is _EDGE
@@ -74,7 +74,7 @@ def test_the_device_computes_and_its_score_counts() -> None:
         ),
     ],
 )
-def test_an_answer_of_something_else_ends_it(change: Any, error: type[Exception], says: str) -> None:
+def test_answer_of_another_model_is_refused(change: Any, error: type[Exception], says: str) -> None:
     """A rollout may reach the device while it is asked."""
     with _Device(change) as device, pytest.raises(error, match=says):
         gather_from_agent(_BUNDLE, open_dataset(_DIGITS / "heldout", 1), device)
@@ -94,6 +94,6 @@ def test_an_answer_of_something_else_ends_it(change: Any, error: type[Exception]
         ({"models": [{"name": "digits", "version": "1", "edge": "x"}]}, ProtocolError, "another version"),
     ],
 )
-def test_a_device_says_what_it_runs(status: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_running_variant_is_read_from_the_status(status: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         running_variant(status, _BUNDLE.manifest, "http://device")

@@ -32,7 +32,7 @@ def rows_at(path: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
     return path
 
 
-def test_a_bundle_of_tensors_has_golden_answers_from_files_of_rows(spec: BundleSpec, tmp_path: Path) -> None:
+def test_golden_rows_are_read_from_npy_files(spec: BundleSpec, tmp_path: Path) -> None:
     rows = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     files = [rows_at(tmp_path / "a.npy", rows[:2]), rows_at(tmp_path / "b.npy", np.asfortranarray(rows[2:]))]
     made = create_bundle(spec, tmp_path / "bundle", golden=files)
@@ -58,7 +58,7 @@ def test_a_bundle_of_tensors_has_golden_answers_from_files_of_rows(spec: BundleS
         (np.zeros((LIMIT_BYTES // 20 + 1, 5), np.float32), "give at most"),
     ],
 )
-def test_rows_that_no_device_could_answer_are_refused(
+def test_rows_that_do_not_fit_are_refused(
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], fault: str, spec: BundleSpec, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=fault):
@@ -67,7 +67,7 @@ def test_rows_that_no_device_could_answer_are_refused(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"\x93NUMPY\x01\x00"])
-def test_another_file_is_no_rows(content: bytes, tmp_path: Path) -> None:
+def test_files_other_than_npy_are_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "rows.npy"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=r"is no \.npy file"):
@@ -81,7 +81,7 @@ def test_pickled_rows_are_not_loaded(tmp_path: Path) -> None:
         read_inputs([file], SPEC)
 
 
-def test_an_image_that_no_device_reads_is_refused(tmp_path: Path) -> None:
+def test_unreadable_golden_image_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     with file.open("wb") as stream:
         stream.truncate(LIMIT_BYTES + 1)
@@ -92,7 +92,7 @@ def test_an_image_that_no_device_reads_is_refused(tmp_path: Path) -> None:
     assert len(read_inputs([file], spec).inputs) == 1
 
 
-def test_images_come_from_a_folder_an_archive_or_a_data_folder(tmp_path: Path) -> None:
+def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
     spec = InputSpec("image", "BYTES", (-1,))
     images = tmp_path / "data" / "images"
     (images / "deep").mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_images_come_from_a_folder_an_archive_or_a_data_folder(tmp_path: Path) -
         read_inputs([tmp_path / "empty"], spec)
 
 
-def test_an_archive_of_more_than_a_device_reads_is_refused(tmp_path: Path) -> None:
+def test_too_large_archive_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "images.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
         for name in "ab":
@@ -123,7 +123,7 @@ def test_an_archive_of_more_than_a_device_reads_is_refused(tmp_path: Path) -> No
         read_inputs([archive], InputSpec("image", "BYTES", (-1,)))
 
 
-def test_answers_that_no_device_reads_are_refused(tmp_path: Path) -> None:
+def test_too_large_golden_answers_are_refused(tmp_path: Path) -> None:
     """Rows that are small enough by themselves, and too much in the form of the file."""
     file = linear_model(tmp_path / "edge.onnx", pixels=400_000, classes=2, softmax=True)
     spec = BundleSpec(name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),))

@@ -26,13 +26,13 @@ def _spec(file: Path, scale: str, labels: tuple[str, ...] = (), offset: str = ""
     return BundleSpec("tried", 1, labels or read_labels(_DIGITS / "labels.txt"), (model,))
 
 
-def test_the_step_that_fits_says_nothing(tmp_path: Path) -> None:
+def test_fitting_scale_step_gives_no_warning(tmp_path: Path) -> None:
     said: list[str] = []
     create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out", warn=said.append)
     assert said == []
 
 
-def test_pixels_that_would_mostly_be_clipped_are_refused(tmp_path: Path) -> None:
+def test_mostly_clipped_pixels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         create_bundle(_spec(_INT8, "decode:L,resize:8x8"), tmp_path / "out")
     assert caught.value.message == (
@@ -42,7 +42,7 @@ def test_pixels_that_would_mostly_be_clipped_are_refused(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_half_of_the_range_is_a_warning(tmp_path: Path) -> None:
+def test_half_used_range_gives_a_warning(tmp_path: Path) -> None:
     """Pixels in 0..1/2: nothing is lost that a run would show, and the model still sees too dark a picture."""
     said: list[str] = []
     create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:510"), tmp_path / "out", warn=said.append)
@@ -50,7 +50,7 @@ def test_half_of_the_range_is_a_warning(tmp_path: Path) -> None:
     assert "so they use 50% of it; add scale:0:255 instead of scale:mean=0:std=510." in sentence
 
 
-def test_verify_says_it_too(tmp_path: Path) -> None:
+def test_verify_reports_the_range_too(tmp_path: Path) -> None:
     made = create_bundle(_spec(_INT8, "decode:L,resize:8x8,scale:0:255"), tmp_path / "out")
 
     def verified(steps: str) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def test_verify_says_it_too(tmp_path: Path) -> None:
         ("tf2_mobilenet_v2_1.0_224_ptq", "resize:224x224", "add scale:127:127.5 to its preprocessing"),
     ],
 )
-def test_the_published_models(shared_data: Path, tmp_path: Path, file: str, steps: str, said: str) -> None:
+def test_published_models_fit_their_ranges(shared_data: Path, tmp_path: Path, file: str, steps: str, said: str) -> None:
     path = shared_data / "imagenet-cascade" / "models" / f"{file}.tflite"
     labels = tuple(str(n) for n in range(1000))
     warnings: list[str] = []

@@ -18,14 +18,14 @@ PLACES = st.lists(st.floats(0, 1), min_size=1, max_size=20).map(sorted)
 
 
 @given(PLACES)
-def test_names_are_spread_in_their_order_and_stay_within(places: list[float]) -> None:
+def test_names_keep_their_order_and_limits(places: list[float]) -> None:
     found = spread(places, 0.05)
     assert len(found) == len(places) and found[-1] <= 1 and found[0] >= -1e-9
     assert all(later - earlier >= 0.05 - 1e-9 for earlier, later in pairwise(found))
 
 
 @given(st.floats(0, 1))
-def test_a_name_with_room_stays(place: float) -> None:
+def test_name_with_enough_space_stays(place: float) -> None:
     assert spread([place], 0.05) == [place]
 
 

@@ -14,7 +14,7 @@ _DIGITS = Path(__file__).parents[4] / "models/digits/artefacts"
 
 
 @pytest.mark.parametrize(("file", "precision"), [("edge.tflite", "fp32"), ("edge_int8.tflite", "int8")])
-def test_tflite(file: str, precision: str) -> None:
+def test_tflite_precision_is_read(file: str, precision: str) -> None:
     assert precision_of(_DIGITS / file, "tflite") == precision
 
 
@@ -24,7 +24,7 @@ def test_onnx_counts_bytes_not_tensors() -> None:
     assert precision_of(_DIGITS / "edge.onnx", "onnx") == "fp32"
 
 
-def test_weights_that_are_nodes_count_too(tmp_path: Path) -> None:
+def test_constant_nodes_count_as_weights(tmp_path: Path) -> None:
     kernel = numpy_helper.from_array(np.zeros((40, 2), np.float32), "w")
     nodes = [helper.make_node("Constant", [], ["w"], value=kernel), helper.make_node("MatMul", ["x", "w"], ["y"])]
     ends = [
@@ -35,7 +35,7 @@ def test_weights_that_are_nodes_count_too(tmp_path: Path) -> None:
     assert weights_of(file, "onnx")["fp32"] >= kernel.ByteSize() - 10
 
 
-def test_a_broken_file_is_unknown_not_an_error(tmp_path: Path) -> None:
+def test_damaged_file_has_unknown_precision(tmp_path: Path) -> None:
     model = linear_model(tmp_path / "m.onnx", pixels=4, classes=2).read_bytes()
     flat = (_DIGITS / "edge.tflite").read_bytes()
     for length in (0, 1, 7, 30, 60):
@@ -45,7 +45,7 @@ def test_a_broken_file_is_unknown_not_an_error(tmp_path: Path) -> None:
         assert precision_of(tmp_path / "cut", "tflite") == "unknown"
 
 
-def test_weights_that_are_cut_off_do_not_count(tmp_path: Path) -> None:
+def test_truncated_weights_do_not_count(tmp_path: Path) -> None:
     """A tensor that claims more bytes than there are says nothing of the file."""
     # ModelProto.graph (7) of 4 bytes: GraphProto.initializer (5) that claims 100.
     (tmp_path / "cut.onnx").write_bytes(b"\x3a\x04\x2a\x64\x10\x01")

@@ -29,7 +29,7 @@ def measured() -> Measured:
     return measure(open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 200))
 
 
-def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None:
+def test_page_states_the_certificate_or_its_absence(measured: Measured) -> None:
     (edge,) = measured.edges
     bare = _replaced(edge, model=msgspec.structs.replace(edge.model, certificate=None))
     assert certificate_sentence(report_data(measured, bare)).startswith(
@@ -42,7 +42,7 @@ def test_it_says_what_is_certified_or_why_nothing_is(measured: Measured) -> None
         assert says in certificate_sentence(found)
 
 
-def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> None:
+def test_page_states_the_auroc(measured: Measured) -> None:
     """And of an edge model that never disagrees, that there is nothing to tell."""
     (edge,) = measured.edges
     assert measured.full is not None
@@ -57,24 +57,24 @@ def test_it_says_how_well_the_score_tells_disagreements(measured: Measured) -> N
     assert "AUROC" not in html("digits", "", [(report_data(_replaced(measured, full=None), edge), ())])
 
 
-def test_what_is_from_outside_cannot_write_html(measured: Measured) -> None:
+def test_external_text_is_escaped(measured: Measured) -> None:
     text = html("digits", "Measured on <script>alert(1)</script>.", [(report_data(measured, measured.edges[0]), ())])
     assert "<script" not in text and "&lt;script&gt;" in text
 
 
-def test_without_an_edge_model_there_is_nothing_to_draw(measured: Measured, tmp_path: Path) -> None:
+def test_bundle_without_edge_model_is_refused(measured: Measured, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to draw"):
         write_report(_replaced(measured, edges=()), tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "file" / "in")])
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = builtins.__import__
 
     def without(name: str, *arguments: Any, **named: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from firstline.workbench.report_data import curve, histograms, reliability, share
 
 
-def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
+def test_share_has_the_clopper_pearson_interval() -> None:
     """Against the tables: 5 of 50, and the two ends that have closed forms."""
     found = share(5, 50)
     assert (found.low, found.high) == pytest.approx((0.03327509, 0.21813537), abs=1e-7)
@@ -19,14 +19,14 @@ def test_a_share_has_the_interval_of_clopper_and_pearson() -> None:
     assert math.isnan(empty.value) and (empty.low, empty.high) == (0, 1)
 
 
-def test_an_interval_covers_the_true_share() -> None:
+def test_interval_covers_the_true_share() -> None:
     random = np.random.default_rng(0)
     times = np.bincount(random.binomial(60, 0.1, 400))
     covering = [(found := share(hits, 60)).low <= 0.1 <= found.high for hits in range(len(times))]
     assert times[~np.array(covering)].sum() <= 0.05 * 400
 
 
-def test_the_curve_is_what_each_threshold_gives() -> None:
+def test_curve_matches_each_threshold() -> None:
     """Against counting anew for every threshold, ties and a score that is none included."""
     random = np.random.default_rng(1)
     scores = np.round(random.random(200), 1)
@@ -48,14 +48,14 @@ def test_the_curve_is_what_each_threshold_gives() -> None:
     assert found.escalated[found.at(0.5)] <= 0.5 < found.escalated[found.at(0.5) - 1]
 
 
-def test_a_curve_without_scores_escalates_everything() -> None:
+def test_curve_without_scores_escalates_everything() -> None:
     right = np.array([True, False])
     found = curve(np.full(2, np.nan), right, ~right, right)
     assert found.escalated.tolist() == [1.0]
     assert found.accuracy.tolist() == [0.5]
 
 
-def test_what_means_what_it_says_has_no_error() -> None:
+def test_calibrated_probabilities_have_no_error() -> None:
     probabilities = np.repeat([0.25, 0.75, 1.0], [40, 40, 20])
     right = np.concatenate([np.arange(40) < 10, np.arange(40) < 30, np.ones(20, bool)])
     assert reliability(probabilities, right).error == pytest.approx(0)
@@ -66,7 +66,7 @@ def test_what_means_what_it_says_has_no_error() -> None:
     assert (only.right.hits, only.right.rows) == (6, 10)
 
 
-def test_the_error_is_weighted_by_rows() -> None:
+def test_calibration_error_is_weighted_by_rows() -> None:
     probabilities, right = np.array([0.1] * 30 + [0.9] * 10), np.array([True] * 40)
     assert reliability(probabilities, right).error == pytest.approx((30 * 0.9 + 10 * 0.1) / 40)
 

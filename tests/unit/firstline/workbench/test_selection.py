@@ -9,11 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline.workbench.selection import SELECT_FRACTION, SELECTS_FROM_ROWS, Selection, default_fraction, select
+from firstline.workbench.selection import (
+    LEARNED,
+    SELECT_FRACTION,
+    SELECTS_FROM_ROWS,
+    Selection,
+    choose_score,
+    default_fraction,
+    fit_logistic,
+    fit_value,
+    select,
+)
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certification import split
+from firstline_core.routing.policy import auroc, features, margin, score
+from firstline_core.storage.artefact import Artefact
 
 OWN = Score("max_probability", 1.5)
 
@@ -31,7 +43,7 @@ def decided(data: tuple[Any, Any, Any], **options: Any) -> Selection:
     return select(*data, own=OWN, own_scores=own_scores, **options)
 
 
-def test_small_data_is_all_for_the_certificate_and_the_bundles_own_score() -> None:
+def test_small_data_uses_all_rows_and_the_own_score() -> None:
     assert default_fraction(SELECTS_FROM_ROWS - 1) == 0
     assert default_fraction(SELECTS_FROM_ROWS) == SELECT_FRACTION
     found = decided(rows(SELECTS_FROM_ROWS - 1))
@@ -42,7 +54,7 @@ def test_small_data_is_all_for_the_certificate_and_the_bundles_own_score() -> No
 
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 1000))
-def test_rows_that_certify_decide_nothing(seed: int, noise: int) -> None:
+def test_certifying_rows_decide_nothing(seed: int, noise: int) -> None:
     data = rows(400, seed)
     found = decided(data, fraction=0.25, seed=seed)
     other = rows(400, noise + 10)
@@ -56,7 +68,7 @@ def test_rows_that_certify_decide_nothing(seed: int, noise: int) -> None:
     assert len(found.rest) == 300 and not set(found.rest) & set(part)
 
 
-def test_a_score_by_name_is_taken_with_the_fitted_temperature_and_the_bundles_as_it_is() -> None:
+def test_named_score_gets_the_fitted_temperature() -> None:
     data = rows(400)
     entropy = decided(data, fraction=0.5, name="entropy")
     assert entropy.score == Score("entropy", decided(data, fraction=0.5).score.temperature)
@@ -68,7 +80,7 @@ def test_a_score_by_name_is_taken_with_the_fitted_temperature_and_the_bundles_as
     assert decided(data, name="margin").score == Score("margin", OWN.temperature)
 
 
-def test_what_the_rows_cannot_give_is_said() -> None:
+def test_impossible_selections_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs the edge model's logits"):
         decided(rows(50), name="energy")
     with pytest.raises(ConfigError, match="no score graph"):
@@ -77,3 +89,75 @@ def test_what_the_rows_cannot_give_is_said() -> None:
         decided(rows(50), name="learned")
     with pytest.raises(ConfigError, match="above 0 and below 1"):
         decided(rows(50), fraction=1.0)
+
+
+def _answers(seed: int, n: int, worst_class: int | None = None) -> tuple[Any, Any]:
+    """Answers over four classes whose risk falls with the margin, and is high for one class whatever the margin."""
+    random = np.random.default_rng(seed)
+    logits = 3 * random.normal(size=(n, 4))
+    rows = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    risk = 0.4 * (1 - margin(rows)) + 0.4 * (rows.argmax(axis=1) == worst_class)
+    return np.round(rows * 256).astype(np.float32) / 256, random.random(n) < risk
+
+
+def test_logistic_score_matches_scikit_learn() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rows, losses = _answers(0, 500)
+    found = features(rows).astype(np.float64)
+    measures = found[:, :4]
+    found[:, :4] = (measures - measures.mean(axis=0)) / (measures.std(axis=0) + 1e-6)
+    reference = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(found, losses).predict_proba(found)[:, 0]
+    np.testing.assert_allclose(fit_logistic(rows, losses).score(rows), reference, atol=1e-5)
+
+
+def test_value_uses_the_model_of_disagreements() -> None:
+    """A dozen losses show nothing of the classes; the disagreements around them do."""
+    rng = np.random.default_rng(3)
+    areas = []
+    for seed in range(5):
+        rows, disagreements = _answers(seed, 4000, worst_class=2)
+        losses = disagreements & (rng.random(4000) < 0.1)
+        few, many = slice(0, 600), slice(600, None)
+        for learned in (
+            fit_value(rows[few], losses[few], disagreements[few]),
+            fit_logistic(rows[few], losses[few]),
+        ):
+            areas.append(auroc(learned.score(rows[many]), losses[many]))
+    leaning, alone = np.array(areas).reshape(-1, 2).T
+    assert leaning.mean() > alone.mean() + 0.005
+
+
+def test_learned_score_wins_if_the_class_matters() -> None:
+    choice = choose_score(*_answers(2, 600, worst_class=1))
+    assert choice.name == LEARNED
+    rows, losses = _answers(3, 4000, worst_class=1)
+    learned, plain = auroc(choice.score(rows), losses), auroc(margin(rows), losses)
+    assert learned is not None
+    assert plain is not None
+    assert learned > plain + 0.05
+
+
+def test_too_few_losses_select_the_margin() -> None:
+    rows, _ = _answers(4, 50)
+    choice = choose_score(rows, np.arange(50) < 3)
+    assert (choice.name, choice.learned, dict(choice.aurocs)) == ("margin", None, {})
+    np.testing.assert_array_equal(choice.score(rows), score("margin", rows))
+    with pytest.raises(ConfigError, match="only one kind"):
+        fit_logistic(rows, np.zeros(50, np.bool_))
+    own = Score("entropy", 2.0)
+    assert choose_score(rows, np.arange(50) < 3, own=(own, margin(rows))).declared == own
+
+
+def test_energy_and_own_graph_are_candidates() -> None:
+    rows, losses = _answers(5, 400)
+    graph = Score("graph", graph=Artefact("score.onnx", "a" * 64, 1))
+    oracle = 1.0 - losses.astype(np.float32)  # nothing beats the losses themselves
+    choice = choose_score(rows, losses, logits=np.log(np.maximum(rows, 1e-3)), own=(graph, oracle))
+    assert set(choice.aurocs) == {"margin", "max_probability", "entropy", "energy", "graph", "learned"}
+    assert (choice.declared, choice.aurocs["graph"]) == (graph, 1.0)
+
+
+def test_choice_states_the_compared_temperature() -> None:
+    rows, losses = _answers(6, 400)
+    assert choose_score(rows, losses, temperature=1.7).declared.temperature == 1.7

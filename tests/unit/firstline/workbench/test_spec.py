@@ -40,7 +40,7 @@ def _written(folder: Path, text: str) -> Path:
     return folder / "recipe.toml"
 
 
-def test_a_recipe_declares_everything(tmp_path: Path) -> None:
+def test_recipe_declares_every_field(tmp_path: Path) -> None:
     spec = read_recipe(_written(tmp_path, _RECIPE))
     assert (spec.name, spec.version, spec.labels) == ("cats", 3, ("cat", "dog"))
     small = spec.edge[0]
@@ -55,14 +55,14 @@ def test_a_recipe_declares_everything(tmp_path: Path) -> None:
     assert (spec.policy.score, spec.policy.temperature, spec.policy.threshold) == ("entropy", 1.5, 0.75)
 
 
-def test_files_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_recipe_paths_can_start_in_another_folder(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
     (models / "labels.txt").write_text("background\ncat\ndog\n")
     assert read_recipe(_written(tmp_path, _RECIPE), models).edge[0].file == models / "small.tflite"
 
 
-def test_a_score_may_be_a_graph(tmp_path: Path) -> None:
+def test_score_can_be_a_graph(tmp_path: Path) -> None:
     spec = read_recipe(_written(tmp_path, _RECIPE.replace('"entropy"', '"graph:score.onnx"')))
     assert spec.policy.score == tmp_path / "score.onnx"
 
@@ -78,14 +78,14 @@ def test_a_score_may_be_a_graph(tmp_path: Path) -> None:
         ("resize:8x8", "rezise:8x8", "did you mean 'resize'?"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, wrong: str, right: str, said: str) -> None:
+def test_invalid_recipes_are_refused(tmp_path: Path, wrong: str, right: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_recipe(_written(tmp_path, _RECIPE.replace(wrong, right)))
     assert said in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["imagenet-cascade", "cifar10-cascade"])
-def test_the_repositorys_recipes_are_read(tmp_path: Path, name: str) -> None:
+def test_recipes_of_the_repository_are_read(tmp_path: Path, name: str) -> None:
     for labels in ("labels.txt", "labels_1001.txt"):
         (tmp_path / labels).write_text("background\none\ntwo\n")
     assert read_recipe(Path(__file__).parents[4] / "models" / name / "recipe.toml", tmp_path).name == name

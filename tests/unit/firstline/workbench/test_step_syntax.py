@@ -9,7 +9,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import CenterCrop, Decode, Flatten, LabelOffset, Layout, Resize, Scale, Softmax
 
 
-def test_the_steps_of_an_image_classifier() -> None:
+def test_steps_of_an_image_classifier_are_parsed() -> None:
     text = "decode:RGB,center_crop:0.875,resize:224x192,scale:mean=127.5:std=64,layout:NCHW, flatten"
     assert parse_preprocess(text) == (
         Decode(mode="RGB"),
@@ -22,18 +22,18 @@ def test_the_steps_of_an_image_classifier() -> None:
     assert parse_postprocess("softmax,label_offset:2") == (Softmax(), LabelOffset(offset=2))
 
 
-def test_arguments_by_position_and_lists() -> None:
+def test_arguments_by_position_and_lists_are_parsed() -> None:
     assert parse_preprocess("scale:0.1/0.2/0.3:1/2/3") == (Scale(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0)),)
     assert parse_preprocess("resize:8:nearest") == (Resize(width=8, height=8, filter="nearest"),)
     assert parse_preprocess("decode,scale") == (Decode(), Scale(mean=(0.0,), std=(255.0,)))
 
 
-def test_nothing_is_no_steps() -> None:
+def test_empty_text_has_no_steps() -> None:
     assert parse_preprocess("") == ()
     assert parse_postprocess(" ") == ()
 
 
-def test_a_graph_is_a_file_relative_to_the_folder(tmp_path: Path) -> None:
+def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
     assert parse_preprocess("graph:a/b.onnx", tmp_path) == (tmp_path / "a/b.onnx",)
 
 
@@ -53,7 +53,7 @@ def test_a_graph_is_a_file_relative_to_the_folder(tmp_path: Path) -> None:
         ("graph:", "graph:FILE.onnx"),
     ],
 )
-def test_a_mistake_names_the_step_and_its_spelling(text: str, said: str) -> None:
+def test_invalid_step_is_named_with_its_spelling(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_preprocess(text)
     assert said in caught.value.message
