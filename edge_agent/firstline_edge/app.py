@@ -181,7 +181,7 @@ class EdgeAgent:
         if settings.adaptation.enabled:
             from firstline_edge.adaptation import loading  # most devices do not need to import it
 
-            load_ladder = partial(loading.load_ladder, options=loading.adaptation_options(settings))
+            load_ladder = partial(loading.load_ladder, settings=settings)
         self._hold = partial(
             hold,
             options=options,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.adaptation.controller import Controller, StepTiming
@@ -33,27 +32,6 @@ AT_REST = "profile, the device at rest included: what is beyond costs.watts_idle
 _LOADING_FACTOR = 1.5  # peak while loading, over the memory that a model keeps
 
 
-class AdaptationOptions(Struct, frozen=True, eq=False):
-    """How variants are held and chosen.
-
-    Attributes:
-        limits, timing: of each controller.
-        variants_limit: most variants of one bundle.
-        available_bytes: available memory now; None if unknown.
-        joules_per_core_s: stated energy of a busy core; 0 if not stated.
-        watts_idle: stated power of the idle device; 0 if not stated.
-        one_core: a run uses one core, so its time tells its energy; otherwise only a profile does.
-    """
-
-    limits: Limits
-    timing: StepTiming
-    variants_limit: int
-    available_bytes: Callable[[], float | None]
-    joules_per_core_s: float = 0.0
-    watts_idle: float = 0.0
-    one_core: bool = True
-
-
 def limits_of(settings: EdgeSettings) -> Limits:
     """Returns the guards' limits that the settings state."""
     section = settings.adaptation
@@ -66,27 +44,13 @@ def limits_of(settings: EdgeSettings) -> Limits:
     )
 
 
-def adaptation_options(settings: EdgeSettings) -> AdaptationOptions:
-    """Returns the options that the settings state."""
-    section, tree = settings.adaptation, Tree(Path(settings.hardware.root))
-    return AdaptationOptions(
-        limits_of(settings),
-        StepTiming(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s),
-        section.variants_limit,
-        lambda: measured(available_memory(tree)),
-        settings.costs.joules_per_core_second,
-        settings.costs.watts_idle,
-        one_core=settings.models.threads == 1,
-    )
-
-
 def load_ladder(
     bundle: Bundle,
     first: EdgeModel,
     load: Callable[[Model], EdgeModel],
     profile: Profile | None = None,
     *,
-    options: AdaptationOptions,
+    settings: EdgeSettings,
 ) -> DeviceModel:
     """Returns the bundle with all variants that are useful here.
 
@@ -97,16 +61,16 @@ def load_ladder(
         first: the preferred variant that loads, loaded.
         load: loads and measures another variant; blocks.
         profile: of the bundle on this machine, for the memory that loading needs; None if there is none.
-        options: limits, timing and costs.
+        settings: of the agent: limits, timing and stated costs.
 
     Returns:
         The best variant, with the others attached; alone if no other one is useful.
     """
-    edges = {first.loaded.model.id: first}
-    listed = list(bundle.manifest.edge)
+    edges, listed = {first.loaded.model.id: first}, list(bundle.manifest.edge)
+    section, limits, tree = settings.adaptation, limits_of(settings), Tree(Path(settings.hardware.root))
     for model in listed[listed.index(first.loaded.model) + 1 :]:  # those before it failed to load
-        available_bytes, needed_bytes = options.available_bytes(), loading_bytes(model, profile)
-        if available_bytes is not None and available_bytes < options.limits.memory_reserve_bytes + needed_bytes:
+        available_bytes, needed_bytes = measured(available_memory(tree)), loading_bytes(model, profile)
+        if available_bytes is not None and available_bytes < limits.memory_reserve_bytes + needed_bytes:
             log.warning("no memory for another variant", model=bundle.manifest.name, variant=model.id)
             continue
         try:
@@ -115,9 +79,9 @@ def load_ladder(
             log.warning("a variant does not run here", model=bundle.manifest.name, variant=model.id, error=str(error))
     certified = any(edge.certificate is not None for edge in edges.values())
     eligible = {variant: edge for variant, edge in edges.items() if edge.certificate is not None or not certified}
-    energy = _energy(eligible, options)
+    energy = _energy(eligible, settings)
     found = {variant: _rung(edge, energy.mj.get(variant), energy.source) for variant, edge in eligible.items()}
-    rungs = _limited(build_ladder(rung for rung, _ in found.values()), options.variants_limit)
+    rungs = _limited(build_ladder(rung for rung, _ in found.values()), section.variants_limit)
     if energy.source == AT_REST:  # it ranks variants, but is no price to compare with the link's
         rungs = tuple(replace(rung, energy_mj=None) for rung in rungs)
     kept = [edges.pop(rung.variant) for rung in rungs]
@@ -127,7 +91,8 @@ def load_ladder(
     if len(kept) == 1:
         return DeviceModel(bundle, kept[0])
     by_id = {model.id: model for model in listed}
-    controller = Controller(rungs, options.limits, options.timing)
+    timing = StepTiming(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
+    controller = Controller(rungs, limits, timing)
     sources = [found[rung.variant][1] for rung in rungs]
     variants = Variants(rungs, controller, lambda variant: load(by_id[variant]), sources)
     for at, edge in enumerate(kept):
@@ -143,11 +108,11 @@ class _Energy(NamedTuple):
     source: str
 
 
-def _energy(edges: Mapping[str, EdgeModel], options: AdaptationOptions) -> _Energy:
+def _energy(edges: Mapping[str, EdgeModel], settings: EdgeSettings) -> _Energy:
     """Beyond the idle device if that was measured for each variant, else as stated, else as measured in total."""
     total = {name: mj for name, edge in edges.items() if (mj := _total_mj(edge)) is not None}
-    above_idle = {name: mj for name, edge in edges.items() if (mj := _above_idle_mj(edge, options)) is not None}
-    stated = {name: mj for name, edge in edges.items() if (mj := _stated_mj(edge, options)) is not None}
+    above_idle = {name: mj for name, edge in edges.items() if (mj := _above_idle_mj(edge, settings)) is not None}
+    stated = {name: mj for name, edge in edges.items() if (mj := _stated_mj(edge, settings)) is not None}
     if above_idle and (len(above_idle) == len(edges) or not stated):
         return _Energy(above_idle, "profile")
     return _Energy(stated, "stated") if stated else _Energy(total, AT_REST)
@@ -157,15 +122,15 @@ def _total_mj(edge: EdgeModel) -> float | None:
     return measured(edge.profiled.energy_mj) if edge.profiled is not None else None
 
 
-def _above_idle_mj(edge: EdgeModel, options: AdaptationOptions) -> float | None:
+def _above_idle_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
     """Measured energy less the stated idle power, if the sensor measures the whole device.
 
     None if nothing is left: the stated figure is too high, or the sensor too coarse to see a run.
     """
     point, total_mj = edge.profiled, _total_mj(edge)
-    if point is None or total_mj is None or not options.watts_idle or _is_processor_counter(point.energy_mj):
+    if point is None or total_mj is None or not settings.costs.watts_idle or _is_processor_counter(point.energy_mj):
         return None
-    mj = total_mj - options.watts_idle * 1000 / point.offline_per_s
+    mj = total_mj - settings.costs.watts_idle * 1000 / point.offline_per_s
     return mj if mj > 0 else None
 
 
@@ -174,12 +139,12 @@ def _is_processor_counter(energy: Reading) -> bool:
     return isinstance(energy, Measured) and energy.source.endswith("energy_uj")
 
 
-def _stated_mj(edge: EdgeModel, options: AdaptationOptions) -> float | None:
+def _stated_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
     """By the costs stated here, else by those stated when it was profiled."""
     point = edge.profiled
-    busy_ms = point.processor_ms if point is not None else edge.row_ms if options.one_core else math.inf
-    if options.joules_per_core_s and math.isfinite(busy_ms):
-        return busy_ms * options.joules_per_core_s
+    busy_ms = point.processor_ms if point is not None else edge.row_ms if settings.models.threads == 1 else math.inf
+    if settings.costs.joules_per_core_second and math.isfinite(busy_ms):
+        return busy_ms * settings.costs.joules_per_core_second
     return point.energy_mj.value if point is not None and isinstance(point.energy_mj, Modelled) else None
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
@@ -18,7 +18,7 @@ from firstline_core.profile.point_process import PointProcess
 from firstline_core.profile.profile import Point, Profile, Refused
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.models import Models
-from firstline_edge.profiling.gate import Cause, Report
+from firstline_edge.profiling.gate import Gate, Report
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import device_profile_path
 
@@ -60,14 +60,6 @@ class Progress(NamedTuple):
 
 
 OnProgress = Callable[[Progress], Awaitable[None]]
-
-
-class Admission(Protocol):
-    """Decides when a point may be measured; `gate.Gate` implements it."""
-
-    async def admit(self, needed: Need, report: Report) -> str: ...
-
-    async def must_end(self, needed: Need) -> Cause: ...
 
 
 def order_of(settings: EdgeSettings, models: Models, request: DesiredProfile, *, has_http: bool) -> Order:
@@ -116,7 +108,7 @@ class Measured(NamedTuple):
     points: int
 
 
-async def measure_order(order: Order, on_progress: OnProgress, gate: Admission) -> Measured:
+async def measure_order(order: Order, on_progress: OnProgress, gate: Gate) -> Measured:
     """Measures what is missing.
 
     A point that has to end is measured once more when there is room; after the third time it is left out with the
@@ -149,7 +141,7 @@ async def measure_order(order: Order, on_progress: OnProgress, gate: Admission) 
     return Measured(session.profile, points)
 
 
-async def _measured(job: Job, needed: Need, gate: Admission, report: Report) -> Point | Refused | str:
+async def _measured(job: Job, needed: Need, gate: Gate, report: Report) -> Point | Refused | str:
     """Returns the result of a point, or why it is left out."""
     for _ in range(_TRIES):
         if why_not := await gate.admit(needed, report):

@@ -20,10 +20,11 @@ from firstline_edge.profiling.measuring import Order, Progress, measure_order
 OPTIONS = ProfileOptions(threads=(1,), batches=(1,), total_s=0.3)
 
 
-class Ending:
+class Ending(Gate):
     """Admits every point, and ends points as often as it is asked to."""
 
     def __init__(self, ends: int) -> None:
+        super().__init__(lambda: NOTHING_READ, Bounds(), SimulatedClock())
         self.ends = ends
         self.asked: list[str] = []
 
