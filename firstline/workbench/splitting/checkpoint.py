@@ -16,6 +16,7 @@ from firstline_core.types import Array
 _STEPS = 255
 _LEVEL = 1
 _HALF_MOST = float(np.finfo(np.float16).max)
+_FLOATS: dict[str, type[np.floating]] = {"fp32": np.float32, "fp16": np.float16}
 _EACH_BYTES = {"fp32": 4, "fp16": 2, "int8": 1, "native": 1}
 _SCALE_BYTES = 8  # the least value and the step, FP32 each
 
@@ -43,7 +44,18 @@ class Checkpoint(NamedTuple):
 
     def pack(self, values: Array) -> bytes:
         """Encodes an FP32 tensor."""
-        return zlib.compress(b"".join(self._parts(np.ascontiguousarray(values, np.float32))), _LEVEL)
+        values = np.ascontiguousarray(values, np.float32)
+        if self.form in _FLOATS:
+            bounded = np.clip(values, -_HALF_MOST, _HALF_MOST) if self.form == "fp16" else values
+            parts = [bounded.astype(_FLOATS[self.form])]
+        elif self.form == "native":
+            parts = [_codes(values, *self._native)]
+        else:
+            others = tuple(axis for axis in range(values.ndim) if axis != self.channel)
+            low = values.min(axis=others, keepdims=True)
+            step = (values.max(axis=others, keepdims=True) - low) / np.float32(_STEPS)
+            parts = [_codes(values, low, step), low, step]
+        return zlib.compress(b"".join(part.tobytes() for part in parts), _LEVEL)
 
     def unpack(self, content: bytes) -> Array:
         """Decodes the FP32 tensor.
@@ -51,12 +63,9 @@ class Checkpoint(NamedTuple):
         Raises:
             ProtocolError: the bytes are not of such a tensor.
         """
-        raw = self._inflated(content)
-        if self.form == "fp32":
-            return np.frombuffer(raw, np.float32).reshape(self.shape)
-        if self.form == "fp16":
-            return np.frombuffer(raw, np.float16).astype(np.float32).reshape(self.shape)
-        count = math.prod(self.shape)
+        raw, count = self._inflated(content), math.prod(self.shape)
+        if self.form in _FLOATS:
+            return np.frombuffer(raw, _FLOATS[self.form]).astype(np.float32).reshape(self.shape)
         codes = np.frombuffer(raw, np.uint8, count).astype(np.float32).reshape(self.shape)
         if self.form == "native":
             low, step = self._native
@@ -74,18 +83,6 @@ class Checkpoint(NamedTuple):
     def _native(self) -> tuple[np.float32, np.float32]:
         low, high = self.known
         return np.float32(low), np.float32((high - low) / _STEPS)
-
-    def _parts(self, values: NDArray[np.float32]) -> list[bytes]:
-        if self.form == "fp32":
-            return [values.tobytes()]
-        if self.form == "fp16":
-            return [np.clip(values, -_HALF_MOST, _HALF_MOST).astype(np.float16).tobytes()]
-        if self.form == "native":
-            return [_codes(values, *self._native).tobytes()]
-        others = tuple(axis for axis in range(values.ndim) if axis != self.channel)
-        low = values.min(axis=others, keepdims=True)
-        step = (values.max(axis=others, keepdims=True) - low) / np.float32(_STEPS)
-        return [_codes(values, low, step).tobytes(), low.tobytes(), step.tobytes()]
 
     def _inflated(self, content: bytes) -> bytes:
         inflater = zlib.decompressobj()

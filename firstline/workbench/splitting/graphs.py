@@ -56,13 +56,14 @@ def onnx_points(model: bytes, source: str, target: str) -> list[str]:
 
     Args:
         model: an ONNX file's content.
-        source: its input.
-        target: its output that counts.
+        source: its input; "" for the only one.
+        target: its output that counts; "" for the first.
 
     Raises:
         ConfigError: onnx is not installed, or the content is not an ONNX model.
     """
     graph = _inferred(model).graph
+    source, target = _ports(graph, source, target)
     typed = {one.name for one in graph.value_info}  # a tensor of unknown type cannot be an input
     nodes = [(_needs(node), [name for name in node.output if name]) for node in graph.node]
     return [name for name in lone_tensors(nodes, source, [target]) if name in typed]
@@ -74,8 +75,8 @@ def onnx_cut(model: bytes, tensor: str, source: str, target: str) -> tuple[bytes
     Args:
         model: an ONNX file's content.
         tensor: of `onnx_points`.
-        source: its input.
-        target: its output that counts.
+        source: its input; "" for the only one.
+        target: its output that counts; "" for the first.
 
     Returns:
         From `source` to `tensor`, and from there to `target`.
@@ -83,12 +84,18 @@ def onnx_cut(model: bytes, tensor: str, source: str, target: str) -> tuple[bytes
     Raises:
         ConfigError: onnx is not installed, or the model has no such tensor.
     """
-    extractor = _onnx().utils.Extractor(_inferred(model))
+    inferred = _inferred(model)
+    extractor, (source, target) = _onnx().utils.Extractor(inferred), _ports(inferred.graph, source, target)
     try:
         head, tail = extractor.extract_model([source], [tensor]), extractor.extract_model([tensor], [target])
     except ValueError as error:
         raise ConfigError(f"The model cannot be cut at '{tensor}': {error}.") from error
     return head.SerializeToString(), tail.SerializeToString()
+
+
+def _ports(graph: Any, source: str, target: str) -> tuple[str, str]:
+    weights = {tensor.name for tensor in graph.initializer}
+    return source or next(one.name for one in graph.input if one.name not in weights), target or graph.output[0].name
 
 
 def _needs(node: Any) -> list[str]:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firstline.workbench.dataset import UNLABELLED, Dataset
 from firstline.workbench.observe import Progress
@@ -136,7 +137,7 @@ def measure_splits(
         for done, (tensor, _, _) in enumerate(images, 1):
             _measure_row(whole, cuts, tensor, measurements)
             progress(done, len(images))
-    labels = [label for _, _, label in images]
+    labels = np.array([label for _, _, label in images])
     return Splits(
         bundle=bundle.manifest.name,
         version=bundle.manifest.version,
@@ -178,7 +179,7 @@ def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Hal
     model = full_of(bundle)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="firstline-split-")))
-        files = _cut(bundle, model, tensor, options)
+        files = _cut(bundle, model, tensor)
         loaded: list[Runtime] = []
         for name, content in zip(("head", "tail"), files, strict=True):
             path = folder / f"{name}.{model.runtime}"
@@ -225,16 +226,11 @@ def narrowest(sizes: dict[str, int]) -> list[str]:
     return kept[-_MOST:]
 
 
-def _cut(bundle: Bundle, model: Model, tensor: str, options: RuntimeOptions) -> tuple[bytes, bytes]:
+def _cut(bundle: Bundle, model: Model, tensor: str) -> tuple[bytes, bytes]:
     content = bundle.file(model.artefact).read_bytes()
     if model.runtime == "tflite":
         return tflite_cut(content, tensor)
-    whole = load_runtime(bundle.file(model.artefact), model.runtime, options)
-    try:
-        source, target = model.input or whole.inputs[0].name, model.output or whole.outputs[0].name
-    finally:
-        whole.close()
-    return onnx_cut(content, tensor, source, target)
+    return onnx_cut(content, tensor, model.input, model.output)
 
 
 def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, into: _Measurements) -> None:
@@ -251,7 +247,7 @@ def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], tensor: Tensor, int
             into.classes[key].append(int(answer.argmax()))
 
 
-def _cut_of(cut: Halves, found: _Measurements, labels: Sequence[int]) -> Cut:
+def _cut_of(cut: Halves, found: _Measurements, labels: NDArray[np.int64]) -> Cut:
     return Cut(
         cut.tensor,
         cut.shape,
@@ -261,10 +257,10 @@ def _cut_of(cut: Halves, found: _Measurements, labels: Sequence[int]) -> Cut:
     )
 
 
-def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: Sequence[int]) -> Form:
+def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: NDArray[np.int64]) -> Form:
     key = tensor, checkpoint.form
-    through, whole, truth = np.array(found.classes[key]), np.array(found.classes[()]), np.array(labels)
-    labelled = bool((truth != UNLABELLED).all())
+    through, whole = np.array(found.classes[key]), np.array(found.classes[()])
+    is_labelled = bool((labels != UNLABELLED).all())
     return Form(
         checkpoint.form,
         checkpoint.raw_bytes,
@@ -272,7 +268,7 @@ def _form(tensor: str, checkpoint: Checkpoint, found: _Measurements, labels: Seq
         found.median_ms("pack", *key),
         found.median_ms("unpack", *key),
         float((through != whole).mean()),
-        float(((whole == truth).astype(int) - (through == truth)).mean()) if labelled else None,
+        float(((whole == labels).astype(int) - (through == labels)).mean()) if is_labelled else None,
     )
 
 
